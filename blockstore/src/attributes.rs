@@ -1,0 +1,241 @@
+//! SETATTR, and the truncate in it.
+//!
+//! A truncate costs the same whatever it cuts off. Where the open layer has many entries behind
+//! the new end, it is frozen, and one HOLE run in a new layer hides them; collapse takes them
+//! away in the background.
+
+use bytes::Bytes;
+
+use crate::core::Core;
+use crate::data::read_committed;
+use crate::error::{Error, Result};
+use crate::file::{File, attributes_of};
+use crate::flush::{Below, Prepared, below, flush_locked, prepare, write_blocks};
+use crate::id::{InodeId, LayerId};
+use crate::mapping;
+use crate::reclaim;
+use crate::record::{Body, InodeRecord, LayerState, Run, Target};
+use crate::snapshot::open_layer;
+use crate::time::Timestamp;
+use crate::transaction::Transaction;
+use crate::types::{Change, FileKind, SetAttributes, SetTime};
+use crate::units::{BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, WINDOW_BLOCKS, block_of, blocks_in};
+
+/// Map entries, and blocks, that a truncate removes at once; beyond, it freezes the layer.
+const TRUNCATE_ENTRIES_MAX: u64 = 256;
+
+/// Permission bits that can be set.
+const MODE_MASK: u32 = 0o7777;
+
+/// Attributes that were asked for, checked.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Requested(SetAttributes);
+
+impl Requested {
+    pub(crate) fn new(set: &SetAttributes) -> Result<Self> {
+        match set.size_bytes {
+            Some(got) if got > FILE_BYTES_MAX => {
+                Err(Error::FileTooBig { got, limit: FILE_BYTES_MAX })
+            }
+            _ => Ok(Self(*set)),
+        }
+    }
+
+    pub(crate) const fn size_bytes(&self) -> Option<u64> {
+        self.0.size_bytes
+    }
+
+    /// Sets all but the size.
+    pub(crate) fn apply_to(&self, record: &mut InodeRecord, now: Timestamp) {
+        let time = |set: SetTime| match set {
+            SetTime::Now => now,
+            SetTime::To(at) => at,
+        };
+        record.mode = self.0.mode.map_or(record.mode, |mode| mode & MODE_MASK);
+        record.uid = self.0.uid.unwrap_or(record.uid);
+        record.gid = self.0.gid.unwrap_or(record.gid);
+        record.accessed_at = self.0.accessed_at.map_or(record.accessed_at, time);
+        record.modified_at = self.0.modified_at.map_or(record.modified_at, time);
+    }
+}
+
+pub(crate) fn set_in(
+    core: &Core,
+    inode: InodeId,
+    set: &SetAttributes,
+    guard: Option<Timestamp>,
+) -> Result<Change> {
+    let requested = Requested::new(set)?;
+    if core.inode(inode)?.kind() == FileKind::File {
+        return set_file(core, inode, requested, guard);
+    }
+    if requested.size_bytes().is_some() {
+        return Err(Error::WrongKind { what: format!("inode {inode}"), expected: "file" });
+    }
+    core.commit(move |txn| {
+        let mut record = txn.inode(inode)?;
+        let before = attributes_of(inode, &record);
+        check_guard(inode, before.changed_at, guard)?;
+        let now = txn.now();
+        requested.apply_to(&mut record, now);
+        record.changed_at = now;
+        txn.put_inode(inode, &record);
+        Ok(Change { before, after: attributes_of(inode, &record) })
+    })
+}
+
+fn check_guard(inode: InodeId, changed_at: Timestamp, guard: Option<Timestamp>) -> Result<()> {
+    match guard {
+        Some(expected) if expected != changed_at => {
+            Err(Error::NotSynchronized { inode: inode.get() })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn set_file(
+    core: &Core,
+    inode: InodeId,
+    requested: Requested,
+    guard: Option<Timestamp>,
+) -> Result<Change> {
+    let file = core.file(inode)?;
+    let _flush = file.flush.lock();
+    let before = file.state.read().attributes(inode);
+    check_guard(inode, before.changed_at, guard)?;
+    // What was written before is committed first, so that it cannot undo a size or a time that
+    // is set here.
+    flush_locked(core, &file)?;
+    let cut = match requested.size_bytes() {
+        Some(size_bytes) => Some(Cut::plan(core, &file, size_bytes)?),
+        None => None,
+    };
+    core.commit(move |txn| {
+        let mut record = txn.inode(inode)?;
+        let now = txn.now();
+        if let Some(cut) = cut {
+            cut.apply(txn, inode, &mut record)?;
+            record.modified_at = now;
+        }
+        requested.apply_to(&mut record, now);
+        record.changed_at = now;
+        txn.put_inode(inode, &record);
+        Ok(())
+    })?;
+    if let Some(size_bytes) = requested.size_bytes() {
+        drop_behind(core, &file, size_bytes);
+    }
+    let after = file.state.read().attributes(inode);
+    Ok(Change { before, after })
+}
+
+/// A change of size, with all that must be looked up before its transaction.
+struct Cut {
+    size_bytes: u64,
+    /// Visible blocks of data that it takes away.
+    used_gone: u64,
+    /// The block that the new end falls into, zeroed behind it.
+    tail: Vec<Prepared>,
+    below: Below,
+}
+
+impl Cut {
+    /// The caller holds the flush lock and has flushed.
+    fn plan(core: &Core, file: &File, size_bytes: u64) -> Result<Self> {
+        let (layer, old_bytes, used) = {
+            let state = file.state.read();
+            (state.layer()?, state.record.size_bytes, state.record.used_blocks)
+        };
+        let mut cut = Self { size_bytes, used_gone: 0, tail: Vec::new(), below: Below::new() };
+        if size_bytes >= old_bytes {
+            return Ok(cut);
+        }
+        let first = blocks_in(size_bytes);
+        cut.used_gone =
+            if first == 0 { used } else { used_behind(core, layer, first, blocks_in(old_bytes))? };
+        let inside = usize::try_from(size_bytes % BLOCK_BYTES_U64).unwrap_or(0);
+        if inside > 0 {
+            let block = block_of(size_bytes);
+            let mut bytes = read_committed(core, layer, block)?.to_vec();
+            bytes[inside..].fill(0);
+            debug_assert_eq!(bytes.len(), BLOCK_BYTES, "a block is whole");
+            cut.tail = prepare(core, vec![(block, Bytes::from(bytes))]);
+            cut.below = below(core, layer, &cut.tail)?;
+        }
+        Ok(cut)
+    }
+
+    fn apply(self, txn: &mut Transaction<'_>, inode: InodeId, record: &mut InodeRecord) -> Result<()> {
+        let old_end = blocks_in(record.size_bytes);
+        let first = blocks_in(self.size_bytes);
+        record.size_bytes = self.size_bytes;
+        write_blocks(txn, record, self.tail, &self.below)?;
+        if first < old_end {
+            hide(txn, inode, record, (first, old_end))?;
+            record.used_blocks = record.used_blocks.saturating_sub(self.used_gone);
+        }
+        Ok(())
+    }
+}
+
+/// Makes `[first, end)` of the file read as zeros.
+fn hide(
+    txn: &mut Transaction<'_>,
+    inode: InodeId,
+    record: &mut InodeRecord,
+    (first, end): (u64, u64),
+) -> Result<()> {
+    let Body::File { layer, .. } = &mut record.body else { return Ok(()) };
+    let mut open = txn.layer(*layer)?;
+    let hole = Run { first, count: end - first, target: Target::Hole };
+    if open.runs <= TRUNCATE_ENTRIES_MAX && open.blocks <= TRUNCATE_ENTRIES_MAX {
+        let taken = mapping::take(txn, *layer, (first, end))?;
+        mapping::release(txn, &taken)?;
+        return if open.parent.is_some() { mapping::place(txn, *layer, hole) } else { Ok(()) };
+    }
+    let frozen = *layer;
+    open.state = LayerState::Frozen;
+    open.children += 1;
+    txn.put_layer(frozen, &open);
+    *layer = txn.make_layer(&open_layer(inode, Some(frozen)));
+    mapping::place(txn, *layer, hole)?;
+    // It has no snapshot and one child: collapse takes away what the hole hides.
+    reclaim::layer_released(txn, frozen)
+}
+
+/// Visible blocks of data in `[first, end)`.
+fn used_behind(core: &Core, layer: LayerId, first: u64, end: u64) -> Result<u64> {
+    let chain = core.resolver.chain(layer)?;
+    let mut used = 0;
+    let mut window = first / WINDOW_BLOCKS;
+    while let Some(found) = core.resolver.next_owned(&chain, window)? {
+        let start = found * WINDOW_BLOCKS;
+        if start >= end {
+            break;
+        }
+        let resolved = core.resolver.window(layer, found)?;
+        let from = first.saturating_sub(start);
+        let parts = resolved.runs().iter().filter_map(|run| run.cut(from, WINDOW_BLOCKS));
+        used += parts.map(|part| part.count).sum::<u64>();
+        window = found + 1;
+    }
+    Ok(used)
+}
+
+/// Writes that came while the size was being set count as before it.
+fn drop_behind(core: &Core, file: &File, size_bytes: u64) {
+    let mut state = file.state.write();
+    let behind = state.dirty.split_off(&blocks_in(size_bytes));
+    core.files.sub_dirty(behind.len());
+    let inside = usize::try_from(size_bytes % BLOCK_BYTES_U64).unwrap_or(0);
+    if inside > 0
+        && let Some(tail) = state.dirty.get_mut(&block_of(size_bytes))
+    {
+        let mut bytes = tail.to_vec();
+        bytes[inside..].fill(0);
+        *tail = Bytes::from(bytes);
+    }
+    if let Some(pending) = &mut state.pending {
+        pending.size_bytes = size_bytes;
+    }
+}

@@ -1,0 +1,178 @@
+//! I1, I2, I3 and I6: counts, stored bytes, hashes, segments.
+
+use std::collections::{BTreeMap, HashMap};
+
+use super::layers::Maps;
+use super::{Findings, Tables, each, number};
+use crate::core::Core;
+use crate::error::Result;
+use crate::id::{ChunkId, ContentHash, SegmentId};
+use crate::kv::{Family, KvRead};
+use crate::record::{SegmentRecord, Target, decode_chunk, decode_count, key};
+use crate::segment_format::{Directory, restore_block};
+
+/// How often each chunk of a segment is named by the maps.
+type Named = BTreeMap<SegmentId, HashMap<u32, u64>>;
+
+pub(super) fn check(
+    core: &Core,
+    view: &dyn KvRead,
+    (tables, maps): (&Tables, &Maps),
+    (data, findings): (bool, &mut Findings),
+) -> Result<()> {
+    let named = named(maps);
+    findings.0.chunks = named.values().map(|s| u64::try_from(s.len()).unwrap_or(0)).sum();
+    findings.expect_equal(tables.counters.live_chunks, findings.0.chunks, || {
+        "I6: live chunks".to_owned()
+    });
+    counts(view, &named, findings)?;
+    let segments = segments(view, &named, findings)?;
+    hashes(core, view, &segments, findings)?;
+    for (segment, chunks) in &named {
+        stored(core, view, *segment, chunks, (data, findings))?;
+    }
+    Ok(())
+}
+
+fn named(maps: &Maps) -> Named {
+    let mut named = Named::new();
+    for run in maps.values().flat_map(BTreeMap::values) {
+        let Target::Chunks(first) = run.target else { continue };
+        for step in 0..run.count {
+            let chunk = first.plus(step);
+            let of_segment = named.entry(chunk.segment()).or_default();
+            *of_segment.entry(chunk.index()).or_insert(0) += 1;
+        }
+    }
+    named
+}
+
+fn times(named: &Named, chunk: ChunkId) -> u64 {
+    let of_segment = named.get(&chunk.segment());
+    of_segment.and_then(|chunks| chunks.get(&chunk.index())).copied().unwrap_or(0)
+}
+
+fn counts(view: &dyn KvRead, named: &Named, findings: &mut Findings) -> Result<()> {
+    let mut listed: HashMap<ChunkId, u64> = HashMap::new();
+    each(view, Family::Refs, |key, value| {
+        let chunk = decode_chunk(key)?;
+        let count = u64::from(decode_count(value)?);
+        findings.expect(count != 1, || format!("I1: chunk {chunk} has a stored count of 1"));
+        findings.expect_equal(count, times(named, chunk), || format!("I1: count of chunk {chunk}"));
+        listed.insert(chunk, count);
+        Ok(())
+    })?;
+    for (&segment, chunks) in named {
+        for (&index, &expected) in chunks {
+            let chunk = ChunkId::new(segment, index);
+            let got = listed.get(&chunk).copied().unwrap_or(1);
+            findings.expect_equal(got, expected, || format!("I1: count of chunk {chunk}"));
+        }
+    }
+    Ok(())
+}
+
+fn segments(
+    view: &dyn KvRead,
+    named: &Named,
+    findings: &mut Findings,
+) -> Result<BTreeMap<SegmentId, SegmentRecord>> {
+    let mut records = BTreeMap::new();
+    each(view, Family::Segment, |key, value| {
+        let id = SegmentId::new(number(key)?);
+        let record = SegmentRecord::decode(value)?;
+        let live = named.get(&id).map_or(0, |chunks| u64::try_from(chunks.len()).unwrap_or(0));
+        findings.expect_equal(record.live_chunks.into(), live, || format!("I6: live chunks of segment {id}"));
+        records.insert(id, record);
+        Ok(())
+    })?;
+    for (id, chunks) in named {
+        let limit = records.get(id).map_or(0, |record| record.chunks);
+        findings.expect(chunks.keys().all(|&index| index < limit), || {
+            format!("I2: a map names chunks of segment {id} that it does not have")
+        });
+    }
+    Ok(records)
+}
+
+/// The directory of a segment; an unreadable one is a finding, not a failure.
+fn directory(core: &Core, id: SegmentId, findings: &mut Findings) -> Directory {
+    core.segments.directory(id).unwrap_or_else(|error| {
+        findings.add(format!("I2: directory of segment {id}: {error}"));
+        Directory::default()
+    })
+}
+
+fn hashes(
+    core: &Core,
+    view: &dyn KvRead,
+    segments: &BTreeMap<SegmentId, SegmentRecord>,
+    findings: &mut Findings,
+) -> Result<()> {
+    let mut by_segment: BTreeMap<SegmentId, Vec<(ContentHash, ChunkId)>> = BTreeMap::new();
+    each(view, Family::Hash, |key, value| {
+        let hash = ContentHash::new(crate::codec::Decoder::new("hash key", key).array()?);
+        let chunk = decode_chunk(value)?;
+        by_segment.entry(chunk.segment()).or_default().push((hash, chunk));
+        Ok(())
+    })?;
+    for (segment, entries) in by_segment {
+        if !segments.contains_key(&segment) {
+            findings.add(format!("I3: {} hashes name segment {segment}, which does not exist", entries.len()));
+            continue;
+        }
+        let directory = directory(core, segment, findings);
+        for (hash, chunk) in entries {
+            let position = usize::try_from(chunk.index()).unwrap_or(usize::MAX);
+            let is_stored = directory.places.get(position).is_some_and(Option::is_some);
+            let fits = is_stored && directory.hashes.get(position) == Some(&hash);
+            // Compaction may have dropped it since the view was taken.
+            if !fits && core.kv.get(Family::Hash, hash.as_bytes())?.is_some() {
+                findings.add(format!("I3: hash {hash} names chunk {chunk}, which is not stored so"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// I2: every named chunk has a place; with `data` its bytes hash to its name.
+fn stored(
+    core: &Core,
+    view: &dyn KvRead,
+    segment: SegmentId,
+    named: &HashMap<u32, u64>,
+    (data, findings): (bool, &mut Findings),
+) -> Result<()> {
+    let directory = directory(core, segment, findings);
+    let mut indexes: Vec<u32> = named.keys().copied().collect();
+    indexes.sort_unstable();
+    for index in indexes {
+        let chunk = ChunkId::new(segment, index);
+        let position = usize::try_from(index).unwrap_or(usize::MAX);
+        let place = directory.places.get(position).copied().flatten();
+        let (Some(place), Some(hash)) = (place, directory.hashes.get(position)) else {
+            // It may have died and been dropped since the view was taken.
+            let count = core.kv.get(Family::Refs, &key::refs(chunk))?;
+            let now_dead = count.as_deref().map(decode_count).transpose()? == Some(0)
+                || view.get(Family::Segment, &key::segment(segment))?
+                    != core.kv.get(Family::Segment, &key::segment(segment))?;
+            findings.expect(now_dead, || format!("I2: chunk {chunk} is named, but not stored"));
+            continue;
+        };
+        if !data {
+            continue;
+        }
+        let block = core.segments.stored(chunk, &place).and_then(|bytes| restore_block(&place, &bytes));
+        match block {
+            Ok(block) => {
+                findings.0.data_bytes += u64::try_from(block.len()).unwrap_or(0);
+                let got = ContentHash::of(&block);
+                findings.expect(got == *hash, || {
+                    format!("I2: chunk {chunk} has hash {got}, expected {hash}")
+                });
+            }
+            Err(error) => findings.add(format!("I2: chunk {chunk}: {error}")),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,317 @@
+//! Compaction: the live chunks of segments that are mostly dead move into a new file, and the
+//! old files go. Chunk ids stay; only the places of the logical segments change.
+//!
+//! ```text
+//! log/5.seg  [a . . b . .]                                 segment 5 -> compacted/9.seg
+//! log/7.seg  [. . c . . .]   -->  compacted/9.seg [a b c]  segment 7 -> compacted/9.seg
+//! ```
+//! Dropping is decided twice: when the live chunks are copied, and in the transaction that
+//! moves the segment. A chunk that a writer found by its hash in between stops the move.
+//! A log file is only removed when the index is durable behind it: recovery needs it no more.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
+
+use crate::commit::{Weight, commit};
+use crate::core::Core;
+use crate::disk::{FileName, FileRole};
+use crate::error::{Error, Result};
+use crate::id::{ChunkId, ContentHash, SegmentId};
+use crate::kv::Family;
+use crate::record::{SegmentRecord, decode_chunk, decode_count, key};
+use crate::segment_format::{
+    self as format, Directory, GROUP_CHUNKS_MAX, Place, PreparedChunk,
+};
+use crate::transaction::Transaction;
+
+/// Makes the index durable and notes how far; log files before that may go.
+pub(crate) fn checkpoint(core: &Core) -> Result<()> {
+    let position = *core.committer.position.lock();
+    core.kv.flush()?;
+    core.index_bytes.store(core.kv.disk_bytes(), Ordering::Relaxed);
+    let mut known = core.checkpoint.lock();
+    *known = (*known).max(position);
+    Ok(())
+}
+
+/// The segments of one file.
+#[derive(Debug, Default)]
+struct Victim {
+    segments: BTreeMap<SegmentId, SegmentRecord>,
+    stored: u64,
+    live: u64,
+    stored_bytes: u64,
+}
+
+impl Victim {
+    fn live_bytes(&self) -> u64 {
+        live_bytes(self.stored_bytes, self.live, self.stored)
+    }
+}
+
+/// Bytes of the live chunks of a segment, as if all its chunks were of one size.
+pub(crate) fn live_bytes(stored_bytes: u64, live: u64, stored: u64) -> u64 {
+    if stored == 0 {
+        return 0;
+    }
+    let bytes = u128::from(stored_bytes) * u128::from(live) / u128::from(stored);
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+/// Files whose live share is under the threshold, the emptiest first.
+fn victims(core: &Core) -> Vec<(FileName, Victim)> {
+    let segments = core.committer.leader.lock().segments.clone();
+    let durable = core.checkpoint.lock().segment;
+    let mut files: BTreeMap<FileName, Victim> = BTreeMap::new();
+    for (id, record) in segments {
+        if record.directory_offset_bytes.is_none()
+            || (record.file.role == FileRole::Log && record.file.number >= durable)
+        {
+            continue;
+        }
+        let victim = files.entry(record.file).or_default();
+        victim.stored += u64::from(record.stored_chunks);
+        victim.live += u64::from(record.live_chunks);
+        victim.stored_bytes += record.stored_bytes;
+        victim.segments.insert(id, record);
+    }
+    let threshold = core.options.compaction_live_ratio;
+    let mut chosen: Vec<_> = files
+        .into_iter()
+        .filter(|(_, victim)| {
+            #[expect(clippy::cast_precision_loss, reason = "a share; 52 bits are plenty")]
+            let live_share = victim.live as f64 / victim.stored.max(1) as f64;
+            victim.live == 0 || live_share < threshold
+        })
+        .collect();
+    chosen.sort_by_key(|(_, victim)| victim.live_bytes());
+    chosen
+}
+
+/// What one compaction did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Compacted {
+    pub(crate) files_removed: u64,
+    pub(crate) bytes_written: u64,
+    pub(crate) bytes_freed: u64,
+}
+
+/// Compacts as many files as fill one new one. `None`: nothing is worth it.
+pub(crate) fn compact_once(core: &Core) -> Result<Option<Compacted>> {
+    let mut chosen: Vec<(FileName, Victim)> = Vec::new();
+    let mut live_bytes = 0;
+    for (name, victim) in victims(core) {
+        if live_bytes + victim.live_bytes() > core.options.segment_bytes && !chosen.is_empty() {
+            break;
+        }
+        live_bytes += victim.live_bytes();
+        chosen.push((name, victim));
+    }
+    if chosen.is_empty() {
+        return Ok(None);
+    }
+    let segments: BTreeMap<SegmentId, SegmentRecord> =
+        chosen.iter().flat_map(|(_, victim)| victim.segments.clone()).collect();
+    let moved = move_segments(core, &segments)?;
+    let Some(bytes_written) = moved else { return Ok(Some(Compacted::default())) };
+    let mut done = Compacted { bytes_written, ..Compacted::default() };
+    for (name, _) in &chosen {
+        let length = core.segments.open_file(*name)?.length_bytes()?;
+        core.segments.close_file(*name);
+        core.disk.remove(*name)?;
+        done.files_removed += 1;
+        done.bytes_freed += length;
+    }
+    core.disk.sync_names()?;
+    core.file_bytes.fetch_sub(done.bytes_freed, Ordering::Relaxed);
+    core.tally.compacted_bytes.fetch_add(bytes_written, Ordering::Relaxed);
+    Ok(Some(done))
+}
+
+/// A segment on its way: which chunks are dropped, and where the others will lie.
+struct Moving {
+    segment: SegmentId,
+    record: SegmentRecord,
+    dropped: Vec<(ChunkId, ContentHash)>,
+    directory: Directory,
+}
+
+/// Copies the live chunks of the segments into a new file and moves the segments there.
+/// `None` when a dropped chunk came back to life meanwhile.
+fn move_segments(
+    core: &Core,
+    segments: &BTreeMap<SegmentId, SegmentRecord>,
+) -> Result<Option<u64>> {
+    let (number, store) = {
+        let mut leader = core.committer.leader.lock();
+        (leader.log.take_number(), leader.log.store())
+    };
+    let name = FileName { role: FileRole::Compacted, number };
+    let mut bytes = format::encode_file_header(store, name);
+    let mut moving = Vec::new();
+    for (&segment, &record) in segments {
+        moving.push(copy_live(core, segment, record, &mut bytes)?);
+    }
+    let any_live = moving.iter().any(|m| m.directory.places.iter().any(Option::is_some));
+    for m in &mut moving {
+        let places = || m.directory.places.iter().flatten();
+        m.record.stored_bytes = places().map(|place| u64::from(place.stored_bytes)).sum();
+        m.record.stored_chunks = u32::try_from(places().count()).unwrap_or(u32::MAX);
+        m.record.file = name;
+        m.record.directory_offset_bytes = Some(u64::try_from(bytes.len()).unwrap_or(u64::MAX));
+        if m.record.stored_chunks > 0 {
+            bytes.extend_from_slice(&format::encode_directory(m.segment, &m.directory));
+        }
+    }
+    let written = if any_live { u64::try_from(bytes.len()).unwrap_or(u64::MAX) } else { 0 };
+    if any_live {
+        let file = core.disk.create(name)?;
+        file.write_at(0, &bytes)?;
+        file.sync()?;
+        core.disk.sync_names()?;
+        core.file_bytes.fetch_add(written, Ordering::Relaxed);
+    }
+    let weight = Weight { bytes: 0, alone: true };
+    let moved = commit(core, weight, move |txn| switch(txn, moving));
+    if matches!(moved, Ok(true)) {
+        return Ok(Some(written));
+    }
+    if any_live {
+        core.disk.remove(name)?;
+        core.file_bytes.fetch_sub(written, Ordering::Relaxed);
+    }
+    moved.map(|_| None)
+}
+
+/// Appends the live chunks of a segment to the new file's bytes.
+fn copy_live(
+    core: &Core,
+    segment: SegmentId,
+    record: SegmentRecord,
+    bytes: &mut Vec<u8>,
+) -> Result<Moving> {
+    let dead = dead_chunks(core, segment)?;
+    let old = core.segments.directory(segment)?;
+    let mut moving =
+        Moving { segment, record, dropped: Vec::new(), directory: Directory::default() };
+    moving.directory.hashes.clone_from(&old.hashes);
+    moving.directory.places = vec![None; old.places.len()];
+    let mut group: Vec<PreparedChunk> = Vec::new();
+    let mut group_start = 0;
+    for (position, (place, hash)) in old.places.iter().zip(&old.hashes).enumerate() {
+        let index = u32::try_from(position).unwrap_or(u32::MAX);
+        let chunk = ChunkId::new(segment, index);
+        let live = !dead.contains(&index);
+        match (place, live) {
+            (Some(place), true) => {
+                if group.is_empty() {
+                    group_start = position;
+                }
+                group.push(load(core, chunk, place, *hash)?);
+            }
+            (None, true) => {
+                return Err(Error::corrupt(format!("chunk {chunk}"), "I2: it lives, yet it is not stored"));
+            }
+            (Some(_), false) => moving.dropped.push((chunk, *hash)),
+            (None, false) => {}
+        }
+        if !live || group.len() == GROUP_CHUNKS_MAX {
+            write_group(segment, group_start, &mut group, (bytes, &mut moving.directory))?;
+        }
+    }
+    write_group(segment, group_start, &mut group, (bytes, &mut moving.directory))?;
+    Ok(moving)
+}
+
+/// A chunk as stored, verified against its hash: compaction must not launder damage.
+fn load(core: &Core, chunk: ChunkId, place: &Place, hash: ContentHash) -> Result<PreparedChunk> {
+    let stored = core.segments.stored(chunk, place)?;
+    let block = format::restore_block(place, &stored)?;
+    let got = ContentHash::of(&block);
+    if got != hash {
+        let reason = format!("I2: hash {got}, expected {hash}");
+        return Err(Error::corrupt(format!("chunk {chunk}"), reason));
+    }
+    Ok(PreparedChunk { hash, codec: place.codec, crc: place.crc, stored })
+}
+
+fn write_group(
+    segment: SegmentId,
+    start: usize,
+    group: &mut Vec<PreparedChunk>,
+    (bytes, directory): (&mut Vec<u8>, &mut Directory),
+) -> Result<()> {
+    if group.is_empty() {
+        return Ok(());
+    }
+    let offset = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+    let first = u32::try_from(start).unwrap_or(u32::MAX);
+    let places = format::encode_group(bytes, offset, (segment, first), group)?;
+    for (slot, place) in directory.places.iter_mut().skip(start).zip(places) {
+        *slot = Some(place);
+    }
+    group.clear();
+    Ok(())
+}
+
+/// Indexes of the chunks of a segment that nothing names.
+fn dead_chunks(core: &Core, segment: SegmentId) -> Result<HashSet<u32>> {
+    let from = key::refs(ChunkId::new(segment, 0));
+    let to = key::refs(ChunkId::new(SegmentId::new(segment.get() + 1), 0));
+    let mut dead = HashSet::new();
+    core.kv.scan(Family::Refs, &from, &to, &mut |key, value| {
+        if decode_count(value)? == 0 {
+            dead.insert(decode_chunk(key)?.index());
+        }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(dead)
+}
+
+/// Moves the segments, unless a dropped chunk lives again; answers whether it did.
+fn switch(txn: &mut Transaction<'_>, moving: Vec<Moving>) -> Result<bool> {
+    for m in &moving {
+        for (chunk, _) in &m.dropped {
+            if txn.count(*chunk)? != 0 {
+                return Ok(false);
+            }
+        }
+    }
+    for m in moving {
+        for (chunk, hash) in &m.dropped {
+            // The hash may name a newer chunk of the same content by now.
+            let named = txn.get(Family::Hash, hash.as_bytes())?;
+            if named.as_deref().map(decode_chunk).transpose()? == Some(*chunk) {
+                txn.delete(Family::Hash, hash.as_bytes().to_vec());
+            }
+        }
+        let gone = m.directory.places.iter().all(Option::is_none);
+        if gone {
+            drop_counts(txn, m.segment)?;
+            txn.delete(Family::Segment, key::segment(m.segment));
+            continue;
+        }
+        let current = txn.get(Family::Segment, &key::segment(m.segment))?;
+        let mut record = match current {
+            Some(bytes) => SegmentRecord::decode(&bytes)?,
+            None => m.record,
+        };
+        record.file = m.record.file;
+        record.directory_offset_bytes = m.record.directory_offset_bytes;
+        record.stored_bytes = m.record.stored_bytes;
+        record.stored_chunks = m.record.stored_chunks;
+        txn.put(Family::Segment, key::segment(m.segment), record.encode());
+    }
+    Ok(true)
+}
+
+/// A segment that goes takes all its zero counts along.
+fn drop_counts(txn: &mut Transaction<'_>, segment: SegmentId) -> Result<()> {
+    let from = key::refs(ChunkId::new(segment, 0));
+    let to = key::refs(ChunkId::new(SegmentId::new(segment.get() + 1), 0));
+    for (key, _) in txn.range(Family::Refs, (&from, &to), usize::MAX)? {
+        txn.delete(Family::Refs, key);
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! What all parts of an open store share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use quick_cache::Weighter;
+use quick_cache::sync::Cache;
+
+use crate::commit::{Committer, Weight, commit};
+use crate::disk::Disk;
+use crate::error::{Error, Result};
+use crate::file::{File, FileTable};
+use crate::id::{ChunkId, InodeId, StoreId};
+use crate::kv::{Family, Kv};
+use crate::options::Options;
+use crate::record::{InodeRecord, LogPosition, key};
+use crate::resolve::Resolver;
+use crate::segments::Segments;
+use crate::time::Clock;
+use crate::transaction::Transaction;
+use crate::units::BLOCK_BYTES_U64;
+
+/// The share of the capacity that only deletes may use: they append a commit record each, and
+/// compaction needs room to write before it can free.
+const RESERVE_DIVISOR: u64 = 50;
+
+/// The reserve of a large store: a few segments suffice.
+const RESERVE_BYTES_MAX: u64 = 1 << 30;
+
+/// How the memory budget is divided, in sixteenths of it; what is left (the front ends'
+/// buffers, the process itself) is not the store's.
+mod share {
+    /// RocksDB's block cache and write buffers.
+    pub(super) const INDEX: u64 = 4;
+    /// Blocks read.
+    pub(super) const BLOCKS: u64 = 4;
+    /// Blocks written and not committed.
+    pub(super) const DIRTY: u64 = 3;
+    /// Resolved windows.
+    pub(super) const WINDOWS: u64 = 1;
+    /// Segment directories.
+    pub(super) const DIRECTORIES: u64 = 1;
+    const _: () = assert!(INDEX + BLOCKS + DIRTY + WINDOWS + DIRECTORIES <= 13);
+}
+
+/// The memory budget of each part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    pub(crate) index_bytes: u64,
+    pub(crate) blocks_bytes: u64,
+    pub(crate) dirty_bytes: u64,
+    pub(crate) windows_bytes: u64,
+    pub(crate) directories_bytes: u64,
+}
+
+impl Budget {
+    pub(crate) fn of(options: &Options) -> Self {
+        let sixteenth = options.memory_bytes.max(Options::MEMORY_BYTES_MIN) / 16;
+        Self {
+            index_bytes: sixteenth * share::INDEX,
+            blocks_bytes: sixteenth * share::BLOCKS,
+            dirty_bytes: sixteenth * share::DIRTY,
+            windows_bytes: sixteenth * share::WINDOWS,
+            directories_bytes: sixteenth * share::DIRECTORIES,
+        }
+    }
+}
+
+/// Each cached block weighs its bytes and about as much as its bookkeeping takes.
+#[derive(Clone, Debug)]
+pub(crate) struct BlockWeight;
+
+const BLOCK_BOOKKEEPING_BYTES: u64 = 128;
+
+impl Weighter<ChunkId, Bytes> for BlockWeight {
+    fn weight(&self, _: &ChunkId, block: &Bytes) -> u64 {
+        u64::try_from(block.len()).unwrap_or(u64::MAX) + BLOCK_BOOKKEEPING_BYTES
+    }
+}
+
+/// Counts since start.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) dedup_hits: AtomicU64,
+    pub(crate) dedup_misses: AtomicU64,
+    pub(crate) zero_blocks: AtomicU64,
+    pub(crate) cache_hits: AtomicU64,
+    pub(crate) cache_misses: AtomicU64,
+    pub(crate) reclaimed_entries: AtomicU64,
+    pub(crate) compacted_bytes: AtomicU64,
+}
+
+/// How full the store is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Space {
+    pub(crate) capacity_bytes: u64,
+    pub(crate) used_bytes: u64,
+    /// What data may still take: less than what is free by the reserve.
+    pub(crate) room_bytes: u64,
+}
+
+impl Space {
+    pub(crate) fn full(&self) -> Error {
+        Error::NoSpace { used_bytes: self.used_bytes, capacity_bytes: self.capacity_bytes }
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) store: StoreId,
+    pub(crate) handle_key: [u8; 32],
+    pub(crate) options: Options,
+    pub(crate) budget: Budget,
+    pub(crate) kv: Arc<dyn Kv>,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) segments: Arc<Segments>,
+    pub(crate) resolver: Resolver,
+    pub(crate) files: FileTable,
+    pub(crate) clock: Clock,
+    pub(crate) committer: Committer,
+    pub(crate) blocks: Cache<ChunkId, Bytes, BlockWeight>,
+    pub(crate) tally: Tally,
+    pub(crate) pool: rayon::ThreadPool,
+    /// Bytes in segment files, kept up to date by commits and compaction.
+    pub(crate) file_bytes: AtomicU64,
+    /// Bytes of the index on the disk, as last asked.
+    pub(crate) index_bytes: AtomicU64,
+    /// What of the log is durable in the index: segments before it are not needed to recover.
+    pub(crate) checkpoint: Mutex<LogPosition>,
+    /// One compaction or garbage collection at a time.
+    pub(crate) gc: Mutex<()>,
+}
+
+impl Core {
+    /// Runs `work` in a transaction; see [`commit`].
+    pub(crate) fn commit<T: Send + 'static>(
+        &self,
+        work: impl for<'a> FnOnce(&mut Transaction<'a>) -> Result<T> + Send + 'static,
+    ) -> Result<T> {
+        commit(self, Weight::default(), work)
+    }
+
+    /// The inode as committed.
+    pub(crate) fn inode(&self, inode: InodeId) -> Result<InodeRecord> {
+        match self.kv.get(Family::Inode, &key::inode(inode))? {
+            Some(bytes) => InodeRecord::decode(&bytes),
+            None => Err(Error::Stale { inode: inode.get() }),
+        }
+    }
+
+    /// The file, loaded if need be. Other kinds of inodes are refused.
+    pub(crate) fn file(&self, inode: InodeId) -> Result<Arc<File>> {
+        if let Some(file) = self.files.get(inode) {
+            return Ok(file);
+        }
+        let _moment = self.resolver.structure.read();
+        let record = self.inode(inode)?;
+        match record.kind() {
+            crate::FileKind::File => Ok(self.files.insert(inode, record)),
+            crate::FileKind::Directory => {
+                Err(Error::IsDirectory { what: format!("inode {inode}") })
+            }
+            crate::FileKind::Symlink => {
+                Err(Error::WrongKind { what: format!("inode {inode}"), expected: "file" })
+            }
+        }
+    }
+
+    /// How full the store is: by its own capacity, or by its disk if that is less.
+    pub(crate) fn space(&self) -> Space {
+        let used_bytes = self.file_bytes.load(Ordering::Relaxed)
+            + self.index_bytes.load(Ordering::Relaxed);
+        let on_disk = self.disk.space().ok();
+        let free = on_disk.map_or(u64::MAX, |space| space.available_bytes);
+        let of_disk = used_bytes.saturating_add(free);
+        let capacity_bytes =
+            self.options.capacity_bytes.map_or(of_disk, |capacity| capacity.min(of_disk));
+        let reserve = (capacity_bytes / RESERVE_DIVISOR).min(RESERVE_BYTES_MAX);
+        Space {
+            capacity_bytes,
+            used_bytes,
+            room_bytes: capacity_bytes.saturating_sub(used_bytes).saturating_sub(reserve),
+        }
+    }
+}
+
+/// Whether this many dirty bytes are too many.
+pub(crate) fn over(dirty_bytes: u64, limit_bytes: u64) -> bool {
+    dirty_bytes > limit_bytes.max(BLOCK_BYTES_U64)
+}

@@ -1,0 +1,108 @@
+//! What differs between two snapshots: only the windows that a layer between them and their
+//! common ancestor has entries in are looked at.
+
+use std::collections::HashSet;
+
+use crate::core::Core;
+use crate::error::Result;
+use crate::id::{LayerId, SnapshotId};
+use crate::snapshot;
+use crate::types::{ChangedExtent, DiffPage, ExtentKind};
+use crate::units::{BLOCK_BYTES_U64, WINDOW_BLOCKS, block_of, blocks_in};
+
+/// One side of a diff.
+struct Side {
+    layer: Option<LayerId>,
+    size_bytes: u64,
+    chain: Vec<LayerId>,
+}
+
+fn side(core: &Core, id: Option<SnapshotId>) -> Result<Side> {
+    let Some(id) = id else { return Ok(Side { layer: None, size_bytes: 0, chain: Vec::new() }) };
+    let record = snapshot::load(core, id)?;
+    let chain = core.resolver.chain(record.layer)?;
+    Ok(Side { layer: Some(record.layer), size_bytes: record.size_bytes, chain })
+}
+
+/// The layers that only one side has.
+fn differing(base: &Side, target: &Side) -> Vec<LayerId> {
+    let of_base: HashSet<LayerId> = base.chain.iter().copied().collect();
+    let of_target: HashSet<LayerId> = target.chain.iter().copied().collect();
+    of_base.symmetric_difference(&of_target).copied().collect()
+}
+
+/// Collects changed blocks into extents, up to a limit.
+struct Extents {
+    found: Vec<ChangedExtent>,
+    limit: usize,
+    size_bytes: u64,
+}
+
+impl Extents {
+    /// `false` when there is no room: the page ends before this block.
+    fn push(&mut self, block: u64, kind: ExtentKind) -> bool {
+        let offset_bytes = block * BLOCK_BYTES_U64;
+        let length_bytes = BLOCK_BYTES_U64.min(self.size_bytes.saturating_sub(offset_bytes));
+        let full = self.found.len() >= self.limit;
+        match self.found.last_mut() {
+            Some(last)
+                if last.kind == kind && last.offset_bytes + last.length_bytes == offset_bytes =>
+            {
+                last.length_bytes += length_bytes;
+            }
+            _ if full => return false,
+            _ => self.found.push(ChangedExtent { offset_bytes, length_bytes, kind }),
+        }
+        true
+    }
+}
+
+pub(crate) fn diff(
+    core: &Core,
+    base: Option<SnapshotId>,
+    target: SnapshotId,
+    offset_bytes: u64,
+    limit: usize,
+) -> Result<DiffPage> {
+    let base = side(core, base)?;
+    let target = side(core, Some(target))?;
+    let layers = differing(&base, &target);
+    let size_bytes = target.size_bytes;
+    let mut extents = Extents { found: Vec::new(), limit: limit.max(1), size_bytes };
+    let first = block_of(offset_bytes);
+    let end = blocks_in(size_bytes);
+    let mut window = first / WINDOW_BLOCKS;
+    while let Some(found) = core.resolver.next_owned(&layers, window)? {
+        let start = found * WINDOW_BLOCKS;
+        if start >= end {
+            break;
+        }
+        let before = chunks(core, base.layer, found)?;
+        let after = chunks(core, target.layer, found)?;
+        for (block, (old, new)) in (start..end).zip(before.iter().zip(&after)) {
+            // Behind the end of the base nothing is known of its blocks: they read as zeros.
+            let old = if block < blocks_in(base.size_bytes) { *old } else { None };
+            if block < first || old == *new {
+                continue;
+            }
+            let kind = if new.is_some() { ExtentKind::Data } else { ExtentKind::Hole };
+            if !extents.push(block, kind) {
+                let next_offset_bytes = Some(block * BLOCK_BYTES_U64);
+                return Ok(DiffPage { extents: extents.found, next_offset_bytes });
+            }
+        }
+        window = found + 1;
+    }
+    Ok(DiffPage { extents: extents.found, next_offset_bytes: None })
+}
+
+fn chunks(
+    core: &Core,
+    layer: Option<LayerId>,
+    window: u64,
+) -> Result<Vec<Option<crate::id::ChunkId>>> {
+    match layer {
+        Some(layer) => Ok(core.resolver.window(layer, window)?.chunks()),
+        None => Ok(crate::resolve::Window::default().chunks()),
+    }
+}

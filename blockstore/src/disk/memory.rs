@@ -1,0 +1,328 @@
+//! Segment files in memory, for tests: a crash forgets or tears what was not synced, and any
+//! call can be made to fail.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::{Disk, DiskFile, DiskSpace, FileName};
+use crate::error::{Error, Result};
+
+/// The unit that a medium writes whole: a write is torn between two of these, never inside.
+const SECTOR_BYTES: usize = 512;
+
+/// A failure to inject.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The `n`-th write from now fails with EIO after half of its bytes.
+    ShortWrite(u64),
+    /// The `n`-th write from now fails with ENOSPC.
+    NoSpace(u64),
+    /// The `n`-th sync from now fails with EIO.
+    Sync(u64),
+    /// The `n`-th call of any kind that changes something, and all after it, fail: the power
+    /// is gone.
+    PowerCut(u64),
+}
+
+#[derive(Debug, Default)]
+struct FileState {
+    synced: Vec<u8>,
+    live: Vec<u8>,
+    /// Writes since the last sync: (offset, bytes), in order.
+    pending: Vec<(usize, Vec<u8>)>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    files: BTreeMap<FileName, Arc<Mutex<FileState>>>,
+    /// The names that a crash leaves.
+    durable_names: BTreeMap<FileName, Arc<Mutex<FileState>>>,
+    fault: Option<Fault>,
+    changes: u64,
+    syncs: u64,
+    capacity_bytes: Option<u64>,
+}
+
+/// A medium in memory.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryDisk {
+    state: Arc<Mutex<State>>,
+}
+
+impl MemoryDisk {
+    /// An empty medium.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Injects one failure.
+    pub fn inject(&self, fault: Fault) {
+        self.state.lock().fault = Some(fault);
+    }
+
+    /// Writes beyond this many bytes in all files fail with ENOSPC.
+    pub fn set_capacity(&self, capacity_bytes: u64) {
+        self.state.lock().capacity_bytes = Some(capacity_bytes);
+    }
+
+    /// Calls that changed something so far.
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.state.lock().changes
+    }
+
+    /// Syncs so far.
+    #[must_use]
+    pub fn syncs(&self) -> u64 {
+        self.state.lock().syncs
+    }
+
+    /// Bytes in all files.
+    #[must_use]
+    pub fn used_bytes(&self) -> u64 {
+        used_bytes(&self.state.lock())
+    }
+
+    /// What a restart after a power cut finds: of the writes that were not synced each sector
+    /// may or may not have reached the medium, as `keep` decides.
+    #[must_use]
+    pub fn crash(&self, mut keep: impl FnMut() -> bool) -> Self {
+        let state = self.state.lock();
+        let mut names = state.durable_names.clone();
+        for (name, file) in &state.files {
+            if !names.contains_key(name) && keep() {
+                names.insert(*name, Arc::clone(file));
+            }
+        }
+        let mut files = BTreeMap::new();
+        for (name, file) in &names {
+            let file = file.lock();
+            let mut bytes = file.synced.clone();
+            for (offset, written) in &file.pending {
+                for (position, sector) in written.chunks(SECTOR_BYTES).enumerate() {
+                    let start = offset + position * SECTOR_BYTES;
+                    if keep() {
+                        overwrite(&mut bytes, start, sector);
+                    }
+                }
+            }
+            let after = FileState { synced: bytes.clone(), live: bytes, pending: Vec::new() };
+            files.insert(*name, Arc::new(Mutex::new(after)));
+        }
+        let durable_names = files.clone();
+        let capacity_bytes = state.capacity_bytes;
+        let state = State { files, durable_names, capacity_bytes, ..State::default() };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
+    /// Flips one bit of a file, for tests of detection.
+    pub fn flip_bit(&self, name: FileName, offset_bytes: usize) {
+        if let Some(file) = self.state.lock().files.get(&name) {
+            let mut file = file.lock();
+            if let Some(byte) = file.live.get_mut(offset_bytes) {
+                *byte ^= 1;
+            }
+        }
+    }
+}
+
+fn used_bytes(state: &State) -> u64 {
+    let bytes: usize = state.files.values().map(|file| file.lock().live.len()).sum();
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+fn overwrite(bytes: &mut Vec<u8>, offset: usize, written: &[u8]) {
+    let end = offset + written.len();
+    if bytes.len() < end {
+        bytes.resize(end, 0);
+    }
+    bytes[offset..end].copy_from_slice(written);
+}
+
+fn eio() -> io::Error {
+    io::Error::from_raw_os_error(rustix::io::Errno::IO.raw_os_error())
+}
+
+fn enospc() -> io::Error {
+    io::Error::from_raw_os_error(rustix::io::Errno::NOSPC.raw_os_error())
+}
+
+impl State {
+    /// Counts one changing call; an error when the power is gone.
+    fn change(&mut self) -> io::Result<()> {
+        self.changes += 1;
+        match &mut self.fault {
+            Some(Fault::PowerCut(0)) => Err(eio()),
+            Some(Fault::PowerCut(left)) => {
+                *left -= 1;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the armed fault of this kind strikes now.
+    fn strikes(&mut self, counter: impl Fn(&mut Fault) -> Option<&mut u64>) -> bool {
+        let Some(left) = self.fault.as_mut().and_then(counter) else { return false };
+        if *left == 0 {
+            self.fault = None;
+            return true;
+        }
+        *left -= 1;
+        false
+    }
+}
+
+impl Disk for MemoryDisk {
+    fn list(&self) -> Result<Vec<FileName>> {
+        Ok(self.state.lock().files.keys().copied().collect())
+    }
+
+    fn create(&self, name: FileName) -> Result<Arc<dyn DiskFile>> {
+        let mut state = self.state.lock();
+        state.change().map_err(|source| Error::io("create", name.to_string(), source))?;
+        if state.files.contains_key(&name) {
+            let source = io::Error::from(io::ErrorKind::AlreadyExists);
+            return Err(Error::io("create", name.to_string(), source));
+        }
+        let file = Arc::new(Mutex::new(FileState::default()));
+        state.files.insert(name, Arc::clone(&file));
+        Ok(Arc::new(MemoryFile { name, file, disk: self.clone() }))
+    }
+
+    fn open(&self, name: FileName) -> Result<Arc<dyn DiskFile>> {
+        match self.state.lock().files.get(&name) {
+            Some(file) => {
+                Ok(Arc::new(MemoryFile { name, file: Arc::clone(file), disk: self.clone() }))
+            }
+            None => {
+                let source = io::Error::from(io::ErrorKind::NotFound);
+                Err(Error::io("open", name.to_string(), source))
+            }
+        }
+    }
+
+    fn remove(&self, name: FileName) -> Result<()> {
+        let mut state = self.state.lock();
+        state.change().map_err(|source| Error::io("remove", name.to_string(), source))?;
+        state.files.remove(&name);
+        Ok(())
+    }
+
+    fn sync_names(&self) -> Result<()> {
+        let mut state = self.state.lock();
+        state.change().map_err(|source| Error::io("sync", "folders", source))?;
+        state.durable_names = state.files.clone();
+        Ok(())
+    }
+
+    fn space(&self) -> Result<DiskSpace> {
+        let state = self.state.lock();
+        let total_bytes = state.capacity_bytes.unwrap_or(1 << 40);
+        let available_bytes = total_bytes.saturating_sub(used_bytes(&state));
+        Ok(DiskSpace { total_bytes, available_bytes })
+    }
+}
+
+#[derive(Debug)]
+struct MemoryFile {
+    name: FileName,
+    file: Arc<Mutex<FileState>>,
+    disk: MemoryDisk,
+}
+
+impl MemoryFile {
+    fn fail(&self, action: &'static str) -> impl FnOnce(io::Error) -> Error {
+        let name = self.name.to_string();
+        move |source| Error::io(action, name, source)
+    }
+
+    /// The bytes to write in truth, and the error to answer after it.
+    fn plan(&self, offset: u64, bytes: &[u8]) -> (usize, Option<io::Error>) {
+        let mut state = self.disk.state.lock();
+        if let Err(error) = state.change() {
+            return (bytes.len() / 2, Some(error));
+        }
+        if state.strikes(|fault| match fault {
+            Fault::ShortWrite(left) => Some(left),
+            _ => None,
+        }) {
+            return (bytes.len() / 2, Some(eio()));
+        }
+        if state.strikes(|fault| match fault {
+            Fault::NoSpace(left) => Some(left),
+            _ => None,
+        }) {
+            return (0, Some(enospc()));
+        }
+        let length = u64::try_from(self.file.lock().live.len()).unwrap_or(u64::MAX);
+        let end = offset + u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+        let growth = end.saturating_sub(length);
+        match state.capacity_bytes {
+            Some(capacity) if used_bytes(&state) + growth > capacity => (0, Some(enospc())),
+            _ => (bytes.len(), None),
+        }
+    }
+}
+
+impl DiskFile for MemoryFile {
+    fn read_at(&self, offset_bytes: u64, length: usize) -> Result<Vec<u8>> {
+        let file = self.file.lock();
+        let start = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
+        file.live
+            .get(start..start.saturating_add(length))
+            .map(<[u8]>::to_vec)
+            .ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))
+            .map_err(self.fail("read"))
+    }
+
+    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        let (count, error) = self.plan(offset_bytes, bytes);
+        let start = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
+        let written = &bytes[..count];
+        let mut file = self.file.lock();
+        overwrite(&mut file.live, start, written);
+        file.pending.push((start, written.to_vec()));
+        match error {
+            Some(error) => Err(self.fail("write")(error)),
+            None => Ok(()),
+        }
+    }
+
+    fn sync(&self) -> Result<()> {
+        {
+            let mut state = self.disk.state.lock();
+            state.syncs += 1;
+            state.change().map_err(self.fail("sync"))?;
+            if state.strikes(|fault| match fault {
+                Fault::Sync(left) => Some(left),
+                _ => None,
+            }) {
+                return Err(self.fail("sync")(eio()));
+            }
+        }
+        let mut file = self.file.lock();
+        file.synced = file.live.clone();
+        file.pending.clear();
+        Ok(())
+    }
+
+    fn length_bytes(&self) -> Result<u64> {
+        Ok(u64::try_from(self.file.lock().live.len()).unwrap_or(u64::MAX))
+    }
+
+    fn truncate(&self, length_bytes: u64) -> Result<()> {
+        self.disk.state.lock().change().map_err(self.fail("truncate"))?;
+        let length = usize::try_from(length_bytes).unwrap_or(usize::MAX);
+        let mut file = self.file.lock();
+        file.live.truncate(length);
+        // A cut is taken as durable at once; the store syncs after each in any case.
+        file.synced.truncate(length);
+        file.pending.retain(|(offset, _)| *offset < length);
+        Ok(())
+    }
+}

@@ -1,0 +1,244 @@
+//! What can go wrong in the store, and the few kinds that a front end tells apart.
+
+use std::io;
+use std::path::PathBuf;
+
+/// The result of a call into the store.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// A failure of the store. [`Error::kind`] sorts it for the front ends.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No such file, directory, snapshot or directory entry.
+    #[error("{what} does not exist")]
+    NotFound {
+        /// What was looked for, in the caller's words.
+        what: String,
+    },
+    /// The file that a handle names was deleted.
+    #[error("inode {inode} was deleted")]
+    Stale {
+        /// The inode's number.
+        inode: u64,
+    },
+    /// The name or path is taken.
+    #[error("{what} exists already")]
+    Exists {
+        /// What is in the way.
+        what: String,
+    },
+    /// The object is not a directory.
+    #[error("{what} is not a directory")]
+    NotDirectory {
+        /// The object.
+        what: String,
+    },
+    /// The object is a directory, and the call is for files.
+    #[error("{what} is a directory")]
+    IsDirectory {
+        /// The object.
+        what: String,
+    },
+    /// The object is of another kind than the call is for (READ of a symbolic link, say).
+    #[error("{what} is not a {expected}")]
+    WrongKind {
+        /// The object.
+        what: String,
+        /// The kind that the call is for.
+        expected: &'static str,
+    },
+    /// The directory has entries.
+    #[error("directory {what} is not empty")]
+    NotEmpty {
+        /// The directory.
+        what: String,
+    },
+    /// The argument has no meaning here; the text says why.
+    #[error("{reason}")]
+    Invalid {
+        /// What is wrong, and what would be right.
+        reason: String,
+    },
+    /// A name over [`crate::NAME_BYTES_MAX`].
+    #[error("name of {got} bytes is longer than the limit of {limit}")]
+    NameTooLong {
+        /// Its length.
+        got: usize,
+        /// The limit.
+        limit: usize,
+    },
+    /// A size or offset over [`crate::FILE_BYTES_MAX`].
+    #[error("file size or offset {got} is over the limit of {limit} bytes")]
+    FileTooBig {
+        /// What was asked for.
+        got: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// More hard links than can be counted.
+    #[error("inode {inode} has the largest number of hard links")]
+    TooManyLinks {
+        /// The inode's number.
+        inode: u64,
+    },
+    /// SETATTR's guard did not match: the object changed since the client looked.
+    #[error("inode {inode} changed since its attributes were read")]
+    NotSynchronized {
+        /// The inode's number.
+        inode: u64,
+    },
+    /// The store is full, but for the reserve that lets deletes work.
+    #[error("no space: {used_bytes} bytes are used of {capacity_bytes}; delete files or snapshots, or enlarge the store")]
+    NoSpace {
+        /// Bytes that the store occupies.
+        used_bytes: u64,
+        /// Bytes that it may occupy.
+        capacity_bytes: u64,
+    },
+    /// The object is in use in a way that forbids the call; trying later can help.
+    #[error("{what} is busy: {reason}")]
+    Busy {
+        /// The object.
+        what: String,
+        /// Who uses it.
+        reason: String,
+    },
+    /// Stored bytes are not what was written.
+    #[error("corrupt data in {place}: {reason}; run `slackwater check`")]
+    Corrupt {
+        /// File, segment, key or offset.
+        place: String,
+        /// Got and expected.
+        reason: String,
+    },
+    /// A sync failed earlier: what is on the disk is unknown, so nothing more is written.
+    #[error("writes are refused since a sync failed ({reason}); restart the server once the disk is sound")]
+    Poisoned {
+        /// The failure that did it.
+        reason: String,
+    },
+    /// The store was closed.
+    #[error("the store is closed")]
+    Closed,
+    /// Another process has the data directory.
+    #[error("data directory {} is in use by another process", path.display())]
+    Locked {
+        /// The data directory.
+        path: PathBuf,
+    },
+    /// The data directory is of another format.
+    #[error("the store has format {got}, this program reads format {expected}: use the release that wrote it, or a newer one")]
+    Format {
+        /// The version found.
+        got: u32,
+        /// The version known.
+        expected: u32,
+    },
+    /// The operating system failed a call on a file of the store.
+    #[error("{action} {place}: {source}")]
+    Io {
+        /// What was tried.
+        action: &'static str,
+        /// The file.
+        place: String,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// RocksDB failed.
+    #[error("index: {source}")]
+    Index {
+        /// RocksDB's error.
+        #[from]
+        source: rocksdb::Error,
+    },
+}
+
+/// The kinds that front ends tell apart. Not `non_exhaustive`, so that a new kind fails to
+/// compile in each front end until it has a status there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorKind {
+    /// Nothing of that name.
+    NotFound,
+    /// The object was deleted under its handle.
+    Stale,
+    /// The name is taken.
+    Exists,
+    /// Not a directory.
+    NotDirectory,
+    /// A directory.
+    IsDirectory,
+    /// Of another kind than the call is for.
+    WrongKind,
+    /// Not empty.
+    NotEmpty,
+    /// An argument without meaning.
+    Invalid,
+    /// A name over the limit.
+    NameTooLong,
+    /// A size over the limit.
+    FileTooBig,
+    /// Too many hard links.
+    TooManyLinks,
+    /// A guard did not match.
+    NotSynchronized,
+    /// Full.
+    NoSpace,
+    /// In use; try later.
+    Busy,
+    /// Stored bytes are wrong.
+    Corrupt,
+    /// Writes are refused until restart.
+    Poisoned,
+    /// The store is closed.
+    Closed,
+    /// The disk or the index failed.
+    Io,
+}
+
+impl Error {
+    /// The kind that a front end translates into its own status.
+    #[must_use]
+    pub fn kind(&self) -> ErrorKind {
+        match self {
+            Self::NotFound { .. } => ErrorKind::NotFound,
+            Self::Stale { .. } => ErrorKind::Stale,
+            Self::Exists { .. } => ErrorKind::Exists,
+            Self::NotDirectory { .. } => ErrorKind::NotDirectory,
+            Self::IsDirectory { .. } => ErrorKind::IsDirectory,
+            Self::WrongKind { .. } => ErrorKind::WrongKind,
+            Self::NotEmpty { .. } => ErrorKind::NotEmpty,
+            Self::Invalid { .. } => ErrorKind::Invalid,
+            Self::NameTooLong { .. } => ErrorKind::NameTooLong,
+            Self::FileTooBig { .. } => ErrorKind::FileTooBig,
+            Self::TooManyLinks { .. } => ErrorKind::TooManyLinks,
+            Self::NotSynchronized { .. } => ErrorKind::NotSynchronized,
+            Self::NoSpace { .. } => ErrorKind::NoSpace,
+            Self::Busy { .. } => ErrorKind::Busy,
+            Self::Corrupt { .. } | Self::Format { .. } => ErrorKind::Corrupt,
+            Self::Poisoned { .. } => ErrorKind::Poisoned,
+            Self::Closed | Self::Locked { .. } => ErrorKind::Closed,
+            Self::Io { .. } | Self::Index { .. } => ErrorKind::Io,
+        }
+    }
+
+    pub(crate) fn io(action: &'static str, place: impl Into<String>, source: io::Error) -> Self {
+        Self::Io { action, place: place.into(), source }
+    }
+
+    pub(crate) fn corrupt(place: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self::Corrupt { place: place.into(), reason: reason.into() }
+    }
+
+    pub(crate) fn invalid(reason: impl Into<String>) -> Self {
+        Self::Invalid { reason: reason.into() }
+    }
+
+    pub(crate) fn not_found(what: impl Into<String>) -> Self {
+        Self::NotFound { what: what.into() }
+    }
+
+    pub(crate) fn exists(what: impl Into<String>) -> Self {
+        Self::Exists { what: what.into() }
+    }
+}

@@ -1,0 +1,203 @@
+//! A file in memory: its committed record, and what clients wrote since.
+//!
+//! ```text
+//! WRITE -> dirty blocks -> (flush takes them) -> flushing blocks -> committed, in the layer
+//! ```
+//! Locks, in this order: `flush` (one flush, truncate or snapshot at a time), then the commit,
+//! then `state` (short, never across I/O).
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use bytes::Bytes;
+use parking_lot::{Mutex, RwLock};
+
+use crate::error::{Error, Result};
+use crate::id::{InodeId, LayerId};
+use crate::record::{Body, InodeRecord};
+use crate::time::Timestamp;
+use crate::types::Attributes;
+use crate::units::BLOCK_BYTES_U64;
+
+/// Blocks by number, each of exactly one block's bytes.
+pub(crate) type Blocks = BTreeMap<u64, Bytes>;
+
+/// What unflushed writes changed in the attributes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pending {
+    pub(crate) size_bytes: u64,
+    pub(crate) modified_at: Timestamp,
+}
+
+/// The part of a file that changes under `state`.
+#[derive(Debug)]
+pub(crate) struct FileState {
+    /// As committed.
+    pub(crate) record: InodeRecord,
+    pub(crate) pending: Option<Pending>,
+    pub(crate) dirty: Blocks,
+    /// Since when there have been dirty blocks or a pending change.
+    pub(crate) dirty_since: Option<Instant>,
+    /// Taken by the flush under way, and not yet in the layer.
+    pub(crate) flushing: Option<Arc<Blocks>>,
+    /// Its last link is gone.
+    pub(crate) deleted: bool,
+}
+
+impl FileState {
+    /// The size, unflushed writes included.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.pending.map_or(self.record.size_bytes, |pending| pending.size_bytes)
+    }
+
+    /// The open layer.
+    pub(crate) fn layer(&self) -> Result<LayerId> {
+        match self.record.body {
+            Body::File { layer, .. } => Ok(layer),
+            Body::Directory { .. } | Body::Symlink { .. } => {
+                Err(Error::invalid("this inode is not a file"))
+            }
+        }
+    }
+
+    /// The attributes, unflushed writes included.
+    pub(crate) fn attributes(&self, inode: InodeId) -> Attributes {
+        let mut attributes = attributes_of(inode, &self.record);
+        if let Some(pending) = self.pending {
+            attributes.size_bytes = pending.size_bytes;
+            attributes.modified_at = attributes.modified_at.max(pending.modified_at);
+            attributes.changed_at = attributes.changed_at.max(pending.modified_at);
+        }
+        attributes
+    }
+
+    /// A block that is not committed yet.
+    pub(crate) fn unflushed(&self, block: u64) -> Option<&Bytes> {
+        self.dirty.get(&block).or_else(|| self.flushing.as_ref().and_then(|f| f.get(&block)))
+    }
+
+    /// Unflushed blocks of a range, newest version each.
+    pub(crate) fn unflushed_range(&self, first: u64, end: u64) -> Blocks {
+        let mut blocks = Blocks::new();
+        for source in [self.flushing.as_deref(), Some(&self.dirty)].into_iter().flatten() {
+            blocks.extend(source.range(first..end).map(|(block, bytes)| (*block, bytes.clone())));
+        }
+        blocks
+    }
+
+    /// There is something to flush.
+    pub(crate) fn is_dirty(&self) -> bool {
+        !self.dirty.is_empty() || self.pending.is_some()
+    }
+}
+
+/// The attributes of a committed record.
+pub(crate) fn attributes_of(inode: InodeId, record: &InodeRecord) -> Attributes {
+    Attributes {
+        inode,
+        generation: record.generation,
+        kind: record.kind(),
+        mode: record.mode,
+        link_count: record.link_count,
+        uid: record.uid,
+        gid: record.gid,
+        size_bytes: record.size_bytes,
+        used_bytes: record.used_blocks * BLOCK_BYTES_U64,
+        accessed_at: record.accessed_at,
+        modified_at: record.modified_at,
+        changed_at: record.changed_at,
+    }
+}
+
+/// A file that someone reads or writes.
+#[derive(Debug)]
+pub(crate) struct File {
+    pub(crate) inode: InodeId,
+    pub(crate) flush: Mutex<()>,
+    pub(crate) state: RwLock<FileState>,
+}
+
+/// Files in memory beyond which those that nobody uses are dropped.
+const FILES_IN_MEMORY: usize = 4096;
+
+/// The files in memory, and the bytes that are dirty in all of them.
+#[derive(Debug, Default)]
+pub(crate) struct FileTable {
+    files: RwLock<HashMap<InodeId, Arc<File>>>,
+    dirty_bytes: AtomicU64,
+}
+
+impl FileTable {
+    /// The file, if it is in memory.
+    pub(crate) fn get(&self, inode: InodeId) -> Option<Arc<File>> {
+        self.files.read().get(&inode).cloned()
+    }
+
+    /// Adds a file that was just loaded; the one that is there already wins. The caller holds
+    /// the structure lock, so the record is current.
+    pub(crate) fn insert(&self, inode: InodeId, record: InodeRecord) -> Arc<File> {
+        let mut files = self.files.write();
+        if files.len() >= FILES_IN_MEMORY {
+            files.retain(|_, file| Arc::strong_count(file) > 1 || file.state.read().is_dirty());
+        }
+        let fresh = || {
+            Arc::new(File {
+                inode,
+                flush: Mutex::new(()),
+                state: RwLock::new(FileState {
+                    record,
+                    pending: None,
+                    dirty: Blocks::new(),
+                    dirty_since: None,
+                    flushing: None,
+                    deleted: false,
+                }),
+            })
+        };
+        Arc::clone(files.entry(inode).or_insert_with(fresh))
+    }
+
+    /// All files in memory.
+    pub(crate) fn all(&self) -> Vec<Arc<File>> {
+        self.files.read().values().cloned().collect()
+    }
+
+    /// After a commit was applied: what it made of an inode. The caller holds the structure
+    /// lock exclusively.
+    pub(crate) fn inode_changed(&self, inode: InodeId, record: Option<InodeRecord>) {
+        let Some(file) = self.get(inode) else { return };
+        match record {
+            Some(record) => file.state.write().record = record,
+            None => {
+                let mut state = file.state.write();
+                state.deleted = true;
+                state.pending = None;
+                state.dirty_since = None;
+                let bytes = bytes_of(state.dirty.len());
+                state.dirty.clear();
+                self.dirty_bytes.fetch_sub(bytes, Ordering::AcqRel);
+                drop(state);
+                self.files.write().remove(&inode);
+            }
+        }
+    }
+
+    pub(crate) fn dirty_bytes(&self) -> u64 {
+        self.dirty_bytes.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn add_dirty(&self, blocks: usize) {
+        self.dirty_bytes.fetch_add(bytes_of(blocks), Ordering::AcqRel);
+    }
+
+    pub(crate) fn sub_dirty(&self, blocks: usize) {
+        self.dirty_bytes.fetch_sub(bytes_of(blocks), Ordering::AcqRel);
+    }
+}
+
+fn bytes_of(blocks: usize) -> u64 {
+    u64::try_from(blocks).unwrap_or(u64::MAX).saturating_mul(BLOCK_BYTES_U64)
+}

@@ -1,0 +1,228 @@
+//! The index in RocksDB.
+//!
+//! RocksDB's own log is off: segments are the log. Atomic flush takes all families to the disk
+//! at one point, so the stored log position always matches the stored entries.
+
+use std::fmt;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use rocksdb::{
+    BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType,
+    DBRawIterator, FlushOptions, Options, ReadOptions, SnapshotWithThreadMode, WriteBatch,
+    WriteBufferManager, WriteOptions,
+};
+
+use super::{Batch, Family, Kv, KvRead, Visit};
+use crate::error::{Error, Result};
+
+/// Bits a key in the bloom filters: about 1 % false positives, so that a block that is new
+/// rarely costs a read of the `hash` family.
+const BLOOM_BITS_A_KEY: f64 = 10.0;
+
+/// Open files of the index: a bound that leaves most of a process's usual 1024 to connections.
+const OPEN_FILES_MAX: i32 = 256;
+
+/// The index in RocksDB.
+pub struct RocksKv {
+    db: DB,
+    cache: Cache,
+    write_buffers: WriteBufferManager,
+}
+
+impl fmt::Debug for RocksKv {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RocksKv").field("path", &self.db.path()).finish_non_exhaustive()
+    }
+}
+
+impl RocksKv {
+    /// Opens the index in `path`, or makes it, with about `memory_bytes` for its caches and
+    /// write buffers.
+    ///
+    /// # Errors
+    /// `Index`, when RocksDB cannot open it.
+    pub fn open(path: &Path, memory_bytes: u64) -> Result<Self> {
+        let memory_bytes = usize::try_from(memory_bytes).unwrap_or(usize::MAX);
+        // Half for blocks read, half for entries not yet flushed.
+        let cache = Cache::new_lru_cache(memory_bytes / 2);
+        let write_buffers =
+            WriteBufferManager::new_write_buffer_manager(memory_bytes / 2, false);
+        let mut options = Options::default();
+        options.create_if_missing(true);
+        options.create_missing_column_families(true);
+        options.set_atomic_flush(true);
+        options.set_max_open_files(OPEN_FILES_MAX);
+        options.set_write_buffer_manager(&write_buffers);
+        options.set_max_background_jobs(2);
+        options.set_keep_log_file_num(2);
+        options.set_paranoid_checks(true);
+        let families = Family::ALL.iter().map(|&family| {
+            ColumnFamilyDescriptor::new(family.name(), family_options(family, &cache, memory_bytes))
+        });
+        let default = ColumnFamilyDescriptor::new("default", Options::default());
+        let db = DB::open_cf_descriptors(&options, path, families.chain([default]))?;
+        Ok(Self { db, cache, write_buffers })
+    }
+
+    fn family(&self, family: Family) -> Result<&ColumnFamily> {
+        self.db
+            .cf_handle(family.name())
+            .ok_or_else(|| Error::corrupt("index", format!("family {} is missing", family.name())))
+    }
+}
+
+fn family_options(family: Family, cache: &Cache, memory_bytes: usize) -> Options {
+    let mut table = BlockBasedOptions::default();
+    table.set_block_cache(cache);
+    table.set_cache_index_and_filter_blocks(true);
+    table.set_pin_l0_filter_and_index_blocks_in_cache(true);
+    table.set_format_version(5);
+    if matches!(family, Family::Hash | Family::Refs | Family::Dirent | Family::Inode) {
+        table.set_bloom_filter(BLOOM_BITS_A_KEY, false);
+    }
+    let mut options = Options::default();
+    options.set_block_based_table_factory(&table);
+    // A family is flushed with all others, so a buffer of a quarter bounds them together.
+    options.set_write_buffer_size((memory_bytes / 8).max(4 << 20));
+    // Hashes are random bytes: nothing to gain.
+    let compression =
+        if family == Family::Hash { DBCompressionType::None } else { DBCompressionType::Lz4 };
+    options.set_compression_type(compression);
+    options
+}
+
+fn seek_last(mut iterator: DBRawIterator<'_>, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+    iterator.seek_for_prev(key);
+    let found = iterator.item().map(|(key, value)| (key.to_vec(), value.to_vec()));
+    iterator.status()?;
+    Ok(found)
+}
+
+fn visit_all(
+    mut iterator: DBRawIterator<'_>,
+    from: &[u8],
+    to: &[u8],
+    visit: &mut Visit<'_>,
+) -> Result<()> {
+    iterator.seek(from);
+    while let Some((key, value)) = iterator.item() {
+        if key >= to || visit(key, value)? == ControlFlow::Break(()) {
+            break;
+        }
+        iterator.next();
+    }
+    iterator.status()?;
+    Ok(())
+}
+
+fn scan_options(to: &[u8]) -> ReadOptions {
+    let mut options = ReadOptions::default();
+    // The bound spares the iterator the tombstones behind the range.
+    options.set_iterate_upper_bound(to);
+    options
+}
+
+impl KvRead for RocksKv {
+    fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.db.get_cf(self.family(family)?, key)?)
+    }
+
+    fn get_many(&self, family: Family, keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>> {
+        let values = self.db.batched_multi_get_cf(self.family(family)?, keys, false);
+        values
+            .into_iter()
+            .map(|value| Ok(value?.map(|pinned| pinned.to_vec())))
+            .collect()
+    }
+
+    fn last_at_or_before(&self, family: Family, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        seek_last(self.db.raw_iterator_cf(self.family(family)?), key)
+    }
+
+    fn scan(&self, family: Family, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        let iterator = self.db.raw_iterator_cf_opt(self.family(family)?, scan_options(to));
+        visit_all(iterator, from, to, visit)
+    }
+}
+
+/// One moment of the index.
+struct View<'a> {
+    kv: &'a RocksKv,
+    snapshot: SnapshotWithThreadMode<'a, DB>,
+}
+
+impl KvRead for View<'_> {
+    fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.snapshot.get_cf(self.kv.family(family)?, key)?)
+    }
+
+    fn last_at_or_before(&self, family: Family, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        seek_last(self.snapshot.raw_iterator_cf(self.kv.family(family)?), key)
+    }
+
+    fn scan(&self, family: Family, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        let family = self.kv.family(family)?;
+        let iterator = self.snapshot.raw_iterator_cf_opt(family, scan_options(to));
+        visit_all(iterator, from, to, visit)
+    }
+}
+
+impl Kv for RocksKv {
+    fn apply(&self, batch: &Batch) -> Result<()> {
+        let mut writes = WriteBatch::default();
+        for write in batch {
+            let family = self.family(write.family)?;
+            match &write.value {
+                Some(value) => writes.put_cf(family, &write.key, value),
+                None => writes.delete_cf(family, &write.key),
+            }
+        }
+        let mut options = WriteOptions::default();
+        options.disable_wal(true);
+        self.db.write_opt(writes, &options)?;
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<()> {
+        let families =
+            Family::ALL.iter().map(|&family| self.family(family)).collect::<Result<Vec<_>>>()?;
+        let mut options = FlushOptions::default();
+        options.set_wait(true);
+        self.db.flush_cfs_opt(&families, &options)?;
+        Ok(())
+    }
+
+    fn compact(&self) -> Result<()> {
+        for family in Family::ALL {
+            self.db.compact_range_cf(self.family(family)?, None::<&[u8]>, None::<&[u8]>);
+        }
+        Ok(())
+    }
+
+    fn view(&self) -> Box<dyn KvRead + '_> {
+        Box::new(View { kv: self, snapshot: self.db.snapshot() })
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        let of_family = |family: &Family| {
+            let handle = self.db.cf_handle(family.name())?;
+            self.db
+                .property_int_value_cf(handle, "rocksdb.total-sst-files-size")
+                .ok()
+                .flatten()
+        };
+        Family::ALL.iter().filter_map(of_family).sum()
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        let bytes = self.cache.get_usage() + self.write_buffers.get_usage();
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}

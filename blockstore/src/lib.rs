@@ -1,0 +1,81 @@
+//! The block store of the Slackwater appliance: sparse files with O(1) snapshot and clone,
+//! deduplicated by content, in an append-only log with an index beside it.
+//!
+//! ```text
+//! WRITE -> file's dirty blocks -> commit: hash, dedup, append, index -> segment + RocksDB
+//!                                   ^
+//! snapshot, clone, rename, ... -----+  the same commit, the same batch
+//!
+//! READ  <- dirty blocks <- resolved windows <- layers, top down <- segments
+//! ```
+//!
+//! # Layout
+//! - `store` (this file): the interface. It knows no NFS, no HTTP and no async runtime.
+//! - `namespace`, `attributes`, `paths`: directories, names, links, SETATTR.
+//! - `data`, `file`, `flush`: READ, WRITE, COMMIT.
+//! - `snapshot`, `diff`: snapshots, clones, what differs.
+//! - `commit`, `transaction`, `mapping`: the one way in which anything changes.
+//! - `resolve`, `window_set`: from a block through the layers to its chunk.
+//! - `log`, `segments`, `segment_format`: chunks and commit records on the disk.
+//! - `record`, `codec`: the values of the index.
+//! - `reclaim`, `compact`, `background`: taking back what nothing names.
+//! - `check`: the invariants I1 to I7.
+//! - [`kv`], [`disk`]: the seam at the bottom, each with a form that fails on demand.
+//!
+//! The invariants are listed in ARCHITECTURE.md, the bytes on the disk in FORMAT.md.
+
+mod attributes;
+mod background;
+mod check;
+mod codec;
+mod commit;
+mod compact;
+mod core;
+mod data;
+mod diff;
+pub mod disk;
+mod error;
+mod file;
+mod flush;
+mod id;
+pub mod kv;
+mod log;
+mod mapping;
+mod name;
+mod namespace;
+mod open;
+mod options;
+mod paths;
+mod reclaim;
+mod record;
+mod resolve;
+mod segment_format;
+mod segments;
+mod snapshot;
+mod stats;
+mod store;
+mod time;
+mod transaction;
+mod types;
+mod units;
+mod window_set;
+
+pub use error::{Error, ErrorKind, Result};
+pub use id::{
+    ChunkId, ContentHash, InodeId, LayerId, SegmentId, SnapshotId, SnapshotIdParseError, StoreId,
+};
+pub use name::{FilePath, Name, PATH_BYTES_MAX};
+pub use options::Options;
+pub use store::Store;
+pub use time::Timestamp;
+pub use types::{
+    Attributes, BlockMap, CHECK_PROBLEMS_MAX, Change, ChangedExtent, CheckReport, CreateMode,
+    Created, DeletionPolicy, DiffPage, DirectoryEntry, DirectoryPage, ExtentKind, FileInfo,
+    FileKind, GcReport, LABEL_BYTES_MAX, LABELS_MAX, Labels, ReadReply, SNAPSHOT_NAME_BYTES_MAX,
+    SetAttributes, SetTime, Snapshot, SnapshotFilter, SnapshotRequest, Source, Stability, Stats,
+    Written,
+};
+pub use units::{
+    BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, NAME_BYTES_MAX, SYMLINK_BYTES_MAX,
+    WINDOW_BLOCKS, block_of, blocks_in,
+};

@@ -1,0 +1,126 @@
+//! Changing the map of a layer inside a transaction.
+//!
+//! Two primitives: [`take`] removes a range, splitting the runs at its edges, and answers what
+//! was there; [`place`] fills an empty range. Neither touches a chunk's count: the caller
+//! releases what it took and does not put elsewhere (I1).
+
+use crate::error::{Error, Result};
+use crate::id::LayerId;
+use crate::kv::Family;
+use crate::record::{Run, Target, key, split_two};
+use crate::transaction::Transaction;
+use crate::units::WINDOW_BLOCKS;
+
+/// Runs that one call looks up; callers bound their ranges so that this is never reached.
+const RUNS_MAX: usize = 1 << 22;
+
+fn decode(key: &[u8], value: &[u8]) -> Result<Run> {
+    let (_, first) = split_two("map key", key)?;
+    Run::decode(first, value)
+}
+
+/// The layer's entries that meet `[first, end)`, whole, in order, at most `limit`.
+pub(crate) fn runs(
+    txn: &Transaction<'_>,
+    layer: LayerId,
+    (first, end): (u64, u64),
+    limit: usize,
+) -> Result<Vec<Run>> {
+    let mut found = Vec::new();
+    if first > 0 {
+        let before = key::map(layer, first - 1);
+        let floor = key::map(layer, 0);
+        if let Some((key, value)) = txn.last_at_or_before(Family::Map, &floor, &before)? {
+            found.extend(Some(decode(&key, &value)?).filter(|run| run.end() > first));
+        }
+    }
+    let (from, to) = (key::map(layer, first), key::map(layer, end));
+    for (key, value) in txn.range(Family::Map, (&from, &to), limit)? {
+        found.push(decode(&key, &value)?);
+    }
+    Ok(found)
+}
+
+/// Removes the range `[first, end)` from the layer's map and answers the runs that were there.
+pub(crate) fn take(
+    txn: &mut Transaction<'_>,
+    layer: LayerId,
+    (first, end): (u64, u64),
+) -> Result<Vec<Run>> {
+    let mut taken = Vec::new();
+    let mut runs_delta: i64 = 0;
+    let mut blocks_gone = 0;
+    for run in runs(txn, layer, (first, end), RUNS_MAX)? {
+        let Some(part) = run.cut(first, end) else { continue };
+        txn.delete(Family::Map, key::map(layer, run.first));
+        runs_delta -= 1;
+        let rests = [run.cut(run.first, first), run.cut(end, run.end())];
+        for rest in rests.into_iter().flatten() {
+            txn.put(Family::Map, key::map(layer, rest.first), rest.encode());
+            runs_delta += 1;
+        }
+        if matches!(part.target, Target::Chunks(_)) {
+            blocks_gone += part.count;
+        }
+        taken.push(part);
+    }
+    if let (Some(head), Some(tail)) = (taken.first(), taken.last()) {
+        let mut record = txn.layer(layer)?;
+        record.runs = record.runs.saturating_add_signed(runs_delta);
+        record.blocks = record.blocks.saturating_sub(blocks_gone);
+        txn.put_layer(layer, &record);
+        let counters = txn.counters();
+        counters.mapped_blocks = counters.mapped_blocks.saturating_sub(blocks_gone);
+        touch(txn, layer, head.first, tail.end());
+    }
+    Ok(taken)
+}
+
+/// Puts a run where the layer's map has nothing, joining it to its neighbours if it continues
+/// them.
+pub(crate) fn place(txn: &mut Transaction<'_>, layer: LayerId, run: Run) -> Result<()> {
+    let mut joined = run;
+    let mut runs_delta: i64 = 1;
+    let (start, end) = (run.first.saturating_sub(1), run.end().saturating_add(1));
+    for other in runs(txn, layer, (start, end), RUNS_MAX)? {
+        if other.end() == run.first && other.target.continues(other.count, run.target) {
+            txn.delete(Family::Map, key::map(layer, other.first));
+            joined = Run { first: other.first, count: other.count + joined.count, ..other };
+            runs_delta -= 1;
+        } else if other.first == run.end() && run.target.continues(run.count, other.target) {
+            txn.delete(Family::Map, key::map(layer, other.first));
+            joined.count += other.count;
+            runs_delta -= 1;
+        } else if other.cut(run.first, run.end()).is_some() {
+            return Err(Error::corrupt(
+                format!("map of layer {layer}"),
+                format!("blocks {} to {} are mapped already", run.first, run.end()),
+            ));
+        }
+    }
+    txn.put(Family::Map, key::map(layer, joined.first), joined.encode());
+    let blocks = if matches!(run.target, Target::Chunks(_)) { run.count } else { 0 };
+    let mut record = txn.layer(layer)?;
+    record.runs = record.runs.saturating_add_signed(runs_delta);
+    record.blocks += blocks;
+    txn.put_layer(layer, &record);
+    txn.counters().mapped_blocks += blocks;
+    touch(txn, layer, run.first, run.end());
+    Ok(())
+}
+
+fn touch(txn: &mut Transaction<'_>, layer: LayerId, first: u64, end: u64) {
+    txn.touch_windows(layer, first / WINDOW_BLOCKS, end.div_ceil(WINDOW_BLOCKS));
+}
+
+/// Releases every chunk that the runs name.
+pub(crate) fn release(txn: &mut Transaction<'_>, taken: &[Run]) -> Result<()> {
+    for run in taken {
+        if let Target::Chunks(first) = run.target {
+            for step in 0..run.count {
+                txn.release(first.plus(step))?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,475 @@
+//! Directories, names and links. Every change is durable before its call returns.
+
+use std::ops::ControlFlow;
+
+use crate::attributes::{Requested, set_in};
+use crate::core::Core;
+use crate::error::{Error, Result};
+use crate::file::attributes_of;
+use crate::id::InodeId;
+use crate::kv::Family;
+use crate::name::Name;
+use crate::paths::{self, enter, entry_in, leave, random_generation};
+use crate::reclaim;
+use crate::record::{Body, DirentRecord, InodeRecord, LayerState, decode_cookie, key};
+use crate::snapshot::{clone_deleted, open_layer};
+use crate::transaction::Transaction;
+use crate::types::{
+    Attributes, Change, CreateMode, Created, DirectoryEntry, DirectoryPage, FileKind, SetAttributes,
+};
+use crate::units::SYMLINK_BYTES_MAX;
+
+/// Hard links of one inode, as ext4 allows.
+const LINKS_MAX: u32 = 65_000;
+
+/// Cookies begin above those that NFS front ends give `.` and `..`.
+pub(crate) const FIRST_COOKIE: u64 = 3;
+
+/// Default modes of new objects when the caller gives none.
+const FILE_MODE: u32 = 0o644;
+const DIRECTORY_MODE: u32 = 0o755;
+const SYMLINK_MODE: u32 = 0o777;
+
+fn require_directory(record: &InodeRecord, inode: InodeId) -> Result<()> {
+    match record.kind() {
+        FileKind::Directory => Ok(()),
+        FileKind::File | FileKind::Symlink => {
+            Err(Error::NotDirectory { what: format!("inode {inode}") })
+        }
+    }
+}
+
+/// The attributes, unflushed writes included.
+pub(crate) fn attributes(core: &Core, inode: InodeId) -> Result<Attributes> {
+    if let Some(file) = core.files.get(inode) {
+        let state = file.state.read();
+        if state.deleted {
+            return Err(Error::Stale { inode: inode.get() });
+        }
+        return Ok(state.attributes(inode));
+    }
+    core.inode(inode).map(|record| attributes_of(inode, &record))
+}
+
+pub(crate) fn lookup(core: &Core, directory: InodeId, name: &Name) -> Result<Attributes> {
+    let missing = || Error::not_found(format!("`{name}`"));
+    let found = paths::entry(core.kv.as_ref(), directory, name)?;
+    let Some(found) = found else {
+        // Tells a missing name from a missing directory and from a file.
+        require_directory(&core.inode(directory)?, directory)?;
+        return Err(missing());
+    };
+    match attributes(core, found.inode) {
+        // It was removed between the two look-ups.
+        Err(Error::Stale { .. }) => Err(missing()),
+        other => other,
+    }
+}
+
+pub(crate) fn parent(core: &Core, directory: InodeId) -> Result<Attributes> {
+    let record = core.inode(directory)?;
+    match record.body {
+        Body::Directory { parent, .. } => attributes(core, parent),
+        Body::File { .. } | Body::Symlink { .. } => {
+            Err(Error::NotDirectory { what: format!("inode {directory}") })
+        }
+    }
+}
+
+pub(crate) fn read_link(core: &Core, inode: InodeId) -> Result<(Vec<u8>, Attributes)> {
+    let record = core.inode(inode)?;
+    match &record.body {
+        Body::Symlink { target } => Ok((target.clone(), attributes_of(inode, &record))),
+        Body::File { .. } | Body::Directory { .. } => {
+            Err(Error::WrongKind { what: format!("inode {inode}"), expected: "symbolic link" })
+        }
+    }
+}
+
+/// A record with the attributes of a new object.
+fn new_record(txn: &Transaction<'_>, generation: u32, set: &Requested, body: Body) -> InodeRecord {
+    let now = txn.now();
+    let (mode, link_count) = match body {
+        Body::File { .. } => (FILE_MODE, 1),
+        Body::Directory { .. } => (DIRECTORY_MODE, 2),
+        Body::Symlink { .. } => (SYMLINK_MODE, 1),
+    };
+    let size_bytes = match &body {
+        Body::Symlink { target } => u64::try_from(target.len()).unwrap_or(0),
+        Body::File { .. } | Body::Directory { .. } => 0,
+    };
+    let mut record = InodeRecord {
+        generation,
+        mode,
+        uid: 0,
+        gid: 0,
+        link_count,
+        size_bytes,
+        used_blocks: 0,
+        accessed_at: now,
+        modified_at: now,
+        changed_at: now,
+        created_at: now,
+        body,
+    };
+    set.apply_to(&mut record, now);
+    record.changed_at = now;
+    record
+}
+
+fn created(
+    txn: &Transaction<'_>,
+    (directory, before): (InodeId, Attributes),
+    inode: InodeId,
+) -> Result<Created> {
+    let after = attributes_of(directory, &txn.inode(directory)?);
+    let attributes = attributes_of(inode, &txn.inode(inode)?);
+    Ok(Created { attributes, directory: Change { before, after } })
+}
+
+fn before(txn: &Transaction<'_>, directory: InodeId) -> Result<Attributes> {
+    let record = txn.inode(directory)?;
+    require_directory(&record, directory)?;
+    Ok(attributes_of(directory, &record))
+}
+
+pub(crate) fn create(
+    core: &Core,
+    directory: InodeId,
+    name: &Name,
+    mode: CreateMode,
+    set: &SetAttributes,
+) -> Result<Created> {
+    let requested = Requested::new(set)?;
+    let generation = random_generation()?;
+    let wanted = name.clone();
+    let outcome = core.commit(move |txn| {
+        let before = before(txn, directory)?;
+        if let Some(found) = entry_in(txn, directory, &wanted)? {
+            return take_existing(txn, found, &wanted, mode)
+                .and_then(|()| created(txn, (directory, before), found.inode))
+                .map(|created| (created, true));
+        }
+        let inode = txn.take_inode();
+        let layer = txn.make_layer(&open_layer(inode, None));
+        let verifier = match mode {
+            CreateMode::Exclusive(verifier) => Some(verifier),
+            CreateMode::Unchecked | CreateMode::Guarded => None,
+        };
+        let body = Body::File { layer, origin: None, verifier };
+        let mut record = new_record(txn, generation, &requested, body);
+        record.size_bytes = requested.size_bytes().unwrap_or(0);
+        txn.put_inode(inode, &record);
+        txn.counters().files += 1;
+        enter(txn, directory, &wanted, inode, false)?;
+        created(txn, (directory, before), inode).map(|created| (created, false))
+    })?;
+    match (outcome, mode, set.size_bytes) {
+        ((mut created, true), CreateMode::Unchecked, Some(size_bytes)) => {
+            let size = SetAttributes { size_bytes: Some(size_bytes), ..SetAttributes::default() };
+            let inode = created.attributes.inode;
+            created.attributes = set_in(core, inode, &size, None)?.after;
+            Ok(created)
+        }
+        ((created, _), _, _) => Ok(created),
+    }
+}
+
+/// Whether CREATE may take what has the name already.
+fn take_existing(
+    txn: &Transaction<'_>,
+    found: DirentRecord,
+    name: &Name,
+    mode: CreateMode,
+) -> Result<()> {
+    let exists = || Error::exists(format!("`{name}`"));
+    let record = txn.inode(found.inode)?;
+    let Body::File { verifier, .. } = record.body else { return Err(exists()) };
+    match mode {
+        CreateMode::Unchecked => Ok(()),
+        CreateMode::Exclusive(wanted) if verifier == Some(wanted) => Ok(()),
+        CreateMode::Guarded | CreateMode::Exclusive(_) => Err(exists()),
+    }
+}
+
+/// Makes a directory with default attributes inside a transaction.
+pub(crate) fn new_directory(
+    txn: &mut Transaction<'_>,
+    parent: InodeId,
+    name: &Name,
+) -> Result<InodeId> {
+    let generation = random_generation()?;
+    add_directory(txn, parent, name, (generation, &Requested::default()))
+}
+
+fn add_directory(
+    txn: &mut Transaction<'_>,
+    parent: InodeId,
+    name: &Name,
+    (generation, set): (u32, &Requested),
+) -> Result<InodeId> {
+    let inode = txn.take_inode();
+    let body = Body::Directory { parent, next_cookie: FIRST_COOKIE };
+    let record = new_record(txn, generation, set, body);
+    txn.put_inode(inode, &record);
+    enter(txn, parent, name, inode, true)?;
+    Ok(inode)
+}
+
+pub(crate) fn make_directory(
+    core: &Core,
+    directory: InodeId,
+    name: &Name,
+    set: &SetAttributes,
+) -> Result<Created> {
+    let requested = Requested::new(set)?;
+    let generation = random_generation()?;
+    let wanted = name.clone();
+    core.commit(move |txn| {
+        let before = before(txn, directory)?;
+        if entry_in(txn, directory, &wanted)?.is_some() {
+            return Err(Error::exists(format!("`{wanted}`")));
+        }
+        let inode = add_directory(txn, directory, &wanted, (generation, &requested))?;
+        created(txn, (directory, before), inode)
+    })
+}
+
+pub(crate) fn make_symlink(
+    core: &Core,
+    directory: InodeId,
+    name: &Name,
+    target: &[u8],
+    set: &SetAttributes,
+) -> Result<Created> {
+    if target.len() > SYMLINK_BYTES_MAX {
+        return Err(Error::NameTooLong { got: target.len(), limit: SYMLINK_BYTES_MAX });
+    }
+    if target.is_empty() || target.contains(&0) {
+        return Err(Error::invalid("a link's target has at least one byte, and no NUL"));
+    }
+    let requested = Requested::new(set)?;
+    let generation = random_generation()?;
+    let (wanted, target) = (name.clone(), target.to_vec());
+    core.commit(move |txn| {
+        let before = before(txn, directory)?;
+        if entry_in(txn, directory, &wanted)?.is_some() {
+            return Err(Error::exists(format!("`{wanted}`")));
+        }
+        let inode = txn.take_inode();
+        let record = new_record(txn, generation, &requested, Body::Symlink { target });
+        txn.put_inode(inode, &record);
+        enter(txn, directory, &wanted, inode, false)?;
+        created(txn, (directory, before), inode)
+    })
+}
+
+/// One link fewer; the inode goes with its last one, in O(1): its layer waits for reclaim.
+fn unlink(txn: &mut Transaction<'_>, inode: InodeId) -> Result<()> {
+    let mut record = txn.inode(inode)?;
+    record.link_count = record.link_count.saturating_sub(1);
+    if record.link_count > 0 {
+        record.changed_at = txn.now();
+        txn.put_inode(inode, &record);
+        return Ok(());
+    }
+    txn.delete(Family::Inode, key::inode(inode));
+    let counters = txn.counters();
+    counters.inodes = counters.inodes.saturating_sub(1);
+    if let Body::File { layer, origin, .. } = record.body {
+        counters.files = counters.files.saturating_sub(1);
+        let mut open = txn.layer(layer)?;
+        open.state = LayerState::Frozen;
+        txn.put_layer(layer, &open);
+        reclaim::layer_released(txn, layer)?;
+        if let Some(origin) = origin {
+            clone_deleted(txn, origin)?;
+        }
+    }
+    Ok(())
+}
+
+/// Removes an empty directory's inode.
+fn drop_directory(txn: &mut Transaction<'_>, inode: InodeId, name: &Name) -> Result<()> {
+    let from = key::dirent(inode, b"");
+    let to = key::dirent(InodeId::new(inode.get() + 1), b"");
+    if !txn.range(Family::Dirent, (&from, &to), 1)?.is_empty() {
+        return Err(Error::NotEmpty { what: format!("`{name}`") });
+    }
+    txn.delete(Family::Inode, key::inode(inode));
+    let counters = txn.counters();
+    counters.inodes = counters.inodes.saturating_sub(1);
+    Ok(())
+}
+
+/// What a removal is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Removal {
+    /// REMOVE: files and links.
+    NotDirectory,
+    /// RMDIR: directories.
+    Directory,
+    /// Either.
+    Any,
+}
+
+pub(crate) fn remove(
+    core: &Core,
+    directory: InodeId,
+    name: &Name,
+    removal: Removal,
+) -> Result<Change> {
+    let wanted = name.clone();
+    core.commit(move |txn| remove_in(txn, directory, &wanted, removal))
+}
+
+fn remove_in(
+    txn: &mut Transaction<'_>,
+    directory: InodeId,
+    name: &Name,
+    removal: Removal,
+) -> Result<Change> {
+    let before = before(txn, directory)?;
+    let found = entry_in(txn, directory, name)?
+        .ok_or_else(|| Error::not_found(format!("`{name}`")))?;
+    let is_directory = txn.inode(found.inode)?.kind() == FileKind::Directory;
+    match (removal, is_directory) {
+        (Removal::NotDirectory, true) => {
+            return Err(Error::IsDirectory { what: format!("`{name}`") });
+        }
+        (Removal::Directory, false) => {
+            return Err(Error::NotDirectory { what: format!("`{name}`") });
+        }
+        (_, true) => drop_directory(txn, found.inode, name)?,
+        (_, false) => unlink(txn, found.inode)?,
+    }
+    leave(txn, directory, name, is_directory)?;
+    Ok(Change { before, after: attributes_of(directory, &txn.inode(directory)?) })
+}
+
+pub(crate) fn link(
+    core: &Core,
+    inode: InodeId,
+    directory: InodeId,
+    name: &Name,
+) -> Result<(Attributes, Change)> {
+    let wanted = name.clone();
+    let (after, change) = core.commit(move |txn| {
+        let before = before(txn, directory)?;
+        let mut record = txn.inode(inode)?;
+        if record.kind() == FileKind::Directory {
+            return Err(Error::IsDirectory { what: format!("inode {inode}") });
+        }
+        if record.link_count >= LINKS_MAX {
+            return Err(Error::TooManyLinks { inode: inode.get() });
+        }
+        if entry_in(txn, directory, &wanted)?.is_some() {
+            return Err(Error::exists(format!("`{wanted}`")));
+        }
+        record.link_count += 1;
+        record.changed_at = txn.now();
+        txn.put_inode(inode, &record);
+        enter(txn, directory, &wanted, inode, false)?;
+        let after = attributes_of(directory, &txn.inode(directory)?);
+        Ok((attributes_of(inode, &record), Change { before, after }))
+    })?;
+    // Unflushed writes count too.
+    Ok((attributes(core, inode).unwrap_or(after), change))
+}
+
+/// Where a rename goes from or to.
+pub(crate) type Place = (InodeId, Name);
+
+pub(crate) fn rename(core: &Core, from: Place, to: Place) -> Result<(Change, Change)> {
+    core.commit(move |txn| {
+        let before_from = before(txn, from.0)?;
+        let before_to = before(txn, to.0)?;
+        rename_in(txn, &from, &to)?;
+        let after = |inode| Ok::<_, Error>(attributes_of(inode, &txn.inode(inode)?));
+        Ok((
+            Change { before: before_from, after: after(from.0)? },
+            Change { before: before_to, after: after(to.0)? },
+        ))
+    })
+}
+
+/// RFC 1813 section 3.3.14: a target of a like kind is replaced; the same file is left alone.
+pub(crate) fn rename_in(txn: &mut Transaction<'_>, from: &Place, to: &Place) -> Result<()> {
+    let ((from_directory, from_name), (to_directory, to_name)) = (from, to);
+    let moved = entry_in(txn, *from_directory, from_name)?
+        .ok_or_else(|| Error::not_found(format!("`{from_name}`")))?;
+    let mut record = txn.inode(moved.inode)?;
+    let is_directory = record.kind() == FileKind::Directory;
+    if is_directory {
+        refuse_cycle(txn, moved.inode, *to_directory)?;
+    }
+    if let Some(target) = entry_in(txn, *to_directory, to_name)? {
+        if target.inode == moved.inode {
+            return Ok(());
+        }
+        let target_is_directory = txn.inode(target.inode)?.kind() == FileKind::Directory;
+        match (is_directory, target_is_directory) {
+            (true, false) => return Err(Error::NotDirectory { what: format!("`{to_name}`") }),
+            (false, true) => return Err(Error::IsDirectory { what: format!("`{to_name}`") }),
+            (true, true) => drop_directory(txn, target.inode, to_name)?,
+            (false, false) => unlink(txn, target.inode)?,
+        }
+        leave(txn, *to_directory, to_name, target_is_directory)?;
+    }
+    leave(txn, *from_directory, from_name, is_directory)?;
+    enter(txn, *to_directory, to_name, moved.inode, is_directory)?;
+    record.changed_at = txn.now();
+    if let Body::Directory { parent, .. } = &mut record.body {
+        *parent = *to_directory;
+    }
+    txn.put_inode(moved.inode, &record);
+    Ok(())
+}
+
+/// A directory cannot be moved into itself or below itself.
+fn refuse_cycle(txn: &Transaction<'_>, moved: InodeId, to: InodeId) -> Result<()> {
+    let mut ancestor = to;
+    while ancestor != InodeId::ROOT {
+        if ancestor == moved {
+            return Err(Error::invalid("a directory cannot be moved into itself"));
+        }
+        let Body::Directory { parent, .. } = txn.inode(ancestor)?.body else {
+            return Err(Error::NotDirectory { what: format!("inode {ancestor}") });
+        };
+        ancestor = parent;
+    }
+    Ok(())
+}
+
+pub(crate) fn read_directory(
+    core: &Core,
+    directory: InodeId,
+    after_cookie: u64,
+    limit: usize,
+) -> Result<DirectoryPage> {
+    require_directory(&core.inode(directory)?, directory)?;
+    let from = key::cookie(directory, after_cookie.saturating_add(1));
+    let to = key::cookie(InodeId::new(directory.get() + 1), 0);
+    let mut found = Vec::new();
+    let mut end = true;
+    core.kv.scan(Family::Cookie, &from, &to, &mut |key, value| {
+        if found.len() >= limit {
+            end = false;
+            return Ok(ControlFlow::Break(()));
+        }
+        let (_, cookie) = crate::record::split_two("cookie key", key)?;
+        let (inode, name) = decode_cookie(value)?;
+        found.push((inode, cookie, Name::new(name)?));
+        Ok(ControlFlow::Continue(()))
+    })?;
+    let mut entries = Vec::with_capacity(found.len());
+    for (inode, cookie, name) in found {
+        match attributes(core, inode) {
+            Ok(attributes) => entries.push(DirectoryEntry { name, cookie, attributes }),
+            // Removed since the scan.
+            Err(Error::Stale { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(DirectoryPage { entries, end })
+}

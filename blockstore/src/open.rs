@@ -1,0 +1,269 @@
+//! Opening a store: lock, format, recovery of the log, the tables in memory.
+//!
+//! ```text
+//! DATA_DIR/lock          held while a process has the store open
+//! DATA_DIR/FORMAT        "slackwater 1"
+//! DATA_DIR/index/        RocksDB
+//! DATA_DIR/log/          segments as they were written
+//! DATA_DIR/compacted/    segments that compaction made
+//! ```
+
+use std::collections::{HashMap, HashSet};
+use std::fs::{File, TryLockError};
+use std::io::Write as _;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use parking_lot::Mutex;
+use quick_cache::sync::Cache;
+
+use crate::codec::{Decoder, Encoder};
+use crate::commit::{Committer, Leader};
+use crate::core::{BlockWeight, Budget, Core, Tally};
+use crate::disk::{Disk, FileRole, LocalDisk};
+use crate::error::{Error, Result};
+use crate::file::FileTable;
+use crate::id::{InodeId, SegmentId, StoreId};
+use crate::kv::{Family, Kv, RocksKv, Write, prefix_end};
+use crate::log::{Recovered, Recovery};
+use crate::options::Options;
+use crate::record::{Body, Counters, InodeRecord, LogPosition, SegmentRecord, key};
+use crate::resolve::Resolver;
+use crate::segments::Segments;
+use crate::time::Clock;
+use crate::units::BLOCK_BYTES_U64;
+
+/// The format that this program writes; FORMAT.md describes it.
+pub(crate) const FORMAT_VERSION: u32 = 1;
+
+const STORE_RECORD_VERSION: u8 = 1;
+
+/// Takes the data directory for this process.
+pub(crate) fn lock(data_dir: &Path) -> Result<File> {
+    let fail = |action| {
+        let place = data_dir.display().to_string();
+        move |source| Error::io(action, place, source)
+    };
+    std::fs::create_dir_all(data_dir).map_err(fail("create"))?;
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(data_dir.join("lock"))
+        .map_err(fail("open the lock file in"))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::Locked { path: data_dir.to_path_buf() }),
+        Err(TryLockError::Error(source)) => Err(fail("lock")(source)),
+    }
+}
+
+/// Checks the format of an existing store, or stamps a new one.
+pub(crate) fn check_format(data_dir: &Path) -> Result<()> {
+    let path = data_dir.join("FORMAT");
+    let place = || path.display().to_string();
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            return stamp_format(data_dir, &path);
+        }
+        Err(source) => return Err(Error::io("read", place(), source)),
+    };
+    let version = text.strip_prefix("slackwater ").and_then(|rest| rest.trim_end().parse().ok());
+    match version {
+        Some(FORMAT_VERSION) => Ok(()),
+        Some(got) => Err(Error::Format { got, expected: FORMAT_VERSION }),
+        None => Err(Error::corrupt(
+            place(),
+            format!("`{}`, expected `slackwater {FORMAT_VERSION}`", text.trim_end().escape_debug()),
+        )),
+    }
+}
+
+fn stamp_format(data_dir: &Path, path: &Path) -> Result<()> {
+    let fail = |source| Error::io("write", path.display().to_string(), source);
+    if data_dir.join("log").exists() || data_dir.join("index").exists() {
+        return Err(Error::corrupt(
+            path.display().to_string(),
+            "it is missing, yet the directory holds a store",
+        ));
+    }
+    // Written aside and renamed, so that a crash leaves no half of it.
+    let aside = data_dir.join("FORMAT.new");
+    let mut file = File::create(&aside).map_err(fail)?;
+    file.write_all(format!("slackwater {FORMAT_VERSION}\n").as_bytes()).map_err(fail)?;
+    file.sync_all().map_err(fail)?;
+    std::fs::rename(&aside, path).map_err(fail)?;
+    File::open(data_dir).and_then(|directory| directory.sync_all()).map_err(fail)
+}
+
+/// Opens index and segments in a directory.
+pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk>)> {
+    let disk = LocalDisk::open(&options.data_dir)?;
+    let budget = Budget::of(options);
+    let kv = RocksKv::open(&options.data_dir.join("index"), budget.index_bytes)?;
+    Ok((Arc::new(kv), Arc::new(disk)))
+}
+
+/// Recovers the log into the index and builds what is held in memory.
+pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) -> Result<Core> {
+    let budget = Budget::of(&options);
+    let segments = Arc::new(Segments::new(Arc::clone(&disk), budget.directories_bytes));
+    let durable = position(kv.as_ref())?;
+    let recovered = Recovery {
+        disk: Arc::clone(&disk),
+        segments: Arc::clone(&segments),
+        position: durable,
+        apply: &mut |mut batch, position| {
+            let key = key::META_POSITION.to_vec();
+            batch.push(Write { family: Family::Meta, key, value: Some(position.encode()) });
+            kv.apply(&batch)
+        },
+    }
+    .run()?;
+    if recovered.replayed > 0 {
+        tracing::info!(commits = recovered.replayed, "replayed the log");
+    }
+    let records = load_segments(kv.as_ref(), &segments)?;
+    let kept_from = durable.map_or(SegmentId::new(0), |at| at.segment);
+    remove_leftovers(disk.as_ref(), &records, kept_from)?;
+    let file_bytes = total_bytes(disk.as_ref(), &segments)?;
+    let (store, handle_key, counters) = identity(kv.as_ref(), &recovered)?;
+    let start = LogPosition { segment: kept_from, offset_bytes: 0, sequence: 0 };
+    let Recovered { log, sealed, .. } = recovered;
+    let committer = Committer::new(Leader::new(log, counters, records, &sealed))?;
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(options.hash_threads.max(1))
+        .thread_name(|number| format!("slackwater-hash-{number}"))
+        .build()
+        .map_err(|error| Error::io("start", "the hash pool", std::io::Error::other(error)))?;
+    let index_bytes = AtomicU64::new(kv.disk_bytes());
+    let blocks = usize::try_from(budget.blocks_bytes / BLOCK_BYTES_U64).unwrap_or(usize::MAX);
+    Ok(Core {
+        store,
+        handle_key,
+        budget,
+        resolver: Resolver::new(Arc::clone(&kv), budget.windows_bytes),
+        kv,
+        disk,
+        segments,
+        files: FileTable::default(),
+        clock: Clock::default(),
+        committer,
+        blocks: Cache::with_weighter(blocks, budget.blocks_bytes, BlockWeight),
+        tally: Tally::default(),
+        pool,
+        file_bytes: AtomicU64::new(file_bytes),
+        index_bytes,
+        checkpoint: Mutex::new(start),
+        gc: Mutex::new(()),
+        options,
+    })
+}
+
+fn position(kv: &dyn Kv) -> Result<Option<LogPosition>> {
+    let bytes = kv.get(Family::Meta, key::META_POSITION)?;
+    bytes.as_deref().map(LogPosition::decode).transpose()
+}
+
+fn load_segments(kv: &dyn Kv, segments: &Segments) -> Result<HashMap<SegmentId, SegmentRecord>> {
+    let mut records = HashMap::new();
+    kv.scan(Family::Segment, &[], &prefix_end(&[0xff; 8]), &mut |key, value| {
+        let id = SegmentId::new(Decoder::new("segment key", key).u64()?);
+        let record = SegmentRecord::decode(value)?;
+        if let Some(offset) = record.directory_offset_bytes {
+            segments.put_sealed(id, record.file, offset, record.chunks);
+        }
+        records.insert(id, record);
+        Ok(ControlFlow::Continue(()))
+    })?;
+    Ok(records)
+}
+
+/// Removes files that a crash left between making a file and naming it, or between moving its
+/// segments and removing it.
+fn remove_leftovers(
+    disk: &dyn Disk,
+    records: &HashMap<SegmentId, SegmentRecord>,
+    kept_from: SegmentId,
+) -> Result<()> {
+    let named: HashSet<_> = records.values().map(|record| record.file).collect();
+    for name in disk.list()? {
+        let is_log = name.role == FileRole::Log && name.number >= kept_from;
+        if !is_log && !named.contains(&name) {
+            tracing::info!(%name, "removing a segment file that nothing names");
+            disk.remove(name)?;
+        }
+    }
+    Ok(())
+}
+
+fn total_bytes(disk: &dyn Disk, segments: &Segments) -> Result<u64> {
+    let mut total = 0;
+    for name in disk.list()? {
+        total += segments.open_file(name)?.length_bytes()?;
+    }
+    Ok(total)
+}
+
+/// The store's id, the key of file handles, and the counters; made anew for a new store.
+fn identity(kv: &dyn Kv, recovered: &Recovered) -> Result<(StoreId, [u8; 32], Counters)> {
+    let Some(bytes) = kv.get(Family::Meta, key::META_STORE)? else {
+        let mut handle_key = [0; 32];
+        getrandom::fill(&mut handle_key).map_err(|error| {
+            Error::io("read random bytes", "the operating system", std::io::Error::other(error))
+        })?;
+        let counters = Counters { next_inode: 1, next_layer: 1, ..Counters::default() };
+        return Ok((recovered.log.store(), handle_key, counters));
+    };
+    let mut d = Decoder::versioned("store record", &bytes, STORE_RECORD_VERSION)?;
+    let (got, store, handle_key) = (d.u32()?, StoreId::from_bytes(d.array()?), d.array()?);
+    d.end()?;
+    if got != FORMAT_VERSION {
+        return Err(Error::Format { got, expected: FORMAT_VERSION });
+    }
+    if store != recovered.log.store() {
+        return Err(Error::corrupt(
+            "index",
+            format!("it is of store {store}, the log is of store {}", recovered.log.store()),
+        ));
+    }
+    let counters = kv.get(Family::Meta, key::META_COUNTERS)?;
+    let counters = counters.as_deref().map(Counters::decode).transpose()?.unwrap_or_default();
+    Ok((store, handle_key, counters))
+}
+
+/// The first commit of a new store: its identity and its root directory.
+pub(crate) fn initialize(core: &Core) -> Result<()> {
+    if core.kv.get(Family::Meta, key::META_STORE)?.is_some() {
+        return Ok(());
+    }
+    let mut encoder = Encoder::versioned(STORE_RECORD_VERSION);
+    encoder.u32(FORMAT_VERSION).raw(core.store.as_bytes()).raw(&core.handle_key);
+    let record = encoder.finish();
+    let generation = crate::paths::random_generation()?;
+    core.commit(move |txn| {
+        txn.put(Family::Meta, key::META_STORE.to_vec(), record);
+        let root = txn.take_inode();
+        assert_eq!(root, InodeId::ROOT, "the root is the first inode of a new store");
+        let now = txn.now();
+        let record = InodeRecord {
+            generation,
+            mode: 0o755,
+            uid: 0,
+            gid: 0,
+            link_count: 2,
+            size_bytes: 0,
+            used_blocks: 0,
+            accessed_at: now,
+            modified_at: now,
+            changed_at: now,
+            created_at: now,
+            body: Body::Directory { parent: root, next_cookie: crate::namespace::FIRST_COOKIE },
+        };
+        txn.put_inode(root, &record);
+        Ok(())
+    })
+}

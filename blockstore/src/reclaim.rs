@@ -1,0 +1,290 @@
+//! What happens to a layer that nothing names any more: reclaim and collapse, in restartable
+//! slices whose cost is proportional to the layer's own entries.
+//!
+//! ```text
+//! no snapshot, no child    dead: its entries are released slice by slice, then it is gone
+//! no snapshot, one child   collapse: the fewer entries move to the other layer
+//!     parent --> child       child has more: parent's entries move down, where not hidden
+//!     parent <-- child       child is open and has fewer: its entries move up over parent's
+//! no snapshot, more        it stays until all but one child are gone
+//! ```
+//! Each slice is one transaction that changes no visible byte (I4), so a crash between two
+//! slices needs no repair, and the work left is found from the layers themselves.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
+
+use crate::commit::{Weight, commit};
+use crate::core::Core;
+use crate::error::Result;
+use crate::id::{InodeId, LayerId};
+use crate::kv::Family;
+use crate::mapping;
+use crate::record::{Body, LayerRecord, LayerState, Run, Target, key, split_two};
+use crate::transaction::Transaction;
+
+/// Map entries of one slice.
+const SLICE_ENTRIES: usize = 512;
+
+/// Chunks that one slice releases: writers wait for a slice, so it stays in the milliseconds.
+const SLICE_CHUNKS: u64 = 2048;
+
+/// A layer lost a snapshot or a child: decides what becomes of it.
+pub(crate) fn layer_released(txn: &mut Transaction<'_>, id: LayerId) -> Result<()> {
+    let mut layer = txn.layer(id)?;
+    if layer.state != LayerState::Frozen || layer.snapshots > 0 {
+        return Ok(());
+    }
+    match layer.children {
+        0 => {
+            layer.state = LayerState::Dead;
+            txn.put_layer(id, &layer);
+            txn.counters().dead_layers += 1;
+            txn.delete(Family::Queue, key::queue_layer(key::QUEUE_COLLAPSE, id));
+            txn.put(Family::Queue, key::queue_layer(key::QUEUE_DEAD, id), Vec::new());
+        }
+        1 => txn.put(Family::Queue, key::queue_layer(key::QUEUE_COLLAPSE, id), Vec::new()),
+        _ => {}
+    }
+    Ok(())
+}
+
+/// A piece of work that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Job {
+    Reclaim(LayerId),
+    Collapse(LayerId),
+}
+
+/// The next piece of work.
+pub(crate) fn next_job(core: &Core) -> Result<Option<Job>> {
+    let mut job = None;
+    let (from, to) = ([key::QUEUE_DEAD], [key::QUEUE_COLLAPSE + 1]);
+    core.kv.scan(Family::Queue, &from, &to, &mut |key, _| {
+        let mut decoder = crate::codec::Decoder::new("queue key", key);
+        let kind = decoder.u8()?;
+        let layer = LayerId::new(decoder.u64()?);
+        job = Some(if kind == key::QUEUE_DEAD { Job::Reclaim(layer) } else { Job::Collapse(layer) });
+        Ok(ControlFlow::Break(()))
+    })?;
+    Ok(job)
+}
+
+/// Does one slice of a job; answers the entries it visited.
+pub(crate) fn work(core: &Core, job: Job) -> Result<u64> {
+    // Collapse moves entries between layers, which other ops of a group would read from the
+    // index half moved.
+    let weight = Weight { bytes: 0, alone: true };
+    let visited = match job {
+        Job::Reclaim(layer) => commit(core, weight, move |txn| reclaim_slice(txn, layer))?,
+        Job::Collapse(layer) => {
+            // A flush resolves the layers below its open layer before its transaction: they
+            // must not change in between, so collapse next to an open layer takes turns with it.
+            let owner = open_child_owner(core, layer)?;
+            let file = owner.and_then(|owner| core.file(owner).ok());
+            let _flush = file.as_ref().map(|file| file.flush.lock());
+            commit(core, weight, move |txn| collapse_slice(txn, layer, owner))?
+        }
+    };
+    core.tally.reclaimed_entries.fetch_add(visited, Ordering::Relaxed);
+    Ok(visited)
+}
+
+/// The first entries of a layer, up to the bounds of a slice; the last may be cut short.
+fn first_entries(txn: &Transaction<'_>, layer: LayerId) -> Result<Vec<Run>> {
+    let mut slice = Vec::new();
+    let mut chunks = 0;
+    for run in mapping::runs(txn, layer, (0, u64::MAX), SLICE_ENTRIES)? {
+        if chunks >= SLICE_CHUNKS {
+            break;
+        }
+        let room = match run.target {
+            Target::Hole => run.count,
+            Target::Chunks(_) => run.count.min(SLICE_CHUNKS - chunks),
+        };
+        if matches!(run.target, Target::Chunks(_)) {
+            chunks += room;
+        }
+        slice.extend(run.cut(run.first, run.first + room));
+    }
+    Ok(slice)
+}
+
+fn count(entries: &[Run]) -> u64 {
+    u64::try_from(entries.len()).unwrap_or(u64::MAX)
+}
+
+fn reclaim_slice(txn: &mut Transaction<'_>, id: LayerId) -> Result<u64> {
+    let layer = txn.layer(id)?;
+    debug_assert_eq!(layer.state, LayerState::Dead, "only dead layers are reclaimed");
+    let entries = first_entries(txn, id)?;
+    for run in &entries {
+        let taken = mapping::take(txn, id, (run.first, run.end()))?;
+        mapping::release(txn, &taken)?;
+    }
+    if txn.layer(id)?.runs == 0 {
+        remove_layer(txn, id, key::QUEUE_DEAD)?;
+        let counters = txn.counters();
+        counters.dead_layers = counters.dead_layers.saturating_sub(1);
+        if let Some(parent) = layer.parent {
+            txn.delete(Family::Child, key::child(parent, id));
+            let mut record = txn.layer(parent)?;
+            record.children = record.children.saturating_sub(1);
+            txn.put_layer(parent, &record);
+            layer_released(txn, parent)?;
+        }
+    }
+    Ok(count(&entries))
+}
+
+/// Removes an empty layer's record and its place in the queue.
+fn remove_layer(txn: &mut Transaction<'_>, id: LayerId, queue: u8) -> Result<()> {
+    txn.delete(Family::Layer, key::layer(id));
+    txn.delete(Family::Queue, key::queue_layer(queue, id));
+    let counters = txn.counters();
+    counters.layers = counters.layers.saturating_sub(1);
+    Ok(())
+}
+
+/// The only child of a layer.
+fn only_child(txn: &Transaction<'_>, parent: LayerId) -> Result<Option<LayerId>> {
+    let from = key::child(parent, LayerId::new(0));
+    let to = key::child(LayerId::new(parent.get() + 1), LayerId::new(0));
+    let found = txn.range(Family::Child, (&from, &to), 2)?;
+    match found.as_slice() {
+        [(key, _)] => Ok(Some(LayerId::new(split_two("child key", key)?.1))),
+        _ => Ok(None),
+    }
+}
+
+/// The file whose open layer is the only child of `parent`.
+fn open_child_owner(core: &Core, parent: LayerId) -> Result<Option<InodeId>> {
+    let from = key::child(parent, LayerId::new(0));
+    let to = key::child(LayerId::new(parent.get() + 1), LayerId::new(0));
+    let mut owner = None;
+    core.kv.scan(Family::Child, &from, &to, &mut |entry, _| {
+        let (_, child) = split_two("child key", entry)?;
+        if let Some(bytes) = core.kv.get(Family::Layer, &key::layer(LayerId::new(child)))?
+            && let LayerState::Open(inode) = LayerRecord::decode(&bytes)?.state
+        {
+            owner = Some(inode);
+        }
+        Ok(ControlFlow::Break(()))
+    })?;
+    Ok(owner)
+}
+
+/// `locked`: the owner of the open child whose flush lock the caller holds.
+fn collapse_slice(
+    txn: &mut Transaction<'_>,
+    parent: LayerId,
+    locked: Option<InodeId>,
+) -> Result<u64> {
+    let record = txn.layer(parent)?;
+    let wanted = record.state == LayerState::Frozen && record.snapshots == 0;
+    let child = if wanted && record.children == 1 { only_child(txn, parent)? } else { None };
+    let Some(child) = child else {
+        // It got a snapshot or another child since: it stays, or waits elsewhere.
+        txn.delete(Family::Queue, key::queue_layer(key::QUEUE_COLLAPSE, parent));
+        return Ok(0);
+    };
+    let of_child = txn.layer(child)?;
+    match of_child.state {
+        LayerState::Dead => {
+            // Reclaim takes the child first; then this layer has none and dies itself.
+            txn.delete(Family::Queue, key::queue_layer(key::QUEUE_COLLAPSE, parent));
+            Ok(0)
+        }
+        // The file came after the caller looked: the next slice holds its lock.
+        LayerState::Open(owner) if locked != Some(owner) => Ok(0),
+        LayerState::Open(owner) if of_child.runs < record.runs => {
+            move_up(txn, (parent, record), child, owner)
+        }
+        LayerState::Open(_) | LayerState::Frozen => move_down(txn, (parent, record), child),
+    }
+}
+
+/// Moves entries of the parent into the child where the child has none, and releases the rest.
+fn move_down(
+    txn: &mut Transaction<'_>,
+    (parent, record): (LayerId, LayerRecord),
+    child: LayerId,
+) -> Result<u64> {
+    let entries = first_entries(txn, parent)?;
+    for run in &entries {
+        for part in mapping::take(txn, parent, (run.first, run.end()))? {
+            let over = mapping::runs(txn, child, (part.first, part.end()), usize::MAX)?;
+            let mut at = part.first;
+            for hiding in over {
+                if let Some(hidden) = part.cut(hiding.first, hiding.end()) {
+                    show(txn, child, part.cut(at, hidden.first), record.parent)?;
+                    mapping::release(txn, &[hidden])?;
+                    at = hidden.end();
+                }
+            }
+            show(txn, child, part.cut(at, part.end()), record.parent)?;
+        }
+    }
+    if txn.layer(parent)?.runs == 0 {
+        // The child takes the parent's place.
+        let mut of_child = txn.layer(child)?;
+        of_child.parent = record.parent;
+        txn.put_layer(child, &of_child);
+        txn.delete(Family::Child, key::child(parent, child));
+        if let Some(grandparent) = record.parent {
+            txn.delete(Family::Child, key::child(grandparent, parent));
+            txn.put(Family::Child, key::child(grandparent, child), Vec::new());
+        }
+        remove_layer(txn, parent, key::QUEUE_COLLAPSE)?;
+    }
+    Ok(count(&entries))
+}
+
+/// Puts what shows through into the child. A hole over nothing needs no entry.
+fn show(
+    txn: &mut Transaction<'_>,
+    child: LayerId,
+    part: Option<Run>,
+    below: Option<LayerId>,
+) -> Result<()> {
+    match part {
+        Some(run) if run.target != Target::Hole || below.is_some() => {
+            mapping::place(txn, child, run)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Moves entries of the open child over those of its parent, which then takes its place.
+fn move_up(
+    txn: &mut Transaction<'_>,
+    (parent, record): (LayerId, LayerRecord),
+    child: LayerId,
+    owner: InodeId,
+) -> Result<u64> {
+    let entries = first_entries(txn, child)?;
+    for run in &entries {
+        for part in mapping::take(txn, child, (run.first, run.end()))? {
+            let hidden = mapping::take(txn, parent, (part.first, part.end()))?;
+            mapping::release(txn, &hidden)?;
+            show(txn, parent, Some(part), record.parent)?;
+        }
+    }
+    if txn.layer(child)?.runs == 0 {
+        let mut file = txn.inode(owner)?;
+        if let Body::File { layer, .. } = &mut file.body {
+            *layer = parent;
+        }
+        txn.put_inode(owner, &file);
+        let mut of_parent = txn.layer(parent)?;
+        of_parent.state = LayerState::Open(owner);
+        of_parent.children = 0;
+        txn.put_layer(parent, &of_parent);
+        txn.delete(Family::Child, key::child(parent, child));
+        txn.delete(Family::Queue, key::queue_layer(key::QUEUE_COLLAPSE, parent));
+        txn.delete(Family::Layer, key::layer(child));
+        let counters = txn.counters();
+        counters.layers = counters.layers.saturating_sub(1);
+    }
+    Ok(count(&entries))
+}

@@ -1,0 +1,328 @@
+//! The table of logical segments, and reading chunks through it.
+//!
+//! ```text
+//! chunk id --> logical segment --> file + directory --> place --> stored bytes
+//!              (this table)        (moved by compaction; ids stay)
+//! ```
+//! A reader takes an `Arc` of a segment and so keeps its file readable, even when compaction
+//! has replaced and removed it meanwhile. A chunk that compaction dropped has no place: the
+//! reader's map is outdated then, and it looks again.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use parking_lot::RwLock;
+use quick_cache::sync::Cache;
+
+use crate::disk::{Disk, DiskFile, FileName};
+use crate::error::{Error, Result};
+use crate::id::{ChunkId, ContentHash, SegmentId};
+use crate::segment_format::{
+    self as format, Codec, Directory, PAGE_ENTRIES, Place, decode_hash_page, decode_place_page,
+};
+use crate::units::BLOCK_BYTES;
+
+/// Segment files held open: enough for a hot set, few enough to leave descriptors to clients.
+const OPEN_FILES: usize = 256;
+
+/// Bytes that one page of places takes in memory, for sizing the cache by budget.
+const PLACE_PAGE_MEMORY_BYTES: u64 = 4 << 10;
+
+/// The chunks' directory: in memory while the log appends, on the disk after.
+#[derive(Debug)]
+enum DirectoryState {
+    Open(RwLock<Directory>),
+    Sealed { offset_bytes: u64, chunks: u32 },
+}
+
+/// A logical segment as it lies now.
+#[derive(Debug)]
+pub(crate) struct Segment {
+    id: SegmentId,
+    file: FileName,
+    directory: DirectoryState,
+}
+
+/// The table.
+#[derive(Debug)]
+pub(crate) struct Segments {
+    disk: Arc<dyn Disk>,
+    table: RwLock<BTreeMap<SegmentId, Arc<Segment>>>,
+    files: Cache<FileName, Arc<dyn DiskFile>>,
+    pages: Cache<(FileName, SegmentId, usize), Arc<Vec<Option<Place>>>>,
+    read_bytes: AtomicU64,
+}
+
+impl Segments {
+    pub(crate) fn new(disk: Arc<dyn Disk>, memory_bytes: u64) -> Self {
+        let pages = usize::try_from(memory_bytes / PLACE_PAGE_MEMORY_BYTES).unwrap_or(usize::MAX);
+        Self {
+            disk,
+            table: RwLock::new(BTreeMap::new()),
+            files: Cache::new(OPEN_FILES),
+            pages: Cache::new(pages.max(64)),
+            read_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Adds or replaces a segment that the log appends to.
+    pub(crate) fn put_open(&self, id: SegmentId, file: FileName, directory: Directory) {
+        let directory = DirectoryState::Open(RwLock::new(directory));
+        self.table.write().insert(id, Arc::new(Segment { id, file, directory }));
+    }
+
+    /// Adds or replaces a segment whose directory is in the file.
+    pub(crate) fn put_sealed(&self, id: SegmentId, file: FileName, offset_bytes: u64, chunks: u32) {
+        let directory = DirectoryState::Sealed { offset_bytes, chunks };
+        self.table.write().insert(id, Arc::new(Segment { id, file, directory }));
+    }
+
+    pub(crate) fn remove(&self, id: SegmentId) {
+        self.table.write().remove(&id);
+    }
+
+    /// Forgets an open file, so that a removed one frees its bytes.
+    pub(crate) fn close_file(&self, file: FileName) {
+        self.files.remove(&file);
+    }
+
+    /// Adds chunks to an open segment, in order of index.
+    pub(crate) fn extend(&self, id: SegmentId, places: Vec<Place>, hashes: Vec<ContentHash>) {
+        if let Some(segment) = self.table.read().get(&id)
+            && let DirectoryState::Open(directory) = &segment.directory
+        {
+            let mut directory = directory.write();
+            directory.places.extend(places.into_iter().map(Some));
+            directory.hashes.extend(hashes);
+        }
+    }
+
+    /// Bytes read from segment files since start.
+    pub(crate) fn read_bytes(&self) -> u64 {
+        self.read_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that cached directory pages take in memory.
+    pub(crate) fn memory_bytes(&self) -> u64 {
+        u64::try_from(self.pages.len()).unwrap_or(u64::MAX) * PLACE_PAGE_MEMORY_BYTES
+    }
+
+    /// Chunks given out in a segment so far.
+    pub(crate) fn chunks(&self, id: SegmentId) -> Option<u32> {
+        self.segment(id).map(|segment| match &segment.directory {
+            DirectoryState::Open(directory) => {
+                u32::try_from(directory.read().places.len()).unwrap_or(u32::MAX)
+            }
+            DirectoryState::Sealed { chunks, .. } => *chunks,
+        })
+    }
+
+    /// The whole directory of a segment.
+    pub(crate) fn directory(&self, id: SegmentId) -> Result<Directory> {
+        let segment = self.require(ChunkId::new(id, 0))?;
+        match &segment.directory {
+            DirectoryState::Open(directory) => Ok(directory.read().clone()),
+            DirectoryState::Sealed { chunks, .. } => {
+                let count = u64::from(*chunks);
+                let places = self.places(&segment, 0, count)?;
+                let hashes = self.hashes_of(&segment, 0, count)?;
+                Ok(Directory { places, hashes })
+            }
+        }
+    }
+
+    /// The hashes of `count` chunks from `first` on, all of one segment.
+    pub(crate) fn hashes(&self, first: ChunkId, count: u64) -> Result<Vec<ContentHash>> {
+        let segment = self.require(first)?;
+        self.hashes_of(&segment, first.index(), count)
+    }
+
+    fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
+        self.table.read().get(&id).cloned()
+    }
+
+    fn require(&self, chunk: ChunkId) -> Result<Arc<Segment>> {
+        self.segment(chunk.segment()).ok_or_else(|| {
+            Error::corrupt(format!("segment {}", chunk.segment()), "there is no such segment")
+        })
+    }
+
+    pub(crate) fn open_file(&self, name: FileName) -> Result<Arc<dyn DiskFile>> {
+        self.files.get_or_insert_with(&name, || self.disk.open(name))
+    }
+
+    fn read_file(&self, name: FileName, offset: u64, length: usize) -> Result<Vec<u8>> {
+        let bytes = self.open_file(name)?.read_at(offset, length)?;
+        self.read_bytes.fetch_add(u64::try_from(length).unwrap_or(0), Ordering::Relaxed);
+        Ok(bytes)
+    }
+
+    fn places(&self, segment: &Segment, first: u32, count: u64) -> Result<Vec<Option<Place>>> {
+        let start = usize::try_from(first).unwrap_or(usize::MAX);
+        let end = start + usize::try_from(count).unwrap_or(usize::MAX);
+        let (offset_bytes, chunks) = match &segment.directory {
+            DirectoryState::Open(directory) => {
+                let directory = directory.read();
+                let found = directory.places.get(start..end).map(<[_]>::to_vec);
+                return found.ok_or_else(|| outside(segment.id, first, count));
+            }
+            DirectoryState::Sealed { offset_bytes, chunks } => (*offset_bytes, *chunks),
+        };
+        if end > usize::try_from(chunks).unwrap_or(usize::MAX) {
+            return Err(outside(segment.id, first, count));
+        }
+        let mut places = Vec::with_capacity(end - start);
+        let mut position = start;
+        while position < end {
+            let page = position / PAGE_ENTRIES;
+            let key = (segment.file, segment.id, page);
+            let entries = self.pages.get_or_insert_with(&key, || {
+                let (offset, length) = format::place_page(offset_bytes, page);
+                let bytes = self.read_file(segment.file, offset, length)?;
+                decode_place_page(&bytes).map(Arc::new)
+            })?;
+            let stop = end.min((page + 1) * PAGE_ENTRIES);
+            let from = position % PAGE_ENTRIES;
+            places.extend_from_slice(&entries[from..from + (stop - position)]);
+            position = stop;
+        }
+        Ok(places)
+    }
+
+    fn hashes_of(&self, segment: &Segment, first: u32, count: u64) -> Result<Vec<ContentHash>> {
+        let start = usize::try_from(first).unwrap_or(usize::MAX);
+        let end = start + usize::try_from(count).unwrap_or(usize::MAX);
+        let (offset_bytes, chunks) = match &segment.directory {
+            DirectoryState::Open(directory) => {
+                let directory = directory.read();
+                let found = directory.hashes.get(start..end).map(<[_]>::to_vec);
+                return found.ok_or_else(|| outside(segment.id, first, count));
+            }
+            DirectoryState::Sealed { offset_bytes, chunks } => (*offset_bytes, *chunks),
+        };
+        if end > usize::try_from(chunks).unwrap_or(usize::MAX) {
+            return Err(outside(segment.id, first, count));
+        }
+        let mut hashes = Vec::with_capacity(end - start);
+        let mut position = start;
+        while position < end {
+            let page = position / PAGE_ENTRIES;
+            let (offset, length) = format::hash_page(offset_bytes, chunks, page);
+            let bytes = self.read_file(segment.file, offset, length)?;
+            let entries = decode_hash_page(&bytes)?;
+            let stop = end.min((page + 1) * PAGE_ENTRIES);
+            let from = position % PAGE_ENTRIES;
+            hashes.extend_from_slice(&entries[from..from + (stop - position)]);
+            position = stop;
+        }
+        Ok(hashes)
+    }
+
+    /// Reads `count` blocks from chunk `first` on, all of one segment, in as few reads of the
+    /// disk as their places allow, and verifies each. Contiguous raw chunks come as one piece.
+    ///
+    /// `None` when compaction has dropped one of them: the caller's map is outdated.
+    pub(crate) fn read(&self, first: ChunkId, count: u64) -> Result<Option<Vec<Bytes>>> {
+        let Some(segment) = self.segment(first.segment()) else { return Ok(None) };
+        match self.read_segment(&segment, first, count) {
+            // Compaction removed the file between the two: the new one has the chunks.
+            Err(_) if !self.is_current(&segment) => Ok(None),
+            outcome => outcome,
+        }
+    }
+
+    fn is_current(&self, segment: &Arc<Segment>) -> bool {
+        self.segment(segment.id).is_some_and(|now| Arc::ptr_eq(&now, segment))
+    }
+
+    fn read_segment(
+        &self,
+        segment: &Segment,
+        first: ChunkId,
+        count: u64,
+    ) -> Result<Option<Vec<Bytes>>> {
+        let places = self.places(segment, first.index(), count)?;
+        let Some(places) = places.into_iter().collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let mut pieces = Vec::new();
+        let mut rest = places.as_slice();
+        let mut chunk = first;
+        while !rest.is_empty() {
+            let together = contiguous(rest);
+            let (extent, behind) = rest.split_at(together);
+            self.read_extent(segment, chunk, extent, &mut pieces)?;
+            chunk = chunk.plus(u64::try_from(together).unwrap_or(0));
+            rest = behind;
+        }
+        Ok(Some(pieces))
+    }
+
+    /// A chunk's stored bytes, not yet verified.
+    pub(crate) fn stored(&self, chunk: ChunkId, place: &Place) -> Result<Bytes> {
+        let segment = self.require(chunk)?;
+        let offset_bytes = u64::from(place.offset_bytes);
+        let bytes = self.read_file(segment.file, offset_bytes, usize::from(place.stored_bytes))?;
+        Ok(Bytes::from(bytes))
+    }
+
+    fn read_extent(
+        &self,
+        segment: &Segment,
+        first: ChunkId,
+        places: &[Place],
+        pieces: &mut Vec<Bytes>,
+    ) -> Result<()> {
+        let Some(start) = places.first() else { return Ok(()) };
+        let length = places.iter().map(|place| usize::from(place.stored_bytes)).sum();
+        let offset_bytes = u64::from(start.offset_bytes);
+        let bytes = Bytes::from(self.read_file(segment.file, offset_bytes, length)?);
+        let mut position = 0;
+        let mut chunk = first;
+        let all_raw = places.iter().all(|place| place.codec == Codec::Raw);
+        for place in places {
+            let end = position + usize::from(place.stored_bytes);
+            let block = format::restore_block(place, &bytes.slice(position..end))
+                .map_err(|error| located(error, segment, chunk, place))?;
+            if !all_raw {
+                pieces.push(block);
+            }
+            position = end;
+            chunk = chunk.plus(1);
+        }
+        if all_raw {
+            debug_assert_eq!(bytes.len(), places.len() * BLOCK_BYTES, "raw chunks are whole blocks");
+            pieces.push(bytes);
+        }
+        Ok(())
+    }
+}
+
+/// How many of the places lie one behind the other, from the first on.
+fn contiguous(places: &[Place]) -> usize {
+    let follows = |pair: &[Place]| match pair {
+        [a, b] => a.offset_bytes + u32::from(a.stored_bytes) == b.offset_bytes,
+        _ => false,
+    };
+    1 + places.windows(2).take_while(|pair| follows(pair)).count()
+}
+
+fn outside(segment: SegmentId, first: u32, count: u64) -> Error {
+    Error::corrupt(
+        format!("segment {segment}"),
+        format!("chunks {first} to {} are not in its directory", u64::from(first) + count),
+    )
+}
+
+/// Says which chunk of which file an error is about.
+fn located(error: Error, segment: &Segment, chunk: ChunkId, place: &Place) -> Error {
+    match error {
+        Error::Corrupt { reason, .. } => Error::corrupt(
+            format!("{} at offset {}, chunk {chunk}", segment.file, place.offset_bytes),
+            reason,
+        ),
+        other => other,
+    }
+}

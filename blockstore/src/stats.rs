@@ -1,0 +1,60 @@
+//! Counts and sizes of one moment.
+
+use std::sync::atomic::Ordering;
+
+use crate::compact::live_bytes;
+use crate::core::Core;
+use crate::disk::FileName;
+use crate::types::Stats;
+
+pub(crate) fn stats(core: &Core) -> Stats {
+    let (stored, live, files) = {
+        let leader = core.committer.leader.lock();
+        let mut files: Vec<FileName> = leader.segments.values().map(|r| r.file).collect();
+        files.sort_unstable();
+        files.dedup();
+        let stored: u64 = leader.segments.values().map(|r| r.stored_bytes).sum();
+        let live: u64 = leader
+            .segments
+            .values()
+            .map(|r| live_bytes(r.stored_bytes, r.live_chunks.into(), r.stored_chunks.into()))
+            .sum();
+        (stored, live, files.len())
+    };
+    let counters = *core.committer.counters.read();
+    let space = core.space();
+    let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+    let dirty_bytes = core.files.dirty_bytes();
+    Stats {
+        capacity_bytes: space.capacity_bytes,
+        used_bytes: space.used_bytes,
+        available_bytes: space.room_bytes,
+        chunk_bytes: live,
+        chunk_count: counters.live_chunks,
+        dead_bytes: stored.saturating_sub(live),
+        mapped_blocks: counters.mapped_blocks,
+        file_count: counters.files,
+        inode_count: counters.inodes,
+        snapshot_count: counters.snapshots,
+        layer_count: counters.layers,
+        dead_layer_count: counters.dead_layers,
+        segment_count: u64::try_from(files).unwrap_or(u64::MAX),
+        dirty_bytes,
+        memory_bytes: dirty_bytes
+            + core.blocks.weight()
+            + core.kv.memory_bytes()
+            + core.resolver.memory_bytes()
+            + core.segments.memory_bytes(),
+        dedup_hits: of(&core.tally.dedup_hits),
+        dedup_misses: of(&core.tally.dedup_misses),
+        zero_blocks: of(&core.tally.zero_blocks),
+        commits: of(&core.committer.commits),
+        appended_bytes: of(&core.committer.appended_bytes),
+        segment_read_bytes: core.segments.read_bytes(),
+        cache_hits: of(&core.tally.cache_hits),
+        cache_misses: of(&core.tally.cache_misses),
+        reclaimed_entries: of(&core.tally.reclaimed_entries),
+        compacted_bytes: of(&core.tally.compacted_bytes),
+        poisoned: core.committer.is_poisoned(),
+    }
+}

@@ -1,0 +1,413 @@
+//! A transaction: changes prepared over the index, seen by what follows in the same commit,
+//! and applied all together or not at all.
+//!
+//! ```text
+//! op 1, op 2, ... -> overlay over the index -> one batch + its chunks -> log -> index
+//! ```
+//! Transactions run one after the other on the thread that leads the commit (`commit.rs`), so
+//! none sees another half done. An op that fails is rolled back; its neighbours go on.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
+
+use crate::error::{Error, Result};
+use crate::id::{ChunkId, InodeId, LayerId, SegmentId};
+use crate::kv::{Batch, Family, Kv, Write};
+use crate::record::{Counters, InodeRecord, LayerRecord, SegmentRecord, decode_chunk, decode_count, key};
+use crate::segment_format::PreparedChunk;
+use crate::time::{Clock, Timestamp};
+
+type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+
+/// References to one chunk above this make the next such block a chunk of its own, long before
+/// a count could overflow.
+const CHUNK_REFERENCES_MAX: u32 = 1 << 31;
+
+/// What memory has to learn when the commit is applied.
+#[derive(Debug, Default)]
+pub(crate) struct Effects {
+    /// Inodes that changed or (`None`) are gone.
+    pub(crate) inodes: BTreeMap<InodeId, Option<InodeRecord>>,
+    /// Layers that changed or are gone.
+    pub(crate) layers: BTreeMap<LayerId, Option<LayerRecord>>,
+    /// Segments that compaction moved, or (`None`) that are gone.
+    pub(crate) segments: BTreeMap<SegmentId, Option<SegmentRecord>>,
+    /// Windows of layers whose entries changed: layer, start, end.
+    pub(crate) windows: Vec<(LayerId, u64, u64)>,
+}
+
+/// The point to which a failed op is rolled back.
+#[derive(Debug)]
+struct Savepoint {
+    counters: Counters,
+    undo: usize,
+    chunks: usize,
+    windows: usize,
+}
+
+/// See the module's text.
+pub(crate) struct Transaction<'a> {
+    kv: &'a dyn Kv,
+    clock: &'a Clock,
+    changes: BTreeMap<Family, Changes>,
+    /// What each changed key had in `changes` before, newest last.
+    undo: Vec<(Family, Vec<u8>, Option<Option<Vec<u8>>>)>,
+    counters: Counters,
+    chunks: Vec<PreparedChunk>,
+    /// The id of the first of `chunks`.
+    first_chunk: (SegmentId, u32),
+    /// Live chunks gained or lost, by segment; of the group, and of the op under way.
+    live: HashMap<SegmentId, i64>,
+    live_of_op: HashMap<SegmentId, i64>,
+    windows: Vec<(LayerId, u64, u64)>,
+    savepoint: Option<Savepoint>,
+    room_bytes: u64,
+}
+
+impl<'a> Transaction<'a> {
+    pub(crate) fn new(
+        kv: &'a dyn Kv,
+        clock: &'a Clock,
+        counters: Counters,
+        first_chunk: (SegmentId, u32),
+        room_bytes: u64,
+    ) -> Self {
+        Self {
+            kv,
+            clock,
+            changes: BTreeMap::new(),
+            undo: Vec::new(),
+            counters,
+            chunks: Vec::new(),
+            first_chunk,
+            live: HashMap::new(),
+            live_of_op: HashMap::new(),
+            windows: Vec::new(),
+            savepoint: None,
+            room_bytes,
+        }
+    }
+
+    // ---- ops
+
+    pub(crate) fn begin_op(&mut self) {
+        debug_assert!(self.savepoint.is_none(), "ops do not nest");
+        self.savepoint = Some(Savepoint {
+            counters: self.counters,
+            undo: self.undo.len(),
+            chunks: self.chunks.len(),
+            windows: self.windows.len(),
+        });
+    }
+
+    pub(crate) fn keep_op(&mut self) {
+        self.savepoint = None;
+        for (segment, delta) in self.live_of_op.drain() {
+            *self.live.entry(segment).or_insert(0) += delta;
+        }
+    }
+
+    pub(crate) fn roll_back_op(&mut self) {
+        let Some(savepoint) = self.savepoint.take() else { return };
+        while self.undo.len() > savepoint.undo {
+            let Some((family, key, before)) = self.undo.pop() else { break };
+            let changes = self.changes.entry(family).or_default();
+            match before {
+                Some(value) => changes.insert(key, value),
+                None => changes.remove(&key),
+            };
+        }
+        self.counters = savepoint.counters;
+        self.chunks.truncate(savepoint.chunks);
+        self.windows.truncate(savepoint.windows);
+        self.live_of_op.clear();
+    }
+
+    /// Nothing was changed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.changes.values().all(BTreeMap::is_empty) && self.chunks.is_empty()
+    }
+
+    /// The chunks to append, and live chunks gained or lost by segment.
+    pub(crate) fn chunks(&self) -> &[PreparedChunk] {
+        &self.chunks
+    }
+
+    pub(crate) fn live_deltas(&self) -> &HashMap<SegmentId, i64> {
+        &self.live
+    }
+
+    /// The batch and the effects; ends the transaction.
+    pub(crate) fn finish(self) -> Result<(Batch, Effects, Counters, Vec<PreparedChunk>)> {
+        let mut effects = Effects { windows: self.windows, ..Effects::default() };
+        let mut batch = Batch::new();
+        for (family, changes) in self.changes {
+            for (key, value) in changes {
+                match family {
+                    Family::Inode => {
+                        let record = value.as_deref().map(InodeRecord::decode).transpose()?;
+                        effects.inodes.insert(InodeId::new(number_of(&key)?), record);
+                    }
+                    Family::Layer => {
+                        let record = value.as_deref().map(LayerRecord::decode).transpose()?;
+                        effects.layers.insert(LayerId::new(number_of(&key)?), record);
+                    }
+                    Family::Segment => {
+                        let record = value.as_deref().map(SegmentRecord::decode).transpose()?;
+                        effects.segments.insert(SegmentId::new(number_of(&key)?), record);
+                    }
+                    _ => {}
+                }
+                batch.push(Write { family, key, value });
+            }
+        }
+        Ok((batch, effects, self.counters, self.chunks))
+    }
+
+    // ---- index
+
+    pub(crate) fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        match self.changes.get(&family).and_then(|changes| changes.get(key)) {
+            Some(changed) => Ok(changed.clone()),
+            None => self.kv.get(family, key),
+        }
+    }
+
+    pub(crate) fn put(&mut self, family: Family, key: Vec<u8>, value: Vec<u8>) {
+        self.set(family, key, Some(value));
+    }
+
+    pub(crate) fn delete(&mut self, family: Family, key: Vec<u8>) {
+        self.set(family, key, None);
+    }
+
+    fn set(&mut self, family: Family, key: Vec<u8>, value: Option<Vec<u8>>) {
+        let before = self.changes.entry(family).or_default().insert(key.clone(), value);
+        self.undo.push((family, key, before));
+    }
+
+    /// At most `limit` entries from `from` up to `to` (left out), in order.
+    pub(crate) fn range(
+        &self,
+        family: Family,
+        (from, to): (&[u8], &[u8]),
+        limit: usize,
+    ) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let mut merged = BTreeMap::new();
+        let changes = self.changes.get(&family);
+        let deleted = |key: &[u8]| changes.is_some_and(|changes| changes.contains_key(key));
+        self.kv.scan(family, from, to, &mut |key, value| {
+            if !deleted(key) {
+                merged.insert(key.to_vec(), value.to_vec());
+            }
+            Ok(if merged.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+        })?;
+        if let Some(changes) = changes
+            && from < to
+        {
+            let inside = changes.range::<[u8], _>((
+                std::ops::Bound::Included(from),
+                std::ops::Bound::Excluded(to),
+            ));
+            for (key, value) in inside.filter_map(|(key, value)| Some((key, value.as_ref()?))) {
+                merged.insert(key.clone(), value.clone());
+            }
+        }
+        Ok(merged.into_iter().take(limit).collect())
+    }
+
+    /// The last entry at or before `key` that is not before `from`.
+    pub(crate) fn last_at_or_before(
+        &self,
+        family: Family,
+        from: &[u8],
+        key: &[u8],
+    ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        let changes = self.changes.get(&family);
+        let changed = changes.and_then(|changes| {
+            let mut inside = changes.range::<[u8], _>((
+                std::ops::Bound::Included(from),
+                std::ops::Bound::Included(key),
+            ));
+            inside.rfind(|(_, value)| value.is_some())
+        });
+        // Below, skip what this transaction changed: deleted, or already seen above.
+        let mut at = key.to_vec();
+        let stored = loop {
+            match self.kv.last_at_or_before(family, &at)? {
+                Some((found, value)) if found.as_slice() >= from => {
+                    if !changes.is_some_and(|changes| changes.contains_key(&found)) {
+                        break Some((found, value));
+                    }
+                    match just_before(&found) {
+                        Some(before) => at = before,
+                        None => break None,
+                    }
+                }
+                _ => break None,
+            }
+        };
+        let changed = changed.and_then(|(key, value)| Some((key.clone(), value.clone()?)));
+        Ok(match (changed, stored) {
+            (Some(a), Some(b)) => Some(if a.0 > b.0 { a } else { b }),
+            (a, b) => a.or(b),
+        })
+    }
+
+    // ---- numbers and time
+
+    pub(crate) fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    pub(crate) fn counters(&mut self) -> &mut Counters {
+        &mut self.counters
+    }
+
+    pub(crate) fn take_inode(&mut self) -> InodeId {
+        let inode = InodeId::new(self.counters.next_inode);
+        self.counters.next_inode += 1;
+        self.counters.inodes += 1;
+        inode
+    }
+
+    /// A new layer with this record.
+    pub(crate) fn make_layer(&mut self, record: &LayerRecord) -> LayerId {
+        let layer = LayerId::new(self.counters.next_layer);
+        self.counters.next_layer += 1;
+        self.counters.layers += 1;
+        self.put_layer(layer, record);
+        if let Some(parent) = record.parent {
+            self.put(Family::Child, key::child(parent, layer), Vec::new());
+        }
+        layer
+    }
+
+    // ---- typed records
+
+    /// The inode; `Stale` when it is gone.
+    pub(crate) fn inode(&self, inode: InodeId) -> Result<InodeRecord> {
+        match self.get(Family::Inode, &key::inode(inode))? {
+            Some(bytes) => InodeRecord::decode(&bytes),
+            None => Err(Error::Stale { inode: inode.get() }),
+        }
+    }
+
+    pub(crate) fn put_inode(&mut self, inode: InodeId, record: &InodeRecord) {
+        self.put(Family::Inode, key::inode(inode), record.encode());
+    }
+
+    pub(crate) fn layer(&self, layer: LayerId) -> Result<LayerRecord> {
+        match self.get(Family::Layer, &key::layer(layer))? {
+            Some(bytes) => LayerRecord::decode(&bytes),
+            None => Err(Error::corrupt(
+                format!("layer {layer}"),
+                "a file, snapshot or layer names it, yet it does not exist",
+            )),
+        }
+    }
+
+    pub(crate) fn put_layer(&mut self, layer: LayerId, record: &LayerRecord) {
+        self.put(Family::Layer, key::layer(layer), record.encode());
+    }
+
+    /// The layer's entries in these windows changed.
+    pub(crate) fn touch_windows(&mut self, layer: LayerId, start: u64, end: u64) {
+        self.windows.push((layer, start, end));
+    }
+
+    // ---- chunks (I1: a chunk's count equals the map blocks naming it)
+
+    /// The ids under which these blocks are stored already, if they are; several at once,
+    /// since one look-up of many keys is far cheaper than many of one.
+    pub(crate) fn find_chunks(&self, hashes: Vec<Vec<u8>>) -> Result<Vec<Option<ChunkId>>> {
+        let changes = self.changes.get(&Family::Hash);
+        let stored = self.kv.get_many(Family::Hash, &hashes)?;
+        let of_one = |(hash, stored): (&Vec<u8>, Option<Vec<u8>>)| {
+            let changed = changes.and_then(|changes| changes.get(hash));
+            let bytes = changed.map_or(stored, Clone::clone);
+            bytes.as_deref().map(decode_chunk).transpose()
+        };
+        hashes.iter().zip(stored).map(of_one).collect()
+    }
+
+    /// The chunk that this transaction stores under `hash`, if it does.
+    pub(crate) fn own_chunk(&self, hash: &[u8]) -> Result<Option<ChunkId>> {
+        let own = self.changes.get(&Family::Hash).and_then(|changes| changes.get(hash));
+        own.and_then(Option::as_deref).map(decode_chunk).transpose()
+    }
+
+    /// Stores a new chunk with a count of one.
+    ///
+    /// # Errors
+    /// `NoSpace` when the store is full.
+    pub(crate) fn add_chunk(&mut self, chunk: PreparedChunk) -> Result<ChunkId> {
+        let bytes = u64::try_from(chunk.stored.len()).unwrap_or(u64::MAX);
+        self.room_bytes = self.room_bytes.checked_sub(bytes).ok_or(Error::NoSpace {
+            // The leader, which knows both, fills them in.
+            used_bytes: 0,
+            capacity_bytes: 0,
+        })?;
+        let (segment, first) = self.first_chunk;
+        let index = u32::try_from(self.chunks.len()).unwrap_or(u32::MAX);
+        let id = ChunkId::new(segment, first + index);
+        self.put(Family::Hash, chunk.hash.as_bytes().to_vec(), id.raw().to_be_bytes().to_vec());
+        self.chunks.push(chunk);
+        self.now_live(id, 1);
+        Ok(id)
+    }
+
+    fn now_live(&mut self, chunk: ChunkId, delta: i64) {
+        *self.live_of_op.entry(chunk.segment()).or_insert(0) += delta;
+        self.counters.live_chunks = self.counters.live_chunks.saturating_add_signed(delta);
+    }
+
+    pub(crate) fn count(&self, chunk: ChunkId) -> Result<u32> {
+        self.get(Family::Refs, &key::refs(chunk))?.as_deref().map_or(Ok(1), decode_count)
+    }
+
+    /// One more block names the chunk; `false` when it has too many already.
+    pub(crate) fn retain(&mut self, chunk: ChunkId) -> Result<bool> {
+        let count = self.count(chunk)?;
+        if count >= CHUNK_REFERENCES_MAX {
+            return Ok(false);
+        }
+        if count == 0 {
+            // Dead, yet still stored: it lives again.
+            self.now_live(chunk, 1);
+        }
+        self.set_count(chunk, count + 1);
+        Ok(true)
+    }
+
+    /// One block fewer names the chunk.
+    pub(crate) fn release(&mut self, chunk: ChunkId) -> Result<()> {
+        let count = self.count(chunk)?;
+        let Some(less) = count.checked_sub(1) else {
+            return Err(Error::corrupt(format!("chunk {chunk}"), "I1: released once too often"));
+        };
+        if less == 0 {
+            self.now_live(chunk, -1);
+        }
+        self.set_count(chunk, less);
+        Ok(())
+    }
+
+    fn set_count(&mut self, chunk: ChunkId, count: u32) {
+        if count == 1 {
+            self.delete(Family::Refs, key::refs(chunk));
+        } else {
+            self.put(Family::Refs, key::refs(chunk), count.to_be_bytes().to_vec());
+        }
+    }
+}
+
+fn number_of(key: &[u8]) -> Result<u64> {
+    crate::codec::Decoder::new("key", key).u64()
+}
+
+/// The greatest 16-byte key (map keys, the only ones searched backwards) before this one.
+fn just_before(key: &[u8]) -> Option<Vec<u8>> {
+    let number = u128::from_be_bytes(<[u8; 16]>::try_from(key).ok()?);
+    number.checked_sub(1).map(|before| before.to_be_bytes().to_vec())
+}

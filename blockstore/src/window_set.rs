@@ -1,0 +1,72 @@
+//! A set of windows, kept as disjoint ranges: which windows of a file one layer has entries in.
+//!
+//! Ranges rather than a bitmap, because one truncate can put a hole over billions of windows
+//! and still be one range here. The set may name a window too many (its entries were moved or
+//! overwritten since), never one too few.
+
+use std::collections::BTreeMap;
+
+/// Disjoint, not touching ranges: start to end (left out).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WindowSet(BTreeMap<u64, u64>);
+
+impl WindowSet {
+    /// Adds the windows from `start` up to `end` (left out).
+    pub(crate) fn insert(&mut self, start: u64, end: u64) {
+        if start >= end {
+            return;
+        }
+        let (mut start, mut end) = (start, end);
+        // Ranges that overlap or touch [start, end) begin at or before `end`.
+        while let Some((&other_start, &other_end)) = self.0.range(..=end).next_back() {
+            if other_end < start {
+                break;
+            }
+            start = start.min(other_start);
+            end = end.max(other_end);
+            self.0.remove(&other_start);
+        }
+        self.0.insert(start, end);
+    }
+
+    pub(crate) fn contains(&self, window: u64) -> bool {
+        self.0.range(..=window).next_back().is_some_and(|(_, &end)| window < end)
+    }
+
+    /// The first window of the set at or behind `window`.
+    pub(crate) fn next_from(&self, window: u64) -> Option<u64> {
+        if self.contains(window) {
+            return Some(window);
+        }
+        self.0.range(window..).next().map(|(&start, _)| start)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn behaves_like_a_set_of_numbers(ranges in prop::collection::vec((0u64..60, 0u64..12), 0..20)) {
+            let mut set = WindowSet::default();
+            let mut model = BTreeSet::new();
+            for (start, length) in ranges {
+                set.insert(start, start + length);
+                model.extend(start..start + length);
+            }
+            for window in 0..80 {
+                prop_assert_eq!(set.contains(window), model.contains(&window));
+                prop_assert_eq!(set.next_from(window), model.range(window..).next().copied());
+            }
+            let mut last_end = None;
+            for (&start, &end) in &set.0 {
+                prop_assert!(start < end);
+                prop_assert!(last_end.is_none_or(|last| last < start), "ranges touch");
+                last_end = Some(end);
+            }
+        }
+    }
+}
