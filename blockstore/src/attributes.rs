@@ -19,7 +19,9 @@ use crate::snapshot::open_layer;
 use crate::time::Timestamp;
 use crate::transaction::Transaction;
 use crate::types::{Change, FileKind, SetAttributes, SetTime};
-use crate::units::{BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, WINDOW_BLOCKS, block_of, blocks_in};
+use crate::units::{
+    BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, WINDOW_BLOCKS, block_of, blocks_in,
+};
 
 /// Map entries, and blocks, that a truncate removes at once; beyond, it freezes the layer.
 const TRUNCATE_ENTRIES_MAX: u64 = 256;
@@ -165,7 +167,12 @@ impl Cut {
         Ok(cut)
     }
 
-    fn apply(self, txn: &mut Transaction<'_>, inode: InodeId, record: &mut InodeRecord) -> Result<()> {
+    fn apply(
+        self,
+        txn: &mut Transaction<'_>,
+        inode: InodeId,
+        record: &mut InodeRecord,
+    ) -> Result<()> {
         let old_end = blocks_in(record.size_bytes);
         let first = blocks_in(self.size_bytes);
         record.size_bytes = self.size_bytes;
@@ -185,7 +192,9 @@ fn hide(
     record: &mut InodeRecord,
     (first, end): (u64, u64),
 ) -> Result<()> {
-    let Body::File { layer, .. } = &mut record.body else { return Ok(()) };
+    let Body::File { layer, .. } = &mut record.body else {
+        return Ok(());
+    };
     let mut open = txn.layer(*layer)?;
     let hole = Run { first, count: end - first, target: Target::Hole };
     if open.runs <= TRUNCATE_ENTRIES_MAX && open.blocks <= TRUNCATE_ENTRIES_MAX {

@@ -65,6 +65,9 @@ impl Bell {
     }
 }
 
+/// One round of a thread's work.
+type Job = fn(&Core, &Bell);
+
 /// The threads.
 #[derive(Debug, Default)]
 pub(crate) struct Background {
@@ -74,7 +77,7 @@ pub(crate) struct Background {
 
 impl Background {
     pub(crate) fn start(&self, core: &Arc<Core>) -> Result<()> {
-        let jobs: [(&str, fn(&Core, &Bell), Duration); 2] = [
+        let jobs: [(&str, Job, Duration); 2] = [
             ("slackwater-commit", commit_old, COMMIT_PERIOD),
             ("slackwater-clean", clean, CLEAN_PERIOD),
         ];
@@ -101,7 +104,7 @@ impl Background {
     }
 }
 
-fn run(core: &Weak<Core>, bell: &Bell, period: Duration, job: fn(&Core, &Bell)) {
+fn run(core: &Weak<Core>, bell: &Bell, period: Duration, job: Job) {
     while bell.sleep(period) {
         let Some(core) = core.upgrade() else { return };
         if core.committer.healthy().is_ok() {
@@ -137,7 +140,9 @@ fn clean_once(core: &Core, bell: &Bell) -> Result<()> {
     snapshot::expire(core, EXPIRY_BATCH)?;
     loop {
         for _ in 0..SLICES_AT_ONCE {
-            let Some(job) = reclaim::next_job(core)? else { return compact_some(core, bell) };
+            let Some(job) = reclaim::next_job(core)? else {
+                return compact_some(core, bell);
+            };
             reclaim::work(core, job)?;
             std::thread::yield_now();
         }

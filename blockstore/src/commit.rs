@@ -108,13 +108,12 @@ impl Leader {
 
     /// The writes that bring the index's segment records up to date with what a batch adds.
     fn segment_writes(&self, deltas: &HashMap<SegmentId, i64>, added: &[PreparedChunk]) -> Updates {
-        let mut changed: HashMap<SegmentId, SegmentRecord> = self
-            .unsaved
-            .iter()
-            .filter_map(|id| Some((*id, *self.segments.get(id)?)))
-            .collect();
+        let mut changed: HashMap<SegmentId, SegmentRecord> =
+            self.unsaved.iter().filter_map(|id| Some((*id, *self.segments.get(id)?))).collect();
         for (id, delta) in deltas {
-            let Some(known) = self.segments.get(id) else { continue };
+            let Some(known) = self.segments.get(id) else {
+                continue;
+            };
             let record = changed.entry(*id).or_insert(*known);
             let live = i64::from(record.live_chunks) + delta;
             record.live_chunks = u32::try_from(live.max(0)).unwrap_or(u32::MAX);

@@ -20,9 +20,7 @@ use crate::error::{Error, Result};
 use crate::id::{ChunkId, ContentHash, SegmentId};
 use crate::kv::Family;
 use crate::record::{SegmentRecord, decode_chunk, decode_count, key};
-use crate::segment_format::{
-    self as format, Directory, GROUP_CHUNKS_MAX, Place, PreparedChunk,
-};
+use crate::segment_format::{self as format, Directory, GROUP_CHUNKS_MAX, Place, PreparedChunk};
 use crate::transaction::Transaction;
 
 /// Makes the index durable and notes how far; log files before that may go.
@@ -114,7 +112,9 @@ pub(crate) fn compact_once(core: &Core) -> Result<Option<Compacted>> {
     let segments: BTreeMap<SegmentId, SegmentRecord> =
         chosen.iter().flat_map(|(_, victim)| victim.segments.clone()).collect();
     let moved = move_segments(core, &segments)?;
-    let Some(bytes_written) = moved else { return Ok(Some(Compacted::default())) };
+    let Some(bytes_written) = moved else {
+        return Ok(Some(Compacted::default()));
+    };
     let mut done = Compacted { bytes_written, ..Compacted::default() };
     for (name, _) in &chosen {
         let length = core.segments.open_file(*name)?.length_bytes()?;
@@ -211,7 +211,10 @@ fn copy_live(
                 group.push(load(core, chunk, place, *hash)?);
             }
             (None, true) => {
-                return Err(Error::corrupt(format!("chunk {chunk}"), "I2: it lives, yet it is not stored"));
+                return Err(Error::corrupt(
+                    format!("chunk {chunk}"),
+                    "I2: it lives, yet it is not stored",
+                ));
             }
             (Some(_), false) => moving.dropped.push((chunk, *hash)),
             (None, false) => {}

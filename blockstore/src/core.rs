@@ -171,8 +171,8 @@ impl Core {
 
     /// How full the store is: by its own capacity, or by its disk if that is less.
     pub(crate) fn space(&self) -> Space {
-        let used_bytes = self.file_bytes.load(Ordering::Relaxed)
-            + self.index_bytes.load(Ordering::Relaxed);
+        let used_bytes =
+            self.file_bytes.load(Ordering::Relaxed) + self.index_bytes.load(Ordering::Relaxed);
         let on_disk = self.disk.space().ok();
         let free = on_disk.map_or(u64::MAX, |space| space.available_bytes);
         let of_disk = used_bytes.saturating_add(free);

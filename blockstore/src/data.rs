@@ -128,7 +128,9 @@ fn read_once(
     }
     let end = blocks_in(offset_bytes + length);
     let planned = plan(core, view.layer, &view.unflushed, (first, end), may_block);
-    let Some(pieces) = current(core, source, view.layer, planned)? else { return Ok(None) };
+    let Some(pieces) = current(core, source, view.layer, planned)? else {
+        return Ok(None);
+    };
     let mut bytes = Vec::new();
     for piece in pieces {
         if !materialize(core, piece, may_block, &mut bytes)? {
@@ -265,7 +267,9 @@ fn through_cache(
         return Ok(false);
     }
     core.tally.cache_misses.fetch_add(u64::try_from(missing).unwrap_or(0), Ordering::Relaxed);
-    let Some(pieces) = core.segments.read(first, count)? else { return Ok(false) };
+    let Some(pieces) = core.segments.read(first, count)? else {
+        return Ok(false);
+    };
     let mut chunk = first;
     for piece in &pieces {
         for block in piece.chunks(BLOCK_BYTES) {
@@ -348,9 +352,8 @@ fn dirty(core: &Core, file: &File, offset_bytes: u64, data: &Bytes) -> Result<Ch
     let behind = offset_bytes + u64::try_from(data.len()).unwrap_or(0);
     {
         let mut state = file.state.write();
-        let known = |block: u64| {
-            state.unflushed(block).is_some() || block >= blocks_in(state.size_bytes())
-        };
+        let known =
+            |block: u64| state.unflushed(block).is_some() || block >= blocks_in(state.size_bytes());
         let partial_known = partial_blocks(offset_bytes, behind).into_iter().flatten().all(known);
         if partial_known {
             return put_dirty(core, file, &mut state, (offset_bytes, data), &[]);
@@ -484,7 +487,9 @@ pub(crate) fn block_map(
         let resolved = core.resolver.window(view.layer, window)?;
         let mut hashes = vec![None; usize::try_from(WINDOW_BLOCKS).unwrap_or(0)];
         for run in resolved.runs() {
-            let Target::Chunks(chunk) = run.target else { continue };
+            let Target::Chunks(chunk) = run.target else {
+                continue;
+            };
             let from = usize::try_from(run.first).unwrap_or(usize::MAX);
             let found = core.segments.hashes(chunk, run.count)?;
             for (slot, hash) in hashes.iter_mut().skip(from).zip(found) {

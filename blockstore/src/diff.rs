@@ -18,7 +18,9 @@ struct Side {
 }
 
 fn side(core: &Core, id: Option<SnapshotId>) -> Result<Side> {
-    let Some(id) = id else { return Ok(Side { layer: None, size_bytes: 0, chain: Vec::new() }) };
+    let Some(id) = id else {
+        return Ok(Side { layer: None, size_bytes: 0, chain: Vec::new() });
+    };
     let record = snapshot::load(core, id)?;
     let chain = core.resolver.chain(record.layer)?;
     Ok(Side { layer: Some(record.layer), size_bytes: record.size_bytes, chain })

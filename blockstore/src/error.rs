@@ -89,7 +89,9 @@ pub enum Error {
         inode: u64,
     },
     /// The store is full, but for the reserve that lets deletes work.
-    #[error("no space: {used_bytes} bytes are used of {capacity_bytes}; delete files or snapshots, or enlarge the store")]
+    #[error(
+        "no space: {used_bytes} bytes are used of {capacity_bytes}; delete files or snapshots, or enlarge the store"
+    )]
     NoSpace {
         /// Bytes that the store occupies.
         used_bytes: u64,
@@ -113,7 +115,9 @@ pub enum Error {
         reason: String,
     },
     /// A sync failed earlier: what is on the disk is unknown, so nothing more is written.
-    #[error("writes are refused since a sync failed ({reason}); restart the server once the disk is sound")]
+    #[error(
+        "writes are refused since a sync failed ({reason}); restart the server once the disk is sound"
+    )]
     Poisoned {
         /// The failure that did it.
         reason: String,
@@ -128,7 +132,9 @@ pub enum Error {
         path: PathBuf,
     },
     /// The data directory is of another format.
-    #[error("the store has format {got}, this program reads format {expected}: use the release that wrote it, or a newer one")]
+    #[error(
+        "the store has format {got}, this program reads format {expected}: use the release that wrote it, or a newer one"
+    )]
     Format {
         /// The version found.
         got: u32,

@@ -146,7 +146,9 @@ fn commit_part(
 /// in the transaction; only the open layer changes, and the caller holds its file's flush lock.
 pub(crate) fn below(core: &Core, layer: LayerId, prepared: &[Prepared]) -> Result<Below> {
     let mut below = Below::new();
-    let Some(parent) = core.resolver.parent(layer)? else { return Ok(below) };
+    let Some(parent) = core.resolver.parent(layer)? else {
+        return Ok(below);
+    };
     for (block, _) in prepared {
         let window = block / WINDOW_BLOCKS;
         if let std::collections::btree_map::Entry::Vacant(entry) = below.entry(window) {

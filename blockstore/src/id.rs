@@ -74,7 +74,10 @@ impl ChunkId {
     #[must_use]
     pub fn new(segment: SegmentId, index: u32) -> Self {
         assert!(index < Self::INDEX_LIMIT, "chunk index {index} is over the limit");
-        assert!(segment.get() < 1 << (64 - Self::INDEX_BITS), "segment {segment} is over the limit");
+        assert!(
+            segment.get() < 1 << (64 - Self::INDEX_BITS),
+            "segment {segment} is over the limit"
+        );
         Self(segment.get() << Self::INDEX_BITS | u64::from(index))
     }
 
@@ -100,9 +103,7 @@ impl ChunkId {
     #[must_use]
     pub const fn index(self) -> u32 {
         // The mask keeps 24 bits, so the conversion loses nothing.
-        #[expect(clippy::cast_possible_truncation, reason = "masked to 24 bits")]
-        let index = (self.0 & ((1 << Self::INDEX_BITS) - 1)) as u32;
-        index
+        (self.0 & ((1 << Self::INDEX_BITS) - 1)) as u32
     }
 
     /// The chunk `count` after this one.

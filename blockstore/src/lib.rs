@@ -76,6 +76,6 @@ pub use types::{
     Written,
 };
 pub use units::{
-    BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, NAME_BYTES_MAX, SYMLINK_BYTES_MAX,
-    WINDOW_BLOCKS, block_of, blocks_in,
+    BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, NAME_BYTES_MAX, SYMLINK_BYTES_MAX, WINDOW_BLOCKS,
+    block_of, blocks_in,
 };

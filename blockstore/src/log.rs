@@ -151,8 +151,13 @@ impl Log {
         self.file.sync().map_err(AppendError::Fatal)?;
         let sealed = Sealed { segment: self.segment, directory_offset_bytes: offset_bytes };
         let next = self.take_number();
-        let file = create_log_file(self.disk.as_ref(), self.store, next)
-            .map_err(AppendError::Fatal)?;
+        let file = create_log_file(self.disk.as_ref(), self.store, next).map_err(|error| {
+            // Stay in this segment: take back the half-made file, then the directory.
+            let undone = self.disk.remove(log_file(next)).is_ok()
+                && self.file.truncate(offset_bytes).is_ok()
+                && self.file.sync().is_ok();
+            if undone { AppendError::Refused(error) } else { AppendError::Fatal(error) }
+        })?;
         let chunks = u32::try_from(directory.places.len()).unwrap_or(u32::MAX);
         self.segments.put_sealed(self.segment, log_file(self.segment), offset_bytes, chunks);
         self.segments.put_open(next, log_file(next), Directory::default());
@@ -204,12 +209,13 @@ impl Recovery<'_> {
     pub(crate) fn run(mut self) -> Result<Recovered> {
         let files = self.disk.list()?;
         let last_number = files.iter().map(|name| name.number.get()).max().unwrap_or(0);
-        let logs: Vec<SegmentId> = files
+        let mut logs: Vec<SegmentId> = files
             .iter()
             .filter(|name| name.role == FileRole::Log)
             .map(|name| name.number)
             .filter(|&number| self.position.is_none_or(|at| number >= at.segment))
             .collect();
+        self.drop_headless(&mut logs)?;
         match (self.position, logs.first()) {
             (None, None) => return self.fresh(last_number),
             (Some(at), first) if first != Some(&at.segment) => {
@@ -286,9 +292,7 @@ impl Recovery<'_> {
         let file = self.segments.open_file(name)?;
         let length = usize::try_from(file.length_bytes()?).unwrap_or(usize::MAX);
         let bytes = file.read_at(0, length)?;
-        let Ok(store) = format::decode_file_header(name, &bytes) else {
-            return self.headless(name, &bytes, is_last);
-        };
+        let store = format::decode_file_header(name, &bytes)?;
         let start = match self.position {
             Some(at) if at.segment == segment => at.offset_bytes,
             _ => 0,
@@ -356,33 +360,26 @@ impl Recovery<'_> {
         }
     }
 
-    /// A file without a whole header: the crash came while it was made, so it must be the last
-    /// and hold nothing.
-    fn headless(&self, name: FileName, bytes: &[u8], is_last: bool) -> Result<FileEnd> {
-        if !is_last || bytes.len() > FILE_HEADER_BYTES || self.position.is_none() && name.number.get() > 1
-        {
-            format::decode_file_header(name, bytes)?;
-        }
-        // The store's id is in the segment before; the very first file decides it anew.
-        let before = self.disk.list()?.into_iter().rfind(|other| {
-            other.role == FileRole::Log && other.number < name.number
-        });
-        let store = match before {
-            Some(other) => {
-                let header = self.segments.open_file(other)?.read_at(0, FILE_HEADER_BYTES)?;
-                format::decode_file_header(other, &header)?
-            }
-            None => StoreId::random(),
+    /// Removes a last file without a whole header: the crash came while it was made, before
+    /// anything was written to it.
+    fn drop_headless(&self, logs: &mut Vec<SegmentId>) -> Result<()> {
+        let Some(name) = logs.last().map(|&last| log_file(last)) else {
+            return Ok(());
         };
         let file = self.segments.open_file(name)?;
-        file.truncate(0)?;
-        file.write_at(0, &format::encode_file_header(store, name))?;
-        file.sync()?;
-        self.disk.sync_names()?;
-        let tail_bytes = u64::try_from(FILE_HEADER_BYTES).unwrap_or(0);
-        let end = FileEnd { store, tail_bytes, directory_offset_bytes: None };
-        self.register(name.number, Directory::default(), &end);
-        Ok(end)
+        let length = usize::try_from(file.length_bytes()?).unwrap_or(usize::MAX);
+        if length > FILE_HEADER_BYTES {
+            return Ok(());
+        }
+        let whole = file.read_at(0, length)?;
+        if format::decode_file_header(name, &whole).is_err() {
+            tracing::info!(%name, "removing a log file that was never finished");
+            self.segments.close_file(name);
+            self.disk.remove(name)?;
+            self.disk.sync_names()?;
+            logs.pop();
+        }
+        Ok(())
     }
 }
 

@@ -51,7 +51,9 @@ pub(crate) fn take(
     let mut runs_delta: i64 = 0;
     let mut blocks_gone = 0;
     for run in runs(txn, layer, (first, end), RUNS_MAX)? {
-        let Some(part) = run.cut(first, end) else { continue };
+        let Some(part) = run.cut(first, end) else {
+            continue;
+        };
         txn.delete(Family::Map, key::map(layer, run.first));
         runs_delta -= 1;
         let rests = [run.cut(run.first, first), run.cut(end, run.end())];

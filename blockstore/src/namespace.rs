@@ -184,7 +184,9 @@ fn take_existing(
 ) -> Result<()> {
     let exists = || Error::exists(format!("`{name}`"));
     let record = txn.inode(found.inode)?;
-    let Body::File { verifier, .. } = record.body else { return Err(exists()) };
+    let Body::File { verifier, .. } = record.body else {
+        return Err(exists());
+    };
     match mode {
         CreateMode::Unchecked => Ok(()),
         CreateMode::Exclusive(wanted) if verifier == Some(wanted) => Ok(()),
@@ -330,8 +332,8 @@ fn remove_in(
     removal: Removal,
 ) -> Result<Change> {
     let before = before(txn, directory)?;
-    let found = entry_in(txn, directory, name)?
-        .ok_or_else(|| Error::not_found(format!("`{name}`")))?;
+    let found =
+        entry_in(txn, directory, name)?.ok_or_else(|| Error::not_found(format!("`{name}`")))?;
     let is_directory = txn.inode(found.inode)?.kind() == FileKind::Directory;
     match (removal, is_directory) {
         (Removal::NotDirectory, true) => {
@@ -409,8 +411,12 @@ pub(crate) fn rename_in(txn: &mut Transaction<'_>, from: &Place, to: &Place) -> 
         }
         let target_is_directory = txn.inode(target.inode)?.kind() == FileKind::Directory;
         match (is_directory, target_is_directory) {
-            (true, false) => return Err(Error::NotDirectory { what: format!("`{to_name}`") }),
-            (false, true) => return Err(Error::IsDirectory { what: format!("`{to_name}`") }),
+            (true, false) => {
+                return Err(Error::NotDirectory { what: format!("`{to_name}`") });
+            }
+            (false, true) => {
+                return Err(Error::IsDirectory { what: format!("`{to_name}`") });
+            }
             (true, true) => drop_directory(txn, target.inode, to_name)?,
             (false, false) => unlink(txn, target.inode)?,
         }

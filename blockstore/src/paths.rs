@@ -242,7 +242,8 @@ pub(crate) fn list(
     limit: usize,
 ) -> Result<Vec<FileInfo>> {
     let prefix = prefix.strip_prefix('/').unwrap_or(prefix).as_bytes();
-    let mut walk = Walk { core, prefix, after: after.map(FilePath::names), limit, found: Vec::new() };
+    let mut walk =
+        Walk { core, prefix, after: after.map(FilePath::names), limit, found: Vec::new() };
     let from = walk.after;
     walk.directory(InodeId::ROOT, &mut Vec::new(), from)?;
     Ok(walk.found)
@@ -272,7 +273,9 @@ impl Walk<'_> {
         };
         loop {
             let page = self.page(&from, &end)?;
-            let Some((last, _)) = page.last() else { return Ok(()) };
+            let Some((last, _)) = page.last() else {
+                return Ok(());
+            };
             from = last.clone();
             from.push(0);
             for (key, value) in page {
@@ -317,7 +320,9 @@ impl Walk<'_> {
             return Ok(());
         }
         // It may have been deleted since the page was read.
-        let Ok(record) = self.core.inode(inode) else { return Ok(()) };
+        let Ok(record) = self.core.inode(inode) else {
+            return Ok(());
+        };
         match record.kind() {
             FileKind::Directory => self.directory(inode, names, after),
             // The page's start itself was in the page before.

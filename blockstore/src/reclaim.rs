@@ -64,7 +64,8 @@ pub(crate) fn next_job(core: &Core) -> Result<Option<Job>> {
         let mut decoder = crate::codec::Decoder::new("queue key", key);
         let kind = decoder.u8()?;
         let layer = LayerId::new(decoder.u64()?);
-        job = Some(if kind == key::QUEUE_DEAD { Job::Reclaim(layer) } else { Job::Collapse(layer) });
+        job =
+            Some(if kind == key::QUEUE_DEAD { Job::Reclaim(layer) } else { Job::Collapse(layer) });
         Ok(ControlFlow::Break(()))
     })?;
     Ok(job)

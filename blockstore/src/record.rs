@@ -237,7 +237,9 @@ impl InodeRecord {
             },
             2 => Body::Directory { parent: InodeId::new(d.u64()?), next_cookie: d.u64()? },
             3 => Body::Symlink { target: d.bytes()?.to_vec() },
-            got => return Err(Error::corrupt(WHAT, format!("kind {got}, expected 1, 2 or 3"))),
+            got => {
+                return Err(Error::corrupt(WHAT, format!("kind {got}, expected 1, 2 or 3")));
+            }
         };
         d.end()?;
         Ok(record)
@@ -407,7 +409,9 @@ impl LayerRecord {
                 1 => LayerState::Open(InodeId::new(owner)),
                 2 => LayerState::Frozen,
                 3 => LayerState::Dead,
-                got => return Err(Error::corrupt(WHAT, format!("state {got}, expected 1 to 3"))),
+                got => {
+                    return Err(Error::corrupt(WHAT, format!("state {got}, expected 1 to 3")));
+                }
             },
             children: d.u64()?,
             snapshots: d.u64()?,
@@ -537,7 +541,9 @@ impl SegmentRecord {
         let role = match d.u8()? {
             1 => FileRole::Log,
             2 => FileRole::Compacted,
-            got => return Err(Error::corrupt(WHAT, format!("file role {got}, expected 1 or 2"))),
+            got => {
+                return Err(Error::corrupt(WHAT, format!("file role {got}, expected 1 or 2")));
+            }
         };
         let number = SegmentId::new(d.u64()?);
         let directory = d.u64()?;
@@ -621,11 +627,8 @@ impl LogPosition {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
         let mut d = Decoder::versioned("log position", bytes, VERSION)?;
-        let position = Self {
-            segment: SegmentId::new(d.u64()?),
-            offset_bytes: d.u64()?,
-            sequence: d.u64()?,
-        };
+        let position =
+            Self { segment: SegmentId::new(d.u64()?), offset_bytes: d.u64()?, sequence: d.u64()? };
         d.end()?;
         Ok(position)
     }

@@ -54,9 +54,13 @@ impl Window {
     pub(crate) fn chunks(&self) -> Vec<Option<ChunkId>> {
         let mut chunks = vec![None; usize::try_from(WINDOW_BLOCKS).unwrap_or(0)];
         for run in &self.runs {
-            let Target::Chunks(first) = run.target else { continue };
+            let Target::Chunks(first) = run.target else {
+                continue;
+            };
             for step in 0..run.count {
-                if let Some(slot) = usize::try_from(run.first + step).ok().and_then(|i| chunks.get_mut(i)) {
+                if let Some(slot) =
+                    usize::try_from(run.first + step).ok().and_then(|i| chunks.get_mut(i))
+                {
                     *slot = Some(first.plus(step));
                 }
             }
@@ -71,7 +75,9 @@ impl Window {
         let mut current = below.next().copied();
         let mut covered = 0;
         let keep = |runs: &mut Vec<Run>, run: Run| match runs.last_mut() {
-            Some(last) if last.end() == run.first && last.target.continues(last.count, run.target) => {
+            Some(last)
+                if last.end() == run.first && last.target.continues(last.count, run.target) =>
+            {
                 last.count += run.count;
             }
             _ => runs.push(run),
@@ -346,7 +352,12 @@ fn in_memory(record: &LayerRecord) -> Layer {
 }
 
 /// The entries of a layer that meet `[first, end)`, cut to it, in order.
-pub(crate) fn runs_between(kv: &dyn KvRead, layer: LayerId, first: u64, end: u64) -> Result<Vec<Run>> {
+pub(crate) fn runs_between(
+    kv: &dyn KvRead,
+    layer: LayerId,
+    first: u64,
+    end: u64,
+) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     // An entry that begins before may reach in.
     if first > 0
@@ -372,21 +383,24 @@ mod tests {
     use proptest::prelude::*;
 
     fn runs() -> impl Strategy<Value = Vec<Run>> {
-        prop::collection::vec((0u64..256, 1u64..40, prop::option::of(1u64..9)), 0..12).prop_map(|raw| {
-            let mut end = 0;
-            let mut runs = Vec::new();
-            for (gap, count, chunk) in raw {
-                let first = end + gap % 30;
-                let count = count.min(WINDOW_BLOCKS.saturating_sub(first));
-                if count == 0 {
-                    break;
+        prop::collection::vec((0u64..256, 1u64..40, prop::option::of(1u64..9)), 0..12).prop_map(
+            |raw| {
+                let mut end = 0;
+                let mut runs = Vec::new();
+                for (gap, count, chunk) in raw {
+                    let first = end + gap % 30;
+                    let count = count.min(WINDOW_BLOCKS.saturating_sub(first));
+                    if count == 0 {
+                        break;
+                    }
+                    let target =
+                        chunk.map_or(Target::Hole, |c| Target::Chunks(ChunkId::from_raw(c * 1000)));
+                    runs.push(Run { first, count, target });
+                    end = first + count;
                 }
-                let target = chunk.map_or(Target::Hole, |c| Target::Chunks(ChunkId::from_raw(c * 1000)));
-                runs.push(Run { first, count, target });
-                end = first + count;
-            }
-            runs
-        })
+                runs
+            },
+        )
     }
 
     proptest! {

@@ -269,7 +269,9 @@ pub(crate) fn find_record(
     verify_payload: bool,
 ) -> Result<Option<(Found, usize)>> {
     let rest = bytes.get(offset..).unwrap_or_default();
-    let Some(magic) = rest.first_chunk::<4>() else { return Ok(None) };
+    let Some(magic) = rest.first_chunk::<4>() else {
+        return Ok(None);
+    };
     match u32::from_be_bytes(*magic) {
         GROUP_MAGIC => find_group(rest, offset, verify_payload),
         COMMIT_MAGIC => find_commit(rest, offset),
@@ -279,7 +281,9 @@ pub(crate) fn find_record(
 }
 
 fn find_group(rest: &[u8], offset: usize, verify: bool) -> Result<Option<(Found, usize)>> {
-    let Some((header, behind)) = rest.split_at_checked(GROUP_HEADER_BYTES) else { return Ok(None) };
+    let Some((header, behind)) = rest.split_at_checked(GROUP_HEADER_BYTES) else {
+        return Ok(None);
+    };
     let mut d = Decoder::new("group header", header);
     let (_magic, count, segment) = (d.u32()?, d.u32()?, d.u64()?);
     let (first_index, payload_bytes, _pad, crc) = (d.u32()?, d.u32()?, d.u32()?, d.u32()?);
@@ -295,7 +299,9 @@ fn find_group(rest: &[u8], offset: usize, verify: bool) -> Result<Option<(Found,
         return Ok(None);
     }
     let payload_bytes = usize::try_from(payload_bytes).unwrap_or(usize::MAX);
-    let Some(payload) = behind.get(..payload_bytes) else { return Ok(None) };
+    let Some(payload) = behind.get(..payload_bytes) else {
+        return Ok(None);
+    };
     let payload_start = offset + GROUP_HEADER_BYTES + entries.len();
     let mut group = FoundGroup {
         segment: SegmentId::new(segment),
@@ -331,7 +337,9 @@ fn find_commit(rest: &[u8], offset: usize) -> Result<Option<(Found, usize)>> {
     let mut d = Decoder::new("commit header", header);
     let (_magic, body_bytes, sequence, crc) = (d.u32()?, d.u32()?, d.u64()?, d.u32()?);
     let body_bytes = usize::try_from(body_bytes).unwrap_or(usize::MAX);
-    let Some(body) = behind.get(..body_bytes) else { return Ok(None) };
+    let Some(body) = behind.get(..body_bytes) else {
+        return Ok(None);
+    };
     let covered = &header[..COMMIT_HEADER_BYTES - CRC_BYTES];
     if crc != crc32c::crc32c_append(crc32c::crc32c(covered), body) {
         return Ok(None);
@@ -341,10 +349,11 @@ fn find_commit(rest: &[u8], offset: usize) -> Result<Option<(Found, usize)>> {
 }
 
 fn find_directory(rest: &[u8], offset: usize) -> Result<Option<(Found, usize)>> {
-    let Some(header) = rest.get(..DIRECTORY_HEADER_BYTES) else { return Ok(None) };
+    let Some(header) = rest.get(..DIRECTORY_HEADER_BYTES) else {
+        return Ok(None);
+    };
     let mut d = Decoder::new("directory header", header);
-    let (_magic, chunks, _segment, _pad, crc) =
-        (d.u32()?, d.u32()?, d.u64()?, d.u32()?, d.u32()?);
+    let (_magic, chunks, _segment, _pad, crc) = (d.u32()?, d.u32()?, d.u64()?, d.u32()?, d.u32()?);
     let covered = &header[..DIRECTORY_HEADER_BYTES - CRC_BYTES];
     let pages = usize::try_from(chunks).unwrap_or(usize::MAX).div_ceil(PAGE_ENTRIES);
     let length = pages

@@ -45,13 +45,17 @@ pub(crate) struct Segment {
     directory: DirectoryState,
 }
 
+/// A page of a segment's directory in a file.
+type PageKey = (FileName, SegmentId, usize);
+type PlacePage = Arc<Vec<Option<Place>>>;
+
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Segments {
     disk: Arc<dyn Disk>,
     table: RwLock<BTreeMap<SegmentId, Arc<Segment>>>,
     files: Cache<FileName, Arc<dyn DiskFile>>,
-    pages: Cache<(FileName, SegmentId, usize), Arc<Vec<Option<Place>>>>,
+    pages: Cache<PageKey, PlacePage>,
     read_bytes: AtomicU64,
 }
 
@@ -225,7 +229,9 @@ impl Segments {
     ///
     /// `None` when compaction has dropped one of them: the caller's map is outdated.
     pub(crate) fn read(&self, first: ChunkId, count: u64) -> Result<Option<Vec<Bytes>>> {
-        let Some(segment) = self.segment(first.segment()) else { return Ok(None) };
+        let Some(segment) = self.segment(first.segment()) else {
+            return Ok(None);
+        };
         match self.read_segment(&segment, first, count) {
             // Compaction removed the file between the two: the new one has the chunks.
             Err(_) if !self.is_current(&segment) => Ok(None),
@@ -275,7 +281,9 @@ impl Segments {
         places: &[Place],
         pieces: &mut Vec<Bytes>,
     ) -> Result<()> {
-        let Some(start) = places.first() else { return Ok(()) };
+        let Some(start) = places.first() else {
+            return Ok(());
+        };
         let length = places.iter().map(|place| usize::from(place.stored_bytes)).sum();
         let offset_bytes = u64::from(start.offset_bytes);
         let bytes = Bytes::from(self.read_file(segment.file, offset_bytes, length)?);
@@ -293,7 +301,11 @@ impl Segments {
             chunk = chunk.plus(1);
         }
         if all_raw {
-            debug_assert_eq!(bytes.len(), places.len() * BLOCK_BYTES, "raw chunks are whole blocks");
+            debug_assert_eq!(
+                bytes.len(),
+                places.len() * BLOCK_BYTES,
+                "raw chunks are whole blocks"
+            );
             pieces.push(bytes);
         }
         Ok(())

@@ -20,9 +20,7 @@ use crate::kv::{Family, prefix_end};
 use crate::name::FilePath;
 use crate::paths;
 use crate::reclaim;
-use crate::record::{
-    Body, InodeRecord, LayerRecord, LayerState, SnapshotRecord, key,
-};
+use crate::record::{Body, InodeRecord, LayerRecord, LayerState, SnapshotRecord, key};
 use crate::transaction::Transaction;
 use crate::types::{
     Attributes, FileInfo, LABEL_BYTES_MAX, LABELS_MAX, Labels, SNAPSHOT_NAME_BYTES_MAX, Snapshot,
@@ -246,7 +244,11 @@ pub(crate) fn delete(core: &Core, id: SnapshotId) -> Result<()> {
 }
 
 /// Deletes a snapshot inside a transaction; clones keep their layers.
-pub(crate) fn remove(txn: &mut Transaction<'_>, id: SnapshotId, record: &SnapshotRecord) -> Result<()> {
+pub(crate) fn remove(
+    txn: &mut Transaction<'_>,
+    id: SnapshotId,
+    record: &SnapshotRecord,
+) -> Result<()> {
     if let Some(name) = &record.name {
         txn.delete(Family::Snapshot, key::snapshot_name(name));
     }
@@ -307,7 +309,9 @@ pub(crate) fn clone(core: &Core, id: SnapshotId, path: &FilePath) -> Result<File
 /// A clone is gone: its snapshot counts one fewer, and may go with the last one.
 pub(crate) fn clone_deleted(txn: &mut Transaction<'_>, origin: SnapshotId) -> Result<()> {
     // The snapshot may have been deleted before its clones.
-    let Ok(mut record) = load_in(txn, origin) else { return Ok(()) };
+    let Ok(mut record) = load_in(txn, origin) else {
+        return Ok(());
+    };
     record.clone_count = record.clone_count.saturating_sub(1);
     txn.put(Family::Snapshot, key::snapshot(origin), record.encode());
     if record.clone_count == 0 && record.deletion == crate::DeletionPolicy::OnZeroClones {
@@ -341,7 +345,9 @@ pub(crate) fn expire(core: &Core, limit: usize) -> Result<usize> {
 pub(crate) fn list(core: &Core, filter: &SnapshotFilter, limit: usize) -> Result<Vec<Snapshot>> {
     let prefix = if let Some(name) = &filter.name {
         let found = core.kv.get(Family::Snapshot, &key::snapshot_name(name))?;
-        let Some(bytes) = found else { return Ok(Vec::new()) };
+        let Some(bytes) = found else {
+            return Ok(Vec::new());
+        };
         let id = crate::codec::Decoder::new("snapshot name", &bytes).array()?;
         let id = SnapshotId::from_bytes(id);
         let record = load(core, id)?;

@@ -13,11 +13,16 @@ use std::ops::ControlFlow;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, InodeId, LayerId, SegmentId};
 use crate::kv::{Batch, Family, Kv, Write};
-use crate::record::{Counters, InodeRecord, LayerRecord, SegmentRecord, decode_chunk, decode_count, key};
+use crate::record::{
+    Counters, InodeRecord, LayerRecord, SegmentRecord, decode_chunk, decode_count, key,
+};
 use crate::segment_format::PreparedChunk;
 use crate::time::{Clock, Timestamp};
 
 type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
+
+/// What a key had in the changes before: nothing, a delete, or a value.
+type Before = Option<Option<Vec<u8>>>;
 
 /// References to one chunk above this make the next such block a chunk of its own, long before
 /// a count could overflow.
@@ -51,7 +56,7 @@ pub(crate) struct Transaction<'a> {
     clock: &'a Clock,
     changes: BTreeMap<Family, Changes>,
     /// What each changed key had in `changes` before, newest last.
-    undo: Vec<(Family, Vec<u8>, Option<Option<Vec<u8>>>)>,
+    undo: Vec<(Family, Vec<u8>, Before)>,
     counters: Counters,
     chunks: Vec<PreparedChunk>,
     /// The id of the first of `chunks`.
@@ -108,9 +113,13 @@ impl<'a> Transaction<'a> {
     }
 
     pub(crate) fn roll_back_op(&mut self) {
-        let Some(savepoint) = self.savepoint.take() else { return };
+        let Some(savepoint) = self.savepoint.take() else {
+            return;
+        };
         while self.undo.len() > savepoint.undo {
-            let Some((family, key, before)) = self.undo.pop() else { break };
+            let Some((family, key, before)) = self.undo.pop() else {
+                break;
+            };
             let changes = self.changes.entry(family).or_default();
             match before {
                 Some(value) => changes.insert(key, value),
@@ -200,15 +209,17 @@ impl<'a> Transaction<'a> {
             if !deleted(key) {
                 merged.insert(key.to_vec(), value.to_vec());
             }
-            Ok(if merged.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+            Ok(if merged.len() < limit {
+                ControlFlow::Continue(())
+            } else {
+                ControlFlow::Break(())
+            })
         })?;
         if let Some(changes) = changes
             && from < to
         {
-            let inside = changes.range::<[u8], _>((
-                std::ops::Bound::Included(from),
-                std::ops::Bound::Excluded(to),
-            ));
+            let inside = changes
+                .range::<[u8], _>((std::ops::Bound::Included(from), std::ops::Bound::Excluded(to)));
             for (key, value) in inside.filter_map(|(key, value)| Some((key, value.as_ref()?))) {
                 merged.insert(key.clone(), value.clone());
             }

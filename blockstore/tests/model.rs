@@ -96,7 +96,9 @@ impl World {
     }
 
     fn write(&mut self, file: usize, offset: usize, data: &bytes::Bytes, stable: bool) {
-        let Some(model) = self.files.get_mut(&file) else { return };
+        let Some(model) = self.files.get_mut(&file) else {
+            return;
+        };
         let end = offset + data.len();
         if model.len() < end {
             model.resize(end, 0);
@@ -104,13 +106,16 @@ impl World {
         model[offset..end].copy_from_slice(data);
         let inode = self.fixture.store.resolve(&name(file)).unwrap().inode;
         let stability = if stable { Stability::FileSync } else { Stability::Unstable };
-        let written = self.fixture.store.write(inode, offset as u64, data.clone(), stability).unwrap();
+        let written =
+            self.fixture.store.write(inode, offset as u64, data.clone(), stability).unwrap();
         assert!(written.stability >= stability);
         assert_eq!(written.file.after.size_bytes, self.files[&file].len() as u64);
     }
 
     fn truncate(&mut self, file: usize, size: usize) {
-        let Some(model) = self.files.get_mut(&file) else { return };
+        let Some(model) = self.files.get_mut(&file) else {
+            return;
+        };
         model.resize(size, 0);
         let inode = self.fixture.store.resolve(&name(file)).unwrap().inode;
         let set = SetAttributes { size_bytes: Some(size as u64), ..SetAttributes::default() };
@@ -119,7 +124,9 @@ impl World {
     }
 
     fn clone_of(&mut self, snapshot: usize, file: usize) {
-        let Some((id, model)) = self.snapshots.get(snapshot) else { return };
+        let Some((id, model)) = self.snapshots.get(snapshot) else {
+            return;
+        };
         match self.fixture.store.clone_snapshot(*id, &name(file)) {
             Ok(info) => {
                 assert!(!self.files.contains_key(&file));
@@ -135,7 +142,9 @@ impl World {
     }
 
     fn read(&self, file: usize, offset: usize, length: usize) {
-        let Some(model) = self.files.get(&file) else { return };
+        let Some(model) = self.files.get(&file) else {
+            return;
+        };
         let source = self.source(file);
         let reply = self.fixture.store.read(source, offset as u64, length).unwrap();
         let start = offset.min(model.len());
@@ -150,7 +159,8 @@ impl World {
 
     /// Applying the diff to the base gives the target, and it names no block that is equal.
     fn diff(&self, base: usize, target: usize) {
-        let (Some(base), Some(target)) = (self.snapshots.get(base), self.snapshots.get(target)) else {
+        let (Some(base), Some(target)) = (self.snapshots.get(base), self.snapshots.get(target))
+        else {
             return;
         };
         let mut rebuilt = base.1.clone();
@@ -233,7 +243,11 @@ impl World {
 
     fn verify(&self) {
         for (file, model) in &self.files {
-            assert_same(&content(&self.fixture.store, self.source(*file)), model, &format!("file {file}"));
+            assert_same(
+                &content(&self.fixture.store, self.source(*file)),
+                model,
+                &format!("file {file}"),
+            );
         }
         for (id, model) in &self.snapshots {
             assert_same(&content(&self.fixture.store, Source::Snapshot(*id)), model, "snapshot");
@@ -281,7 +295,11 @@ fn run(ops: &[Op]) {
 
 fn cases(default: u32) -> ProptestConfig {
     let cases = std::env::var("SLACKWATER_MODEL_CASES").ok().and_then(|text| text.parse().ok());
-    ProptestConfig { cases: cases.unwrap_or(default), max_shrink_iters: 4000, ..ProptestConfig::default() }
+    ProptestConfig {
+        cases: cases.unwrap_or(default),
+        max_shrink_iters: 4000,
+        ..ProptestConfig::default()
+    }
 }
 
 proptest! {

@@ -37,7 +37,9 @@ pub(super) fn check(
 fn named(maps: &Maps) -> Named {
     let mut named = Named::new();
     for run in maps.values().flat_map(BTreeMap::values) {
-        let Target::Chunks(first) = run.target else { continue };
+        let Target::Chunks(first) = run.target else {
+            continue;
+        };
         for step in 0..run.count {
             let chunk = first.plus(step);
             let of_segment = named.entry(chunk.segment()).or_default();
@@ -82,7 +84,9 @@ fn segments(
         let id = SegmentId::new(number(key)?);
         let record = SegmentRecord::decode(value)?;
         let live = named.get(&id).map_or(0, |chunks| u64::try_from(chunks.len()).unwrap_or(0));
-        findings.expect_equal(record.live_chunks.into(), live, || format!("I6: live chunks of segment {id}"));
+        findings.expect_equal(record.live_chunks.into(), live, || {
+            format!("I6: live chunks of segment {id}")
+        });
         records.insert(id, record);
         Ok(())
     })?;
@@ -118,7 +122,10 @@ fn hashes(
     })?;
     for (segment, entries) in by_segment {
         if !segments.contains_key(&segment) {
-            findings.add(format!("I3: {} hashes name segment {segment}, which does not exist", entries.len()));
+            findings.add(format!(
+                "I3: {} hashes name segment {segment}, which does not exist",
+                entries.len()
+            ));
             continue;
         }
         let directory = directory(core, segment, findings);
@@ -128,7 +135,8 @@ fn hashes(
             let fits = is_stored && directory.hashes.get(position) == Some(&hash);
             // Compaction may have dropped it since the view was taken.
             if !fits && core.kv.get(Family::Hash, hash.as_bytes())?.is_some() {
-                findings.add(format!("I3: hash {hash} names chunk {chunk}, which is not stored so"));
+                findings
+                    .add(format!("I3: hash {hash} names chunk {chunk}, which is not stored so"));
             }
         }
     }
@@ -162,7 +170,8 @@ fn stored(
         if !data {
             continue;
         }
-        let block = core.segments.stored(chunk, &place).and_then(|bytes| restore_block(&place, &bytes));
+        let block =
+            core.segments.stored(chunk, &place).and_then(|bytes| restore_block(&place, &bytes));
         match block {
             Ok(block) => {
                 findings.0.data_bytes += u64::try_from(block.len()).unwrap_or(0);

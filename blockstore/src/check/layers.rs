@@ -88,9 +88,11 @@ fn family(view: &dyn KvRead, tables: &Tables, findings: &mut Findings) -> Result
     }
     for (id, record) in &tables.layers {
         let of = |counts: &HashMap<LayerId, u64>| counts.get(id).copied().unwrap_or(0);
-        findings.expect_equal(record.children, of(&children), || format!("I5: children of layer {id}"));
+        findings
+            .expect_equal(record.children, of(&children), || format!("I5: children of layer {id}"));
         let expected = of(&snapshots);
-        findings.expect_equal(record.snapshots, expected, || format!("I5: snapshots of layer {id}"));
+        findings
+            .expect_equal(record.snapshots, expected, || format!("I5: snapshots of layer {id}"));
     }
     Ok(())
 }
@@ -135,7 +137,9 @@ fn queues(view: &dyn KvRead, tables: &Tables, findings: &mut Findings) -> Result
         match record.state {
             LayerState::Dead => {
                 dead += 1;
-                findings.expect(waits(key::QUEUE_DEAD), || format!("I5: dead layer {id} is not queued"));
+                findings.expect(waits(key::QUEUE_DEAD), || {
+                    format!("I5: dead layer {id} is not queued")
+                });
             }
             LayerState::Frozen if record.snapshots == 0 && record.children == 0 => {
                 findings.add(format!("I5: layer {id} is frozen, and nothing sees it"));
@@ -180,12 +184,7 @@ fn used(tables: &Tables, maps: &Maps, findings: &mut Findings) {
 }
 
 /// Blocks of data that are seen through a layer.
-fn visible(
-    tables: &Tables,
-    maps: &Maps,
-    layer: LayerId,
-    known: &mut HashMap<LayerId, u64>,
-) -> u64 {
+fn visible(tables: &Tables, maps: &Maps, layer: LayerId, known: &mut HashMap<LayerId, u64>) -> u64 {
     // From the lowest layer whose count is not known up to this one.
     let mut path = Vec::new();
     let mut next = Some(layer);
@@ -219,7 +218,8 @@ fn seen_in(tables: &Tables, maps: &Maps, layer: Option<LayerId>, range: (u64, u6
             let map = maps.get(&id);
             let before = map.and_then(|map| map.range(..first).next_back());
             let inside = map.into_iter().flat_map(|map| map.range(first..end));
-            for part in before.into_iter().chain(inside).filter_map(|(_, run)| run.cut(first, end)) {
+            for part in before.into_iter().chain(inside).filter_map(|(_, run)| run.cut(first, end))
+            {
                 below.extend((at < part.first).then_some((at, part.first)));
                 if part.target != Target::Hole {
                     seen += part.count;

@@ -85,7 +85,8 @@ fn inodes(tables: &Tables, entries: &Entries, findings: &mut Findings) {
         let links = match record.kind() {
             FileKind::Directory => {
                 let expected = u64::from(inode != InodeId::ROOT);
-                findings.expect_equal(named, expected, || format!("I7: entries of directory {inode}"));
+                findings
+                    .expect_equal(named, expected, || format!("I7: entries of directory {inode}"));
                 2 + entries.subdirectories.get(&inode).copied().unwrap_or(0)
             }
             FileKind::File | FileKind::Symlink => {
@@ -93,7 +94,9 @@ fn inodes(tables: &Tables, entries: &Entries, findings: &mut Findings) {
                 named
             }
         };
-        findings.expect_equal(record.link_count.into(), links, || format!("I7: links of inode {inode}"));
+        findings.expect_equal(record.link_count.into(), links, || {
+            format!("I7: links of inode {inode}")
+        });
     }
 }
 
@@ -107,7 +110,8 @@ fn snapshots(view: &dyn KvRead, tables: &Tables, findings: &mut Findings) -> Res
     }
     for (&id, record) in &tables.snapshots {
         let counted = clones.get(&id).copied().unwrap_or(0);
-        findings.expect_equal(record.clone_count, counted, || format!("I7: clones of snapshot {id}"));
+        findings
+            .expect_equal(record.clone_count, counted, || format!("I7: clones of snapshot {id}"));
         expected.insert(key::snapshot(id));
         let with_id = |mut prefix: Vec<u8>| {
             prefix.extend_from_slice(id.as_bytes());

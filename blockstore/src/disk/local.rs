@@ -57,7 +57,9 @@ impl LocalDisk {
                 .and_then(|hex| u64::from_str_radix(hex, 16).ok());
             match number {
                 Some(number) => names.push(FileName { role, number: SegmentId::new(number) }),
-                None => tracing::warn!(file = ?entry.path(), "a file that is no segment; left alone"),
+                None => {
+                    tracing::warn!(file = ?entry.path(), "a file that is no segment; left alone")
+                }
             }
         }
         names.sort_unstable();
@@ -75,13 +77,13 @@ impl Disk for LocalDisk {
     fn create(&self, name: FileName) -> Result<Arc<dyn DiskFile>> {
         let path = self.path(name);
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
-        LocalFile::new(path, file, "create")
+        LocalFile::wrap(path, file, "create")
     }
 
     fn open(&self, name: FileName) -> Result<Arc<dyn DiskFile>> {
         let path = self.path(name);
         let file = OpenOptions::new().read(true).write(true).open(&path);
-        LocalFile::new(path, file, "open")
+        LocalFile::wrap(path, file, "open")
     }
 
     fn remove(&self, name: FileName) -> Result<()> {
@@ -113,7 +115,7 @@ struct LocalFile {
 }
 
 impl LocalFile {
-    fn new(
+    fn wrap(
         path: PathBuf,
         file: io::Result<File>,
         action: &'static str,

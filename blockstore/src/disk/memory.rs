@@ -167,7 +167,9 @@ impl State {
 
     /// Whether the armed fault of this kind strikes now.
     fn strikes(&mut self, counter: impl Fn(&mut Fault) -> Option<&mut u64>) -> bool {
-        let Some(left) = self.fault.as_mut().and_then(counter) else { return false };
+        let Some(left) = self.fault.as_mut().and_then(counter) else {
+            return false;
+        };
         if *left == 0 {
             self.fault = None;
             return true;

@@ -36,7 +36,9 @@ impl MemoryKv {
     #[must_use]
     pub fn crash(&self) -> Self {
         let flushed = Arc::clone(&self.state.read().flushed);
-        Self { state: RwLock::new(State { live: Arc::clone(&flushed), flushed, flushes_left: None }) }
+        Self {
+            state: RwLock::new(State { live: Arc::clone(&flushed), flushed, flushes_left: None }),
+        }
     }
 
     /// After `count` more flushes every flush fails.

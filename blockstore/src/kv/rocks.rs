@@ -46,8 +46,7 @@ impl RocksKv {
         let memory_bytes = usize::try_from(memory_bytes).unwrap_or(usize::MAX);
         // Half for blocks read, half for entries not yet flushed.
         let cache = Cache::new_lru_cache(memory_bytes / 2);
-        let write_buffers =
-            WriteBufferManager::new_write_buffer_manager(memory_bytes / 2, false);
+        let write_buffers = WriteBufferManager::new_write_buffer_manager(memory_bytes / 2, false);
         let mut options = Options::default();
         options.create_if_missing(true);
         options.create_missing_column_families(true);
@@ -130,10 +129,7 @@ impl KvRead for RocksKv {
 
     fn get_many(&self, family: Family, keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>> {
         let values = self.db.batched_multi_get_cf(self.family(family)?, keys, false);
-        values
-            .into_iter()
-            .map(|value| Ok(value?.map(|pinned| pinned.to_vec())))
-            .collect()
+        values.into_iter().map(|value| Ok(value?.map(|pinned| pinned.to_vec()))).collect()
     }
 
     fn last_at_or_before(&self, family: Family, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
@@ -213,10 +209,7 @@ impl Kv for RocksKv {
     fn disk_bytes(&self) -> u64 {
         let of_family = |family: &Family| {
             let handle = self.db.cf_handle(family.name())?;
-            self.db
-                .property_int_value_cf(handle, "rocksdb.total-sst-files-size")
-                .ok()
-                .flatten()
+            self.db.property_int_value_cf(handle, "rocksdb.total-sst-files-size").ok().flatten()
         };
         Family::ALL.iter().filter_map(of_family).sum()
     }

@@ -9,7 +9,7 @@ use slackwater_blockstore::kv::{Kv, MemoryKv};
 use slackwater_blockstore::{FilePath, Options, Source, Store};
 
 /// Options of a small store without threads: tests call `gc` themselves.
-pub fn options() -> Options {
+pub(crate) fn options() -> Options {
     let mut options = Options::new("unused");
     options.background = false;
     options.memory_bytes = Options::MEMORY_BYTES_MIN;
@@ -20,53 +20,56 @@ pub fn options() -> Options {
 }
 
 /// A store in memory and the parts below it.
-pub struct Fixture {
-    pub kv: Arc<MemoryKv>,
-    pub disk: MemoryDisk,
-    pub store: Arc<Store>,
+pub(crate) struct Fixture {
+    pub(crate) kv: Arc<MemoryKv>,
+    pub(crate) disk: MemoryDisk,
+    pub(crate) store: Arc<Store>,
 }
 
 impl Fixture {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::open(Arc::new(MemoryKv::new()), MemoryDisk::new())
     }
 
-    pub fn open(kv: Arc<MemoryKv>, disk: MemoryDisk) -> Self {
+    pub(crate) fn open(kv: Arc<MemoryKv>, disk: MemoryDisk) -> Self {
         let store = open(&kv, &disk).unwrap();
         Self { kv, disk, store }
     }
 
     /// Closes the store cleanly and opens it again.
-    pub fn restart(self) -> Self {
+    pub(crate) fn restart(self) -> Self {
         self.store.close().unwrap();
         drop(self.store);
         Self::open(self.kv, self.disk)
     }
 
     /// Every invariant holds, data included.
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         assert_sound(&self.store);
     }
 }
 
-pub fn open(kv: &Arc<MemoryKv>, disk: &MemoryDisk) -> slackwater_blockstore::Result<Arc<Store>> {
+pub(crate) fn open(
+    kv: &Arc<MemoryKv>,
+    disk: &MemoryDisk,
+) -> slackwater_blockstore::Result<Arc<Store>> {
     let kv: Arc<dyn Kv> = Arc::clone(kv) as Arc<dyn Kv>;
     let disk: Arc<dyn Disk> = Arc::new(disk.clone());
     Store::open_with(kv, disk, options())
 }
 
-pub fn assert_sound(store: &Store) {
+pub(crate) fn assert_sound(store: &Store) {
     let report = store.check(true).unwrap();
     assert!(report.is_clean(), "{:#?}", report.problems);
 }
 
-pub fn path(text: &str) -> FilePath {
+pub(crate) fn path(text: &str) -> FilePath {
     FilePath::parse(text).unwrap()
 }
 
 /// `length` bytes that depend on the seed; seeds under 8 give bytes that repeat often, so that
 /// blocks deduplicate and compress, and seed 0 gives zeros.
-pub fn bytes(seed: u64, length: usize) -> Bytes {
+pub(crate) fn bytes(seed: u64, length: usize) -> Bytes {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let fill = |_| {
         state ^= state << 13;
@@ -82,7 +85,7 @@ pub fn bytes(seed: u64, length: usize) -> Bytes {
 }
 
 /// The whole content of a file or snapshot.
-pub fn content(store: &Store, source: Source) -> Vec<u8> {
+pub(crate) fn content(store: &Store, source: Source) -> Vec<u8> {
     let mut all = Vec::new();
     loop {
         let offset = u64::try_from(all.len()).unwrap();

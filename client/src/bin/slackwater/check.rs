@@ -1,0 +1,70 @@
+//! `slackwater check`: verifies the store while it serves.
+
+use clap::Args;
+use slackwater_client::types::CheckReport;
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::output::{fields, printable};
+use crate::progress;
+use crate::size::human;
+
+/// Verifies the store's invariants; problems are listed on standard output.
+#[derive(Debug, Args)]
+pub(crate) struct CheckArguments {
+    /// Read and hash every stored block too; takes as long as reading them all
+    #[arg(long)]
+    data: bool,
+}
+
+pub(crate) async fn run(context: &Context, arguments: CheckArguments) -> Result<(), Failure> {
+    let waiting = progress::spinner(context.output, "checking");
+    let report = context.client.check(arguments.data).await;
+    waiting.finish_and_clear();
+    let report = report?;
+    context.output.result(&report, || describe(&report))?;
+    if report.clean { Ok(()) } else { Err(Failure::Problems) }
+}
+
+fn describe(report: &CheckReport) -> String {
+    let mut text = String::new();
+    for problem in &report.problems {
+        text.push_str(&format!("{}\n", printable(problem)));
+    }
+    if report.problems_left_out > 0 {
+        text.push_str(&format!("... and {} more\n", report.problems_left_out));
+    }
+    let verdict = if report.clean { "no problems" } else { "PROBLEMS FOUND" };
+    text + &fields(&[
+        ("verdict", verdict.to_owned()),
+        ("inodes", report.inodes.to_string()),
+        ("layers", report.layers.to_string()),
+        ("map runs", report.runs.to_string()),
+        ("chunks", report.chunks.to_string()),
+        ("data read", human(report.data_bytes)),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn problems_come_first_and_none_is_passed_over() {
+        let report = CheckReport {
+            clean: false,
+            problems: vec!["I1: a count is wrong".to_owned()],
+            problems_left_out: 7,
+            inodes: 1,
+            layers: 2,
+            runs: 3,
+            chunks: 4,
+            data_bytes: 0,
+        };
+        let text = describe(&report);
+        assert!(
+            text.starts_with("I1: a count is wrong\n... and 7 more\nverdict    PROBLEMS FOUND\n"),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,22 @@
+//! `slackwater completions`: the script by which a shell completes the command.
+
+use clap::{Args, CommandFactory};
+use clap_complete::Shell;
+
+use crate::arguments::Arguments;
+use crate::failure::Failure;
+use crate::output::Output;
+
+/// Prints the script; bash: `source <(slackwater completions bash)`.
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArguments {
+    /// The shell
+    shell: Shell,
+}
+
+pub(crate) fn run(arguments: CompletionsArguments) -> Result<(), Failure> {
+    // Into memory first: the generator panics where standard output is closed early.
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut Arguments::command(), "slackwater", &mut script);
+    Output::new(false).text(&String::from_utf8_lossy(&script))
+}

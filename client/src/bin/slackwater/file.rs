@@ -1,0 +1,208 @@
+//! `slackwater file ...`: make, list, look at, resize, rename and delete files.
+
+use clap::{Args, Subcommand};
+use slackwater_client::query::ListFiles;
+use slackwater_client::types::{File, PAGE_LIMIT_MAX};
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::output::{Align, JsonList, Table, fields, moment, or_dash};
+use crate::several::Several;
+use crate::size::{SIZE_HELP, Size, human};
+
+/// What to do with files.
+#[derive(Debug, Subcommand)]
+pub(crate) enum FileCommand {
+    /// Make a sparse file, and the directories on the way; prints its path
+    Create {
+        /// Path of the new file
+        path: String,
+        #[arg(help = SIZE_HELP)]
+        size: Size,
+    },
+    /// List files, in order of their paths
+    Ls {
+        /// Only files whose path begins with this
+        #[arg(default_value = "")]
+        prefix: String,
+        /// Most files to list
+        #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+        limit: Option<u64>,
+    },
+    /// Show files
+    Stat {
+        /// Paths
+        #[arg(required = true)]
+        paths: Vec<String>,
+    },
+    /// Give a file another size: what is added reads as zeros
+    Resize(ResizeArguments),
+    /// Give a file another path, at which nothing may be
+    Mv {
+        /// The path that it has
+        from: String,
+        /// The path that it is to have
+        to: String,
+    },
+    /// Delete files; their snapshots stay
+    Rm {
+        /// Paths
+        #[arg(required = true)]
+        paths: Vec<String>,
+        /// A file that does not exist is no failure
+        #[arg(long, short)]
+        force: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ResizeArguments {
+    /// Path of the file
+    path: String,
+    #[arg(help = SIZE_HELP)]
+    size: Size,
+    /// Allow a smaller size: what lies beyond is lost
+    #[arg(long)]
+    shrink: bool,
+}
+
+pub(crate) async fn run(context: &Context, command: FileCommand) -> Result<(), Failure> {
+    match command {
+        FileCommand::Create { path, size } => create(context, &path, size).await,
+        FileCommand::Ls { prefix, limit } => list(context, &prefix, limit).await,
+        FileCommand::Stat { paths } => stat(context, &paths).await,
+        FileCommand::Resize(arguments) => resize(context, &arguments).await,
+        FileCommand::Mv { from, to } => rename(context, &from, &to).await,
+        FileCommand::Rm { paths, force } => remove(context, &paths, force).await,
+    }
+}
+
+async fn create(context: &Context, path: &str, size: Size) -> Result<(), Failure> {
+    let file = context.client.create_file(&context.path(path)?, size.bytes()).await?;
+    context.output.remark(&format!("made a sparse file of {}", human(file.size_bytes)));
+    context.output.result(&file, || format!("{}\n", file.path))
+}
+
+async fn list(context: &Context, prefix: &str, limit: Option<u64>) -> Result<(), Failure> {
+    let prefix = crate::name::prefix(prefix, &context.export_path);
+    let mut left = limit.unwrap_or(u64::MAX);
+    let mut table = Table::new(&[
+        ("PATH", Align::Left),
+        ("SIZE", Align::Right),
+        ("USED", Align::Right),
+        ("UNIQUE", Align::Right),
+        ("MODIFIED", Align::Left),
+    ]);
+    let mut query = ListFiles {
+        prefix: (!prefix.is_empty()).then(|| prefix.to_owned()),
+        ..ListFiles::default()
+    };
+    let mut list = JsonList::new(context.output);
+    loop {
+        query.limit = Some(usize::try_from(left).unwrap_or(usize::MAX).min(PAGE_LIMIT_MAX));
+        let page = context.client.files(&query).await?;
+        left = left.saturating_sub(u64::try_from(page.items.len()).unwrap_or(u64::MAX));
+        if context.output.is_json() {
+            list.items(&page.items)?;
+        } else {
+            let rows: Vec<_> = page.items.iter().map(row).collect();
+            context.output.text(&table.page(&rows))?;
+        }
+        query.after = page.next;
+        if query.after.is_none() || left == 0 {
+            return list.finish();
+        }
+    }
+}
+
+fn row(file: &File) -> Vec<String> {
+    vec![
+        file.path.clone(),
+        human(file.size_bytes),
+        human(file.used_bytes),
+        human(file.unique_bytes),
+        moment(file.modified_at),
+    ]
+}
+
+async fn stat(context: &Context, paths: &[String]) -> Result<(), Failure> {
+    let mut several = Several::default();
+    for (position, text) in paths.iter().enumerate() {
+        let outcome = stat_one(context, text, position > 0).await;
+        if paths.len() == 1 {
+            return outcome;
+        }
+        several.note(context.output, text, outcome)?;
+    }
+    several.finish()
+}
+
+async fn stat_one(context: &Context, text: &str, is_later: bool) -> Result<(), Failure> {
+    let file = context.client.file(&context.path(text)?).await?;
+    context.output.result(&file, || {
+        let gap = if is_later { "\n" } else { "" };
+        format!("{gap}{}", describe(&file))
+    })
+}
+
+fn describe(file: &File) -> String {
+    let size = |bytes: u64| format!("{} ({bytes} bytes)", human(bytes));
+    fields(&[
+        ("path", file.path.clone()),
+        ("size", size(file.size_bytes)),
+        ("used", size(file.used_bytes)),
+        ("unique", size(file.unique_bytes)),
+        ("cloned from", or_dash(file.origin_snapshot_id)),
+        ("created", moment(file.created_at)),
+        ("modified", moment(file.modified_at)),
+    ])
+}
+
+async fn resize(context: &Context, arguments: &ResizeArguments) -> Result<(), Failure> {
+    let path = context.path(&arguments.path)?;
+    let size_bytes = arguments.size.bytes();
+    if !arguments.shrink {
+        let file = context.client.file(&path).await?;
+        if size_bytes < file.size_bytes {
+            return Err(Failure::Usage(format!(
+                "{path} has {}: what lies beyond {} would be lost; add --shrink if that is meant",
+                human(file.size_bytes),
+                human(size_bytes)
+            )));
+        }
+    }
+    let file = context.client.resize_file(&path, size_bytes).await?;
+    context.output.remark(&format!("{} now has {}", file.path, human(file.size_bytes)));
+    if context.output.is_json() { context.output.json(&file) } else { Ok(()) }
+}
+
+async fn rename(context: &Context, from: &str, to: &str) -> Result<(), Failure> {
+    let file = context.client.rename_file(&context.path(from)?, &context.path(to)?).await?;
+    context.output.remark(&format!("now {}", file.path));
+    if context.output.is_json() { context.output.json(&file) } else { Ok(()) }
+}
+
+async fn remove(context: &Context, paths: &[String], force: bool) -> Result<(), Failure> {
+    let mut several = Several::default();
+    for text in paths {
+        let outcome = remove_one(context, text, force).await;
+        if paths.len() == 1 {
+            return outcome;
+        }
+        several.note(context.output, text, outcome)?;
+    }
+    several.finish()
+}
+
+async fn remove_one(context: &Context, text: &str, force: bool) -> Result<(), Failure> {
+    let path = context.path(text)?;
+    match context.client.delete_file(&path).await {
+        Err(error) if force && error.is_not_found() => return Ok(()),
+        outcome => outcome?,
+    }
+    context.output.remark(&format!("deleted {path}"));
+    if context.output.is_json() {
+        context.output.json(&serde_json::json!({ "deleted": path }))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,309 @@
+//! `slackwater snapshot ...`: take, list, look at, label, delete and compare snapshots.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::{Args, Subcommand};
+use slackwater_client::query::{Diff, ListSnapshots};
+use slackwater_client::types::{
+    CreateSnapshot, DeletionPolicy, DiffExtent, ExtentKind, PAGE_LIMIT_MAX, Snapshot, Timestamp,
+};
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::name::{self, LabelChange};
+use crate::output::{Align, JsonList, Table, fields, moment, or_dash};
+use crate::several::Several;
+use crate::size::human;
+
+/// What to do with snapshots. SNAPSHOT is an id or a name.
+#[derive(Debug, Subcommand)]
+pub(crate) enum SnapshotCommand {
+    /// Take a snapshot of a file; prints its id alone
+    Create(CreateArguments),
+    /// List snapshots, in order of their ids
+    Ls(ListArguments),
+    /// Show a snapshot
+    Show {
+        /// Id or name
+        snapshot: String,
+    },
+    /// Set and remove labels
+    Label {
+        /// Id or name
+        snapshot: String,
+        /// KEY=VALUE sets a label, KEY- removes it
+        #[arg(required = true, value_name = "CHANGE")]
+        changes: Vec<LabelChange>,
+        /// Remove all labels that are not set here
+        #[arg(long)]
+        replace: bool,
+    },
+    /// Delete snapshots; their clones stay
+    Rm {
+        /// Ids or names
+        #[arg(required = true)]
+        snapshots: Vec<String>,
+        /// A snapshot that does not exist is no failure
+        #[arg(long, short)]
+        force: bool,
+    },
+    /// List the ranges in which a snapshot differs from an older one
+    Diff {
+        /// Id or name
+        snapshot: String,
+        /// Id or name of the older snapshot; without it, from an empty file
+        #[arg(long, value_name = "SNAPSHOT")]
+        base: Option<String>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CreateArguments {
+    /// Path of the file
+    path: String,
+    /// A name, unique in the appliance
+    #[arg(long)]
+    name: Option<String>,
+    /// A label; may be given several times
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = name::label)]
+    labels: Vec<(String, String)>,
+    /// Let the appliance delete it after this time, if it has no clones then: 12h, 7d
+    #[arg(long, value_name = "DURATION", value_parser = name::duration)]
+    expires_in: Option<Duration>,
+    /// Let the appliance delete it when its last clone is deleted
+    #[arg(long)]
+    delete_with_last_clone: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArguments {
+    /// Only snapshots of the file at this path
+    #[arg(long)]
+    path: Option<String>,
+    /// Only the snapshot of this name
+    #[arg(long)]
+    name: Option<String>,
+    /// Only snapshots with this label; may be given several times
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = name::label)]
+    labels: Vec<(String, String)>,
+    /// Most snapshots to list
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+}
+
+pub(crate) async fn run(context: &Context, command: SnapshotCommand) -> Result<(), Failure> {
+    match command {
+        SnapshotCommand::Create(arguments) => create(context, arguments).await,
+        SnapshotCommand::Ls(arguments) => list(context, arguments).await,
+        SnapshotCommand::Show { snapshot } => show(context, &snapshot).await,
+        SnapshotCommand::Label { snapshot, changes, replace } => {
+            label(context, &snapshot, changes, replace).await
+        }
+        SnapshotCommand::Rm { snapshots, force } => remove(context, &snapshots, force).await,
+        SnapshotCommand::Diff { snapshot, base } => diff(context, &snapshot, base.as_deref()).await,
+    }
+}
+
+async fn create(context: &Context, arguments: CreateArguments) -> Result<(), Failure> {
+    let request = CreateSnapshot {
+        path: context.path(&arguments.path)?,
+        name: arguments.name,
+        labels: arguments.labels.into_iter().collect(),
+        deletion_policy: if arguments.delete_with_last_clone {
+            DeletionPolicy::OnZeroClones
+        } else {
+            DeletionPolicy::Keep
+        },
+        expires_at: arguments.expires_in.map(moment_after).transpose()?,
+    };
+    let snapshot = context.client.create_snapshot(&request).await?;
+    context.output.remark(&format!(
+        "took a snapshot of {}: {}, {} used",
+        snapshot.path,
+        human(snapshot.size_bytes),
+        human(snapshot.used_bytes)
+    ));
+    context.output.result(&snapshot, || format!("{}\n", snapshot.id))
+}
+
+fn moment_after(duration: Duration) -> Result<Timestamp, Failure> {
+    let moment = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + duration;
+    u64::try_from(moment.as_nanos())
+        .map(Timestamp::from_nanos)
+        .map_err(|_| Failure::Usage("--expires-in ends after the year 2554".to_owned()))
+}
+
+async fn list(context: &Context, arguments: ListArguments) -> Result<(), Failure> {
+    let mut left = arguments.limit.unwrap_or(u64::MAX);
+    let mut query = ListSnapshots {
+        path: arguments.path.map(|path| context.path(&path)).transpose()?,
+        name: arguments.name,
+        labels: arguments.labels.into_iter().collect(),
+        ..ListSnapshots::default()
+    };
+    let mut table = Table::new(&[
+        ("ID", Align::Left),
+        ("NAME", Align::Left),
+        ("PATH", Align::Left),
+        ("SIZE", Align::Right),
+        ("USED", Align::Right),
+        ("CLONES", Align::Right),
+        ("CREATED", Align::Left),
+    ]);
+    let mut list = JsonList::new(context.output);
+    loop {
+        query.limit = Some(usize::try_from(left).unwrap_or(usize::MAX).min(PAGE_LIMIT_MAX));
+        let page = context.client.snapshots(&query).await?;
+        left = left.saturating_sub(u64::try_from(page.items.len()).unwrap_or(u64::MAX));
+        if context.output.is_json() {
+            list.items(&page.items)?;
+        } else {
+            let rows: Vec<_> = page.items.iter().map(row).collect();
+            context.output.text(&table.page(&rows))?;
+        }
+        query.after = page.next;
+        if query.after.is_none() || left == 0 {
+            return list.finish();
+        }
+    }
+}
+
+fn row(snapshot: &Snapshot) -> Vec<String> {
+    vec![
+        snapshot.id.to_string(),
+        or_dash(snapshot.name.as_ref()),
+        snapshot.path.clone(),
+        human(snapshot.size_bytes),
+        human(snapshot.used_bytes),
+        snapshot.clone_count.to_string(),
+        moment(snapshot.created_at),
+    ]
+}
+
+async fn show(context: &Context, text: &str) -> Result<(), Failure> {
+    let id = name::snapshot(&context.client, text).await?;
+    let snapshot = context.client.snapshot(id).await?;
+    context.output.result(&snapshot, || describe(&snapshot))
+}
+
+fn describe(snapshot: &Snapshot) -> String {
+    let size = |bytes: u64| format!("{} ({bytes} bytes)", human(bytes));
+    let mut pairs = vec![
+        ("id", snapshot.id.to_string()),
+        ("name", or_dash(snapshot.name.as_ref())),
+        ("path", snapshot.path.clone()),
+        ("size", size(snapshot.size_bytes)),
+        ("used", size(snapshot.used_bytes)),
+        ("clones", snapshot.clone_count.to_string()),
+        ("created", moment(snapshot.created_at)),
+        ("expires", or_dash(snapshot.expires_at.map(moment))),
+    ];
+    if snapshot.deletion_policy == DeletionPolicy::OnZeroClones {
+        pairs.push(("deletion", "with its last clone".to_owned()));
+    }
+    for (key, value) in &snapshot.labels {
+        pairs.push(("label", format!("{key}={value}")));
+    }
+    fields(&pairs)
+}
+
+async fn label(
+    context: &Context,
+    text: &str,
+    changes: Vec<LabelChange>,
+    replace: bool,
+) -> Result<(), Failure> {
+    let id = name::snapshot(&context.client, text).await?;
+    let mut labels = if replace {
+        slackwater_client::types::Labels::new()
+    } else {
+        context.client.snapshot(id).await?.labels
+    };
+    for change in changes {
+        match change {
+            LabelChange::Set(key, value) => drop(labels.insert(key, value)),
+            LabelChange::Remove(key) => drop(labels.remove(&key)),
+        }
+    }
+    let snapshot = context.client.set_snapshot_labels(id, labels).await?;
+    if context.output.is_json() {
+        return context.output.json(&snapshot);
+    }
+    context.output.remark(&format!("{id} now has {} labels", snapshot.labels.len()));
+    Ok(())
+}
+
+async fn remove(context: &Context, snapshots: &[String], force: bool) -> Result<(), Failure> {
+    let mut several = Several::default();
+    for text in snapshots {
+        let outcome = remove_one(context, text, force).await;
+        if snapshots.len() == 1 {
+            return outcome;
+        }
+        several.note(context.output, text, outcome)?;
+    }
+    several.finish()
+}
+
+async fn remove_one(context: &Context, text: &str, force: bool) -> Result<(), Failure> {
+    let id = match name::snapshot(&context.client, text).await {
+        Err(Failure::NotFound(_)) if force => return Ok(()),
+        outcome => outcome?,
+    };
+    match context.client.delete_snapshot(id).await {
+        Err(error) if force && error.is_not_found() => return Ok(()),
+        outcome => outcome?,
+    }
+    context.output.remark(&format!("deleted {id}"));
+    if context.output.is_json() {
+        context.output.json(&serde_json::json!({ "deleted": id }))?;
+    }
+    Ok(())
+}
+
+async fn diff(context: &Context, text: &str, base: Option<&str>) -> Result<(), Failure> {
+    let id = name::snapshot(&context.client, text).await?;
+    let base = match base {
+        Some(base) => Some(name::snapshot(&context.client, base).await?),
+        None => None,
+    };
+    let mut query = Diff { base, limit: Some(PAGE_LIMIT_MAX), after: None };
+    let columns = [("OFFSET", Align::Right), ("LENGTH", Align::Right), ("KIND", Align::Left)];
+    let mut table = Table::new(&columns);
+    let mut list = JsonList::new(context.output);
+    let (mut data_bytes, mut hole_bytes) = (0_u64, 0_u64);
+    loop {
+        let page = context.client.diff(id, &query).await?;
+        for extent in &page.items {
+            let sum = match extent.kind {
+                ExtentKind::Data => &mut data_bytes,
+                ExtentKind::Hole => &mut hole_bytes,
+            };
+            *sum = sum.saturating_add(extent.length_bytes);
+        }
+        if context.output.is_json() {
+            list.items(&page.items)?;
+        } else {
+            let rows: Vec<_> = page.items.iter().map(extent_row).collect();
+            context.output.text(&table.page(&rows))?;
+        }
+        query.after = page.next;
+        if query.after.is_none() {
+            break;
+        }
+    }
+    context.output.remark(&format!(
+        "{} of data and {} of holes differ",
+        human(data_bytes),
+        human(hole_bytes)
+    ));
+    list.finish()
+}
+
+fn extent_row(extent: &DiffExtent) -> Vec<String> {
+    let kind = match extent.kind {
+        ExtentKind::Data => "data",
+        ExtentKind::Hole => "hole",
+    };
+    vec![extent.offset_bytes.to_string(), extent.length_bytes.to_string(), kind.to_owned()]
+}

@@ -1,0 +1,83 @@
+//! Snapshots and clones: take, list, look at, label, delete, compare, clone.
+
+use reqwest::Method;
+use slackwater_api::paths;
+use slackwater_api::query::{Diff, ListSnapshots};
+use slackwater_api::types::{
+    CreateClone, CreateSnapshot, DiffPage, File, Labels, Snapshot, SnapshotId, SnapshotPage,
+    UpdateSnapshot,
+};
+
+use crate::error::ClientError;
+use crate::transport::{Call, Client};
+
+impl Client {
+    /// `POST /v1/snapshots`: takes a snapshot.
+    ///
+    /// # Errors
+    /// [`ClientError`]; code `not_found` without the file, `exists` if the name is taken, and
+    /// then the error carries the snapshot that holds it.
+    pub async fn create_snapshot(&self, body: &CreateSnapshot) -> Result<Snapshot, ClientError> {
+        self.call(Call::post(paths::SNAPSHOTS, body)?).await
+    }
+
+    /// `GET /v1/snapshots`: a page of snapshots, in order of their ids.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn snapshots(&self, query: &ListSnapshots) -> Result<SnapshotPage, ClientError> {
+        self.call(Call::get(format!("{}{}", paths::SNAPSHOTS, query.encode()))).await
+    }
+
+    /// `GET /v1/snapshots/{id}`.
+    ///
+    /// # Errors
+    /// [`ClientError`]; code `not_found`.
+    pub async fn snapshot(&self, id: SnapshotId) -> Result<Snapshot, ClientError> {
+        self.call(Call::get(paths::snapshot(id))).await
+    }
+
+    /// `PATCH /v1/snapshots/{id}`: replaces all its labels. Not sent again once it may have
+    /// arrived.
+    ///
+    /// # Errors
+    /// [`ClientError`]; code `not_found`.
+    pub async fn set_snapshot_labels(
+        &self,
+        id: SnapshotId,
+        labels: Labels,
+    ) -> Result<Snapshot, ClientError> {
+        let call = Call::new(Method::PATCH, paths::snapshot(id));
+        self.call(call.json(&UpdateSnapshot { labels })?).await
+    }
+
+    /// `DELETE /v1/snapshots/{id}`: its clones stay.
+    ///
+    /// # Errors
+    /// [`ClientError`]; code `not_found`.
+    pub async fn delete_snapshot(&self, id: SnapshotId) -> Result<(), ClientError> {
+        self.delete(paths::snapshot(id)).await
+    }
+
+    /// `GET /v1/snapshots/{id}/diff`: a page of what differs, in order of offset.
+    ///
+    /// # Errors
+    /// [`ClientError`]; code `not_found`.
+    pub async fn diff(&self, id: SnapshotId, query: &Diff) -> Result<DiffPage, ClientError> {
+        self.call(Call::get(format!("{}{}", paths::snapshot_diff(id), query.encode()))).await
+    }
+
+    /// `POST /v1/clones`: makes a writable file with the snapshot's content.
+    ///
+    /// # Errors
+    /// [`ClientError`]; code `not_found` without the snapshot, `exists` if there is something
+    /// at the path.
+    pub async fn create_clone(
+        &self,
+        snapshot_id: SnapshotId,
+        path: &str,
+    ) -> Result<File, ClientError> {
+        let body = CreateClone { snapshot_id, path: path.to_owned() };
+        self.call(Call::post(paths::CLONES, &body)?).await
+    }
+}
