@@ -29,8 +29,8 @@ const RESERVE_DIVISOR: u64 = 50;
 /// The reserve of a large store: a few segments suffice.
 const RESERVE_BYTES_MAX: u64 = 1 << 30;
 
-/// How the memory budget is divided, in sixteenths of it; what is left (the front ends'
-/// buffers, the process itself) is not the store's.
+/// How the store's memory budget is divided, in sixteenths of it; what is left is for what is
+/// not counted: batches under way, RocksDB's own bookkeeping, the allocator's slack.
 mod share {
     /// RocksDB's block cache and write buffers.
     pub(super) const INDEX: u64 = 4;
@@ -143,8 +143,14 @@ impl Core {
         commit(self, Weight::default(), work)
     }
 
+    /// Whether reads are taken: they are until the store is closed, poisoned or not.
+    pub(crate) fn readable(&self) -> Result<()> {
+        if self.committer.is_closed() { Err(Error::Closed) } else { Ok(()) }
+    }
+
     /// The inode as committed.
     pub(crate) fn inode(&self, inode: InodeId) -> Result<InodeRecord> {
+        self.readable()?;
         match self.kv.get(Family::Inode, &key::inode(inode))? {
             Some(bytes) => InodeRecord::decode(&bytes),
             None => Err(Error::Stale { inode: inode.get() }),

@@ -10,7 +10,7 @@ pub struct Options {
     pub data_dir: PathBuf,
     /// Bytes that segments and index may occupy; `None`: all of the disk's.
     pub capacity_bytes: Option<u64>,
-    /// Memory of all caches and buffers together, the front ends' included.
+    /// Memory of all caches and buffers of the store together.
     pub memory_bytes: u64,
     /// Size at which a log segment is sealed.
     pub segment_bytes: u64,

@@ -115,8 +115,13 @@ fn count(entries: &[Run]) -> u64 {
     u64::try_from(entries.len()).unwrap_or(u64::MAX)
 }
 
+/// The layer, unless another thread has finished with it since it was queued.
+fn still_there(txn: &Transaction<'_>, id: LayerId) -> Result<Option<LayerRecord>> {
+    txn.get(Family::Layer, &key::layer(id))?.as_deref().map(LayerRecord::decode).transpose()
+}
+
 fn reclaim_slice(txn: &mut Transaction<'_>, id: LayerId) -> Result<u64> {
-    let layer = txn.layer(id)?;
+    let Some(layer) = still_there(txn, id)? else { return Ok(0) };
     debug_assert_eq!(layer.state, LayerState::Dead, "only dead layers are reclaimed");
     let entries = first_entries(txn, id)?;
     for run in &entries {
@@ -181,7 +186,7 @@ fn collapse_slice(
     parent: LayerId,
     locked: Option<InodeId>,
 ) -> Result<u64> {
-    let record = txn.layer(parent)?;
+    let Some(record) = still_there(txn, parent)? else { return Ok(0) };
     let wanted = record.state == LayerState::Frozen && record.snapshots == 0;
     let child = if wanted && record.children == 1 { only_child(txn, parent)? } else { None };
     let Some(child) = child else {

@@ -33,6 +33,7 @@ const SNAPSHOT_INODE_FLOOR: u64 = 1 << 48;
 
 /// The snapshot's record.
 pub(crate) fn load(core: &Core, id: SnapshotId) -> Result<SnapshotRecord> {
+    core.readable()?;
     match core.kv.get(Family::Snapshot, &key::snapshot(id))? {
         Some(bytes) => SnapshotRecord::decode(&bytes),
         None => Err(unknown(id)),

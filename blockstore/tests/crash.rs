@@ -1,7 +1,13 @@
 //! Power cuts and failing disks: the cut comes at every call that changes the disk, one after
 //! the other, and what was not synced is kept or lost sector by sector at random. After each,
 //! the store holds what it acknowledged (I8), snapshots are whole, and `check` finds nothing.
-#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::cast_possible_truncation,
+    missing_docs,
+    reason = "tests"
+)]
 
 mod common;
 

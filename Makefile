@@ -1,0 +1,63 @@
+# The two commands of the README are `make run` and `make test`; `make help` lists the rest.
+# Works on Debian 12 with Rust; other systems need the packages of deploy/install-needs.
+
+# Outside the clone, so that RocksDB (a quarter of an hour of C++) is compiled once for all
+# clones and all runs.
+CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/slackwater/target
+export CARGO_TARGET_DIR
+
+# rustup puts cargo there, and not every shell has it on its path.
+export PATH := $(HOME)/.cargo/bin:$(PATH)
+
+DATA_DIR ?= ./data
+COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
+RELEASE := $(CARGO_TARGET_DIR)/release
+# Git ignores it, and the image's build context holds it.
+IMAGE_DIR := .cache/image
+
+.DEFAULT_GOAL := help
+.PHONY: help run build test check needs test-needs image up down clean-data
+
+help: ## List the commands
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+needs:
+	@deploy/install-needs build
+	@mkdir -p $(CARGO_TARGET_DIR)
+
+test-needs: needs
+	@deploy/install-needs test
+
+build: needs ## Compile everything, optimized
+	cargo build --release --workspace --bins
+
+# Root of a client is root here: containers mount and write as root. Only this machine can
+# connect, as both addresses are loopback.
+run: build ## Install what is missing, build, and serve on storage under ./data
+	exec $(RELEASE)/slackwaterd --data-dir $(DATA_DIR) --squash no_root_squash $(ARGS)
+
+check: test-needs ## Formatting and lints
+	cargo fmt --all -- --check
+	cargo clippy --release --workspace --all-targets --all-features -- -D warnings
+	cargo check --release -p slackwater-api --no-default-features
+
+test: check ## Install what is missing, then formatting, lints, and every test
+	cargo test --release --workspace --all-features
+	cargo build --release --workspace --bins
+	@if [ -x tests/guest/run ]; then SLACKWATERD=$(RELEASE)/slackwaterd tests/guest/run; fi
+
+# The image takes the programs that were built here, so that no compiler and no registry is
+# needed inside: only the base image.
+image: build ## Build the container image slackwater
+	mkdir -p $(IMAGE_DIR)
+	install -s -m 755 $(RELEASE)/slackwaterd $(RELEASE)/slackwater $(IMAGE_DIR)
+	SLACKWATER_IMAGE_TARGET=prebuilt $(COMPOSE) build slackwater
+
+up: image ## Start the appliance and a registry with docker-compose
+	SLACKWATER_IMAGE_TARGET=prebuilt $(COMPOSE) up -d
+
+down: ## Stop what `make up` started
+	$(COMPOSE) down
+
+clean-data: ## Delete the storage under ./data
+	rm -rf $(DATA_DIR)

@@ -1,0 +1,177 @@
+//! The store's values as the REST types show them, and back.
+
+use slackwater_blockstore as store;
+
+use crate::failure::Failure;
+use crate::types;
+
+pub(crate) fn snapshot_id(id: store::SnapshotId) -> types::SnapshotId {
+    types::SnapshotId::from_bytes(*id.as_bytes())
+}
+
+pub(crate) fn store_snapshot_id(id: types::SnapshotId) -> store::SnapshotId {
+    store::SnapshotId::from_bytes(*id.as_bytes())
+}
+
+/// The snapshot that a route or a query names.
+pub(crate) fn parse_snapshot_id(text: &str) -> Result<store::SnapshotId, Failure> {
+    match text.parse::<types::SnapshotId>() {
+        Ok(id) => Ok(store_snapshot_id(id)),
+        Err(error) => Err(Failure::invalid(error.to_string())),
+    }
+}
+
+pub(crate) fn timestamp(stamp: store::Timestamp) -> types::Timestamp {
+    types::Timestamp::from_nanos(stamp.as_nanos())
+}
+
+pub(crate) fn store_timestamp(stamp: types::Timestamp) -> store::Timestamp {
+    store::Timestamp::from_nanos(stamp.as_nanos())
+}
+
+pub(crate) fn file(info: &store::FileInfo) -> types::File {
+    types::File {
+        path: info.path.to_string(),
+        size_bytes: info.attributes.size_bytes,
+        used_bytes: info.attributes.used_bytes,
+        unique_bytes: info.unique_bytes,
+        origin_snapshot_id: info.origin_snapshot.map(snapshot_id),
+        created_at: timestamp(info.created_at),
+        modified_at: timestamp(info.attributes.modified_at),
+    }
+}
+
+/// The text of a path that is kept as bytes; names that are not UTF-8 are escaped, in the way
+/// in which paths of files are shown.
+pub(crate) fn path_text(bytes: &[u8]) -> String {
+    let name = |name: &[u8]| match std::str::from_utf8(name) {
+        Ok(text) => text.to_owned(),
+        Err(_) => name.escape_ascii().to_string(),
+    };
+    bytes.split(|&byte| byte == b'/').map(name).collect::<Vec<_>>().join("/")
+}
+
+pub(crate) fn snapshot(snapshot: store::Snapshot) -> types::Snapshot {
+    types::Snapshot {
+        id: snapshot_id(snapshot.id),
+        path: path_text(&snapshot.path),
+        name: snapshot.name,
+        labels: snapshot.labels,
+        size_bytes: snapshot.size_bytes,
+        used_bytes: snapshot.used_bytes,
+        created_at: timestamp(snapshot.created_at),
+        clone_count: snapshot.clone_count,
+        deletion_policy: match snapshot.deletion {
+            store::DeletionPolicy::Keep => types::DeletionPolicy::Keep,
+            store::DeletionPolicy::OnZeroClones => types::DeletionPolicy::OnZeroClones,
+        },
+        expires_at: snapshot.expires_at.map(timestamp),
+    }
+}
+
+pub(crate) fn store_deletion_policy(policy: types::DeletionPolicy) -> store::DeletionPolicy {
+    match policy {
+        types::DeletionPolicy::Keep => store::DeletionPolicy::Keep,
+        types::DeletionPolicy::OnZeroClones => store::DeletionPolicy::OnZeroClones,
+    }
+}
+
+pub(crate) fn diff_extent(extent: &store::ChangedExtent) -> types::DiffExtent {
+    types::DiffExtent {
+        offset_bytes: extent.offset_bytes,
+        length_bytes: extent.length_bytes,
+        kind: match extent.kind {
+            store::ExtentKind::Data => types::ExtentKind::Data,
+            store::ExtentKind::Hole => types::ExtentKind::Hole,
+        },
+    }
+}
+
+pub(crate) fn check_report(report: store::CheckReport) -> types::CheckReport {
+    types::CheckReport {
+        clean: report.is_clean(),
+        problems: report.problems,
+        problems_left_out: report.problems_left_out,
+        inodes: report.inodes,
+        layers: report.layers,
+        runs: report.runs,
+        chunks: report.chunks,
+        data_bytes: report.data_bytes,
+    }
+}
+
+pub(crate) fn gc_report(report: store::GcReport) -> types::GcReport {
+    types::GcReport {
+        layers: report.layers,
+        entries: report.entries,
+        segments: report.segments,
+        freed_bytes: report.freed_bytes,
+    }
+}
+
+/// Every field by name: a figure that the store gains fails to compile here until it is shown.
+pub(crate) fn stats(
+    stats: store::Stats,
+    store_id: store::StoreId,
+    export_path: &str,
+) -> types::Stats {
+    let store::Stats {
+        capacity_bytes,
+        used_bytes,
+        available_bytes,
+        chunk_bytes,
+        chunk_count,
+        dead_bytes,
+        mapped_blocks,
+        file_count,
+        inode_count,
+        snapshot_count,
+        layer_count,
+        dead_layer_count,
+        segment_count,
+        dirty_bytes,
+        memory_bytes,
+        dedup_hits,
+        dedup_misses,
+        zero_blocks,
+        commits,
+        appended_bytes,
+        segment_read_bytes,
+        cache_hits,
+        cache_misses,
+        reclaimed_entries,
+        compacted_bytes,
+        poisoned,
+    } = stats;
+    types::Stats {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        store_id: store_id.to_string(),
+        export_path: export_path.to_owned(),
+        capacity_bytes,
+        used_bytes,
+        available_bytes,
+        chunk_bytes,
+        chunk_count,
+        dead_bytes,
+        mapped_blocks,
+        file_count,
+        inode_count,
+        snapshot_count,
+        layer_count,
+        dead_layer_count,
+        segment_count,
+        dirty_bytes,
+        memory_bytes,
+        dedup_hits,
+        dedup_misses,
+        zero_blocks,
+        commits,
+        appended_bytes,
+        segment_read_bytes,
+        cache_hits,
+        cache_misses,
+        reclaimed_entries,
+        compacted_bytes,
+        poisoned,
+    }
+}

@@ -1,0 +1,59 @@
+//! The REST face of the Slackwater appliance.
+//!
+//! ```text
+//! types block_map error paths query     what goes over the wire; shared with the client crate
+//! ------------------------------------- feature `server` -------------------------------------
+//! listen patient                        the socket: TLS, HTTP/1.1 and 2, bounded waits
+//! router auth idempotency extract       what happens to a request before its handler
+//! routes/ openapi dashboard/            the handlers, and what they say about themselves
+//! state convert failure metrics         the way into the store and back
+//! ```
+//!
+//! Without features the crate is only what both ends share. Feature `server` adds the server:
+//! make a [`router`], give it to [`run`].
+
+pub mod block_map;
+pub mod error;
+pub mod paths;
+pub mod query;
+pub mod types;
+
+#[cfg(feature = "server")]
+pub mod auth;
+#[cfg(feature = "server")]
+mod convert;
+#[cfg(feature = "server")]
+mod dashboard;
+#[cfg(feature = "server")]
+mod extract;
+#[cfg(feature = "server")]
+mod failure;
+#[cfg(feature = "server")]
+mod idempotency;
+#[cfg(feature = "server")]
+pub mod listen;
+#[cfg(feature = "server")]
+pub mod metrics;
+#[cfg(feature = "server")]
+mod openapi;
+#[cfg(feature = "server")]
+pub mod options;
+#[cfg(feature = "server")]
+mod patient;
+#[cfg(feature = "server")]
+mod router;
+#[cfg(feature = "server")]
+mod routes;
+#[cfg(feature = "server")]
+mod state;
+
+#[cfg(feature = "server")]
+pub use auth::{Role, Secret, Token, VmstoreCredentials, require_tokens_for};
+#[cfg(feature = "server")]
+pub use listen::{ApiServerError, TlsFiles, run};
+#[cfg(feature = "server")]
+pub use metrics::MetricsSource;
+#[cfg(feature = "server")]
+pub use options::ApiOptions;
+#[cfg(feature = "server")]
+pub use router::router;

@@ -1,0 +1,266 @@
+//! Serves the routes on a socket: HTTP/1.1 and HTTP/2, plain or in TLS.
+//!
+//! ```text
+//! accept -> permit -> TLS handshake -> patient stream -> hyper -> router
+//!           bounded    bounded time    no stuck peer
+//! ```
+//!
+//! Every wait for a peer has an end: for the handshake, for the first bytes, for the head of
+//! each request, for a write to be taken. What waits inside a request is the routes' business.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, Response};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio_rustls::TlsAcceptor;
+use tower::ServiceExt;
+
+use crate::patient::Patient;
+
+/// Connections at once. More wait in the kernel's queue, which is bounded too. Each worker
+/// keeps a few open.
+const CONNECTIONS_MAX: usize = 1024;
+
+/// Longest TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Longest wait for the head of a request, the idle time of a kept connection included:
+/// longer than the 60 s after which common clients close it, so that they rarely meet a
+/// connection that is just being closed.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+
+/// HTTP/2 pings a silent peer this often, and drops one that does not answer in time.
+const PING_INTERVAL: Duration = Duration::from_secs(30);
+const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Requests at once on one HTTP/2 connection.
+const STREAMS_MAX: u32 = 64;
+
+/// Bytes that HTTP/2 peers may send ahead on one stream and on one connection.
+const STREAM_WINDOW_BYTES: u32 = 1 << 20;
+const CONNECTION_WINDOW_BYTES: u32 = 4 << 20;
+
+/// Bytes of the head of a request.
+const HEAD_BYTES_MAX: usize = 64 << 10;
+const HEAD_BYTES_MAX_U32: u32 = 64 << 10;
+
+/// Longest time that a stop waits for requests under way.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Pause after an accept that failed for want of something (of file descriptors, say), so that
+/// the failure does not become a busy loop.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
+
+const _: () = assert!(HEAD_BYTES_MAX == HEAD_BYTES_MAX_U32 as usize);
+
+/// The files that TLS needs, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The certificate, and those that lead from it to a root.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// What keeps the REST face from serving.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApiServerError {
+    /// A file of the certificate cannot be read.
+    #[error("{what} {} cannot be read: {source}", path.display())]
+    TlsFile {
+        /// Certificate or private key.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: rustls::pki_types::pem::Error,
+    },
+    /// The file holds no certificate.
+    #[error("{} holds no certificate in PEM", path.display())]
+    NoCertificate {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The certificate and the key do not serve together.
+    #[error("certificate {} and key {} cannot be used: {source}", files.cert.display(), files.key.display())]
+    Tls {
+        /// The files.
+        files: TlsFiles,
+        /// Why.
+        source: rustls::Error,
+    },
+}
+
+/// How a request reached the server; an extension of each request that came over a socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionInfo {
+    /// The client.
+    pub peer: SocketAddr,
+    /// The connection is encrypted.
+    pub tls: bool,
+}
+
+/// Serves `router` on `listener` until `shutdown` is ready; then takes no more connections,
+/// lets requests under way end within 20 seconds, and returns.
+///
+/// # Errors
+/// Certificate files that cannot be used. A failure of one connection is not one of these.
+pub async fn run(
+    listener: TcpListener,
+    router: Router,
+    tls: Option<TlsFiles>,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ApiServerError> {
+    let acceptor = tls.as_ref().map(tls_acceptor).transpose()?;
+    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+    let graceful = GracefulShutdown::new();
+    let mut shutdown = pin!(shutdown);
+    loop {
+        // The permit comes first: over the bound nothing is accepted.
+        let next = async {
+            let permit = Arc::clone(&permits).acquire_owned().await;
+            (listener.accept().await, permit)
+        };
+        let (accepted, permit) = tokio::select! {
+            () = &mut shutdown => break,
+            next = next => next,
+        };
+        match accepted {
+            Ok((stream, peer)) => {
+                let connection =
+                    Connection { router: router.clone(), acceptor: acceptor.clone(), peer };
+                let watcher = graceful.watcher();
+                tokio::spawn(async move {
+                    connection.serve(stream, watcher).await;
+                    drop(permit);
+                });
+            }
+            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) => {
+                tracing::warn!(%error, "no connection could be accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+    drop(listener);
+    if tokio::time::timeout(DRAIN_TIMEOUT, graceful.shutdown()).await.is_err() {
+        tracing::warn!(
+            seconds = DRAIN_TIMEOUT.as_secs(),
+            "requests were still under way at the end of the stop, and are cut off"
+        );
+    }
+    Ok(())
+}
+
+/// The peer went away before it was accepted; the listener is sound.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+fn tls_acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ApiServerError> {
+    let unreadable = |what, path: &PathBuf| {
+        let path = path.clone();
+        move |source| ApiServerError::TlsFile { what, path, source }
+    };
+    let certificates = CertificateDer::pem_file_iter(&files.cert)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(unreadable("certificate", &files.cert))?;
+    if certificates.is_empty() {
+        return Err(ApiServerError::NoCertificate { path: files.cert.clone() });
+    }
+    let key =
+        PrivateKeyDer::from_pem_file(&files.key).map_err(unreadable("private key", &files.key))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(certificates, key));
+    let mut config =
+        config.map_err(|source| ApiServerError::Tls { files: files.clone(), source })?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+struct Connection {
+    router: Router,
+    acceptor: Option<TlsAcceptor>,
+    peer: SocketAddr,
+}
+
+impl Connection {
+    async fn serve(self, stream: TcpStream, watcher: Watcher) {
+        let peer = self.peer;
+        // Answers are small and waited for: none is held back to be sent with a later one.
+        if let Err(error) = stream.set_nodelay(true) {
+            tracing::debug!(%peer, %error, "the connection went away");
+            return;
+        }
+        let Some(acceptor) = self.acceptor.clone() else {
+            return self.serve_http(stream, false, watcher).await;
+        };
+        match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
+            Ok(Ok(stream)) => self.serve_http(stream, true, watcher).await,
+            Ok(Err(error)) => tracing::debug!(%peer, %error, "the TLS handshake failed"),
+            Err(_) => tracing::debug!(%peer, "the TLS handshake took too long"),
+        }
+    }
+
+    async fn serve_http<S>(self, stream: S, tls: bool, watcher: Watcher)
+    where
+        S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
+    {
+        let info = ConnectionInfo { peer: self.peer, tls };
+        let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+            answer(self.router.clone(), request, info)
+        });
+        let stream = TokioIo::new(Patient::new(stream));
+        let connection = http().serve_connection(stream, service).into_owned();
+        if let Err(error) = watcher.watch(connection).await {
+            tracing::debug!(peer = %info.peer, error, "the connection ended");
+        }
+    }
+}
+
+async fn answer(
+    router: Router,
+    request: Request<Incoming>,
+    info: ConnectionInfo,
+) -> Result<Response<Body>, Infallible> {
+    let mut request = request.map(Body::new);
+    request.extensions_mut().insert(info);
+    router.oneshot(request).await
+}
+
+fn http() -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .http2()
+        .timer(TokioTimer::new())
+        .keep_alive_interval(PING_INTERVAL)
+        .keep_alive_timeout(PING_TIMEOUT)
+        .max_concurrent_streams(STREAMS_MAX)
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        .max_header_list_size(HEAD_BYTES_MAX_U32);
+    builder
+}

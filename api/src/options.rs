@@ -1,0 +1,64 @@
+//! What a server is told about how to serve, each bound with its reason.
+
+use std::time::Duration;
+
+use crate::auth::{Token, VmstoreCredentials};
+
+/// How the REST face serves. `Default` serves everybody without a token, which is for
+/// loopback only: see [`crate::auth::require_tokens_for`].
+#[derive(Clone, Debug)]
+pub struct ApiOptions {
+    /// Who may call; empty: everybody.
+    pub tokens: Vec<Token>,
+    /// Who may log in to the VMstore face; `None`: the face is off.
+    pub vmstore: Option<VmstoreCredentials>,
+    /// Path under which NFS clients mount the export: shown to users, and stripped from the
+    /// paths that VMstore clients send.
+    pub export_path: String,
+    /// Largest JSON body. A snapshot request with all its labels takes about 600 KiB.
+    pub body_bytes_max: usize,
+    /// Longest time of a call, but for data, checks and garbage collections. Clients give up
+    /// after about as long.
+    pub request_timeout: Duration,
+    /// Longest time until a JSON body is there: shorter than [`Self::request_timeout`], so that
+    /// a slow body is told from a slow store.
+    pub body_timeout: Duration,
+    /// Longest time of a check or a garbage collection: these read the whole store.
+    pub maintenance_timeout: Duration,
+    /// Longest time in which a transfer of data makes no progress.
+    pub stall_timeout: Duration,
+    /// Longest time that a call waits for its turn when the store is busy; then `overloaded`
+    /// is answered, which is better than an answer that nobody waits for any more.
+    pub queue_timeout: Duration,
+    /// Requests that are carried out or wait, all routes together.
+    pub requests_max: usize,
+    /// Store calls at once: a bound on blocked threads, well above what the disk can do in
+    /// parallel.
+    pub store_calls_max: usize,
+    /// Transfers of data at once, each holding at most [`Self::STREAM_BYTES_MAX`].
+    pub data_streams_max: usize,
+}
+
+impl ApiOptions {
+    /// Memory that one transfer of data holds: two pieces of one MiB and one being made.
+    pub const STREAM_BYTES_MAX: usize = 3 << 20;
+}
+
+impl Default for ApiOptions {
+    fn default() -> Self {
+        Self {
+            tokens: Vec::new(),
+            vmstore: None,
+            export_path: "/slackwater".to_owned(),
+            body_bytes_max: 1 << 20,
+            request_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(20),
+            maintenance_timeout: Duration::from_secs(3600),
+            stall_timeout: Duration::from_secs(60),
+            queue_timeout: Duration::from_secs(5),
+            requests_max: 512,
+            store_calls_max: 32,
+            data_streams_max: 32,
+        }
+    }
+}

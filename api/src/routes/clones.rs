@@ -1,0 +1,42 @@
+//! Clones: writable files made from snapshots.
+
+use axum::extract::State;
+use axum::http::Method;
+
+use crate::convert;
+use crate::extract::JsonBody;
+use crate::failure::Failure;
+use crate::paths;
+use crate::router::Mount;
+use crate::routes::files::{CreatedFile, created};
+use crate::state::{Shared, file_path};
+use crate::types::{CreateClone, File};
+
+pub(crate) fn mount(mount: Mount) -> Mount {
+    mount.at(Method::POST, paths::CLONES, create)
+}
+
+/// Makes a writable file with a snapshot's content
+///
+/// Takes the same short time whatever the size. Directories on the way that are missing are
+/// made. Safe to repeat: a second request is refused with `exists` and changes nothing; the
+/// file at the path tells by `origin_snapshot_id` whether the first one made it.
+#[utoipa::path(
+    post, path = paths::CLONES, tag = "clones", operation_id = "createClone",
+    request_body = CreateClone,
+    responses(
+        (status = 201, description = "The clone; `Location` is its route", body = File),
+        (status = 404, description = "There is no such snapshot"),
+        (status = 409, description = "Something is at the path, or a part of it is no directory"),
+        (status = 422, description = "The id or the path has no meaning"),
+    ),
+)]
+pub(crate) async fn create(
+    State(state): State<Shared>,
+    JsonBody(request): JsonBody<CreateClone>,
+) -> Result<CreatedFile, Failure> {
+    let path = file_path(&request.path)?;
+    let id = convert::store_snapshot_id(request.snapshot_id);
+    let info = state.call(move |store| store.clone_snapshot(id, &path)).await?;
+    Ok(created(&info))
+}

@@ -1,0 +1,205 @@
+//! Files of the export: list, make, look at, resize, rename, delete.
+
+use axum::Json;
+use axum::extract::{RawQuery, State};
+use axum::http::{HeaderName, Method, StatusCode, header};
+use slackwater_blockstore::{FileInfo, FilePath, Name, SetAttributes};
+
+use crate::convert;
+use crate::extract::{JsonBody, Segment};
+use crate::failure::Failure;
+use crate::paths::{self, decode_component, encode_component};
+use crate::query::{ListFiles, QueryError, page_limit};
+use crate::router::Mount;
+use crate::state::{Shared, file_path};
+use crate::types::{CreateFile, File, FilePage, UpdateFile};
+
+pub(crate) fn mount(mount: Mount) -> Mount {
+    mount
+        .at(Method::GET, paths::FILES, list)
+        .at(Method::POST, paths::FILES, create)
+        .at(Method::GET, paths::FILE, get)
+        .at(Method::PATCH, paths::FILE, update)
+        .at(Method::DELETE, paths::FILE, delete)
+}
+
+/// The answer to a call that made a file.
+pub(crate) type CreatedFile = (StatusCode, [(HeaderName, String); 1], Json<File>);
+
+pub(crate) fn created(info: &FileInfo) -> CreatedFile {
+    let file = convert::file(info);
+    (StatusCode::CREATED, [(header::LOCATION, paths::file(&file.path))], Json(file))
+}
+
+/// Lists files
+///
+/// In byte order of their paths. Directories and symbolic links are left out.
+#[utoipa::path(
+    get, path = paths::FILES, tag = "files", operation_id = "listFiles",
+    params(
+        ("prefix" = Option<String>, Query, description = "Only paths that begin with this text, which may end inside a name"),
+        ("limit" = Option<usize>, Query, minimum = 1, maximum = 1000, description = "Items of the page, 100 unless given"),
+        ("after" = Option<String>, Query, description = "The `next` of the page before"),
+    ),
+    responses((status = 200, description = "A page of files", body = FilePage)),
+)]
+pub(crate) async fn list(
+    State(state): State<Shared>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<FilePage>, Failure> {
+    let query = ListFiles::decode(query.as_deref().unwrap_or_default())?;
+    let limit = page_limit(query.limit);
+    let after = query.after.as_deref().map(parse_cursor).transpose()?;
+    let prefix = query.prefix.unwrap_or_default();
+    let prefix = prefix.strip_prefix('/').unwrap_or(&prefix).to_owned();
+    // One more than asked for tells whether a next page has anything.
+    let mut files =
+        state.call(move |store| store.list_files(&prefix, after.as_ref(), limit + 1)).await?;
+    let more = files.len() > limit;
+    files.truncate(limit);
+    let next = files.last().filter(|_| more).map(|last| cursor(&last.path));
+    Ok(Json(FilePage { items: files.iter().map(convert::file).collect(), next }))
+}
+
+/// Makes a sparse file
+///
+/// Directories on the way that are missing are made. Safe to repeat: a second request is
+/// refused with `exists` and changes nothing.
+#[utoipa::path(
+    post, path = paths::FILES, tag = "files", operation_id = "createFile",
+    request_body = CreateFile,
+    responses(
+        (status = 201, description = "The file; `Location` is its route", body = File),
+        (status = 409, description = "Something is at the path, or a part of it is no directory"),
+        (status = 422, description = "The path or the size has no meaning, or is over a limit"),
+    ),
+)]
+pub(crate) async fn create(
+    State(state): State<Shared>,
+    JsonBody(request): JsonBody<CreateFile>,
+) -> Result<CreatedFile, Failure> {
+    let path = file_path(&request.path)?;
+    let info = state.call(move |store| store.create_file(&path, request.size_bytes)).await?;
+    Ok(created(&info))
+}
+
+/// Shows a file
+#[utoipa::path(
+    get, path = paths::FILE, tag = "files", operation_id = "getFile",
+    params(("path" = String, Path, description = "The file's path, its slashes as %2F")),
+    responses(
+        (status = 200, description = "The file", body = File),
+        (status = 404, description = "Nothing is at the path"),
+        (status = 409, description = "A directory or symbolic link is at the path"),
+        (status = 422, description = "The path has no meaning"),
+    ),
+)]
+pub(crate) async fn get(
+    State(state): State<Shared>,
+    Segment(path): Segment,
+) -> Result<Json<File>, Failure> {
+    let path = file_path(&path)?;
+    let info = state.call(move |store| store.file_info(&path)).await?;
+    Ok(Json(convert::file(&info)))
+}
+
+/// Resizes or renames a file
+///
+/// Exactly one of the two, so that the call is atomic.
+#[utoipa::path(
+    patch, path = paths::FILE, tag = "files", operation_id = "updateFile",
+    params(("path" = String, Path, description = "The file's path, its slashes as %2F")),
+    request_body = UpdateFile,
+    responses(
+        (status = 200, description = "The file as it is now", body = File),
+        (status = 404, description = "Nothing is at the path"),
+        (status = 409, description = "Something is at the new path, or the path is no file's"),
+        (status = 422, description = "Not exactly one change, or a value without meaning"),
+    ),
+)]
+pub(crate) async fn update(
+    State(state): State<Shared>,
+    Segment(path): Segment,
+    JsonBody(request): JsonBody<UpdateFile>,
+) -> Result<Json<File>, Failure> {
+    let path = file_path(&path)?;
+    let info = match (request.size_bytes, request.path) {
+        (Some(size_bytes), None) => {
+            let set = SetAttributes { size_bytes: Some(size_bytes), ..SetAttributes::default() };
+            let resize = move |store: &slackwater_blockstore::Store| {
+                let inode = store.file_info(&path)?.attributes.inode;
+                store.set_attributes(inode, &set, None)?;
+                store.file_info(&path)
+            };
+            state.call(resize).await?
+        }
+        (None, Some(target)) => {
+            let target = file_path(&target)?;
+            let rename = move |store: &slackwater_blockstore::Store| {
+                // Directories are renamed over NFS; here the path is to be a file's.
+                store.file_info(&path)?;
+                store.rename_path(&path, &target)?;
+                store.file_info(&target)
+            };
+            state.call(rename).await?
+        }
+        _ => return Err(Failure::invalid("give either size_bytes or path, not both")),
+    };
+    Ok(Json(convert::file(&info)))
+}
+
+/// Deletes a file
+///
+/// Takes the same short time whatever the size; the space is reclaimed in the background.
+/// Symbolic links and empty directories are deleted too.
+#[utoipa::path(
+    delete, path = paths::FILE, tag = "files", operation_id = "deleteFile",
+    params(("path" = String, Path, description = "The file's path, its slashes as %2F")),
+    responses(
+        (status = 204, description = "It is gone"),
+        (status = 404, description = "Nothing is at the path"),
+        (status = 409, description = "The directory is not empty"),
+        (status = 422, description = "The path has no meaning"),
+    ),
+)]
+pub(crate) async fn delete(
+    State(state): State<Shared>,
+    Segment(path): Segment,
+) -> Result<StatusCode, Failure> {
+    let path = file_path(&path)?;
+    state.call(move |store| store.remove_path(&path)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Names a place in the list, whatever bytes the path has.
+fn cursor(path: &FilePath) -> String {
+    path.names().iter().map(|name| encode_component(name.as_bytes())).collect::<Vec<_>>().join("/")
+}
+
+fn parse_cursor(text: &str) -> Result<FilePath, QueryError> {
+    let bad = |reason: String| QueryError::new("after", reason);
+    let names = text
+        .split('/')
+        .map(|part| {
+            let bytes = decode_component(part).map_err(|error| bad(error.to_string()))?;
+            Name::new(&bytes).map_err(|error| bad(error.to_string()))
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    FilePath::from_names(names).map_err(|error| bad(error.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cursor_names_every_path() {
+        let names = [&b"a b"[..], b"\xff\xfe", b"50%"].map(|name| Name::new(name).unwrap());
+        let path = FilePath::from_names(names.into()).unwrap();
+        assert_eq!(cursor(&path), "a%20b/%FF%FE/50%25");
+        assert_eq!(parse_cursor(&cursor(&path)).unwrap(), path);
+        for bad in ["", "a//b", "..", "%", "%00"] {
+            assert!(parse_cursor(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,10 @@
+//! The calls, one module a kind of object.
+
+pub(crate) mod clones;
+pub(crate) mod data;
+pub(crate) mod files;
+pub(crate) mod map;
+pub(crate) mod range;
+pub(crate) mod snapshots;
+pub(crate) mod stats;
+pub(crate) mod vmstore;

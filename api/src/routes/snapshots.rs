@@ -1,0 +1,247 @@
+//! Snapshots: take, list, look at, label, delete, compare.
+
+use axum::Json;
+use axum::extract::{RawQuery, State};
+use axum::http::{HeaderName, Method, StatusCode, header};
+use slackwater_blockstore::{
+    Result as StoreResult, SnapshotFilter, SnapshotId as StoreSnapshotId, SnapshotRequest, Store,
+};
+
+use crate::convert::{self, parse_snapshot_id};
+use crate::error::ProblemCode;
+use crate::extract::{JsonBody, Segment};
+use crate::failure::Failure;
+use crate::paths;
+use crate::query::{Diff, ListSnapshots, QueryError, page_limit};
+use crate::router::Mount;
+use crate::state::{Shared, file_path};
+use crate::types::{CreateSnapshot, DiffPage, Snapshot, SnapshotPage, UpdateSnapshot};
+
+/// Snapshots that are read from the store in one go: with all their labels at most 32 MiB.
+const BATCH: usize = 64;
+
+/// Bytes of labels and names after which a page ends early, so that a page of snapshots with
+/// large labels stays an answer of a few MiB.
+const PAGE_BYTES_MAX: usize = 4 << 20;
+
+pub(crate) fn mount(mount: Mount) -> Mount {
+    mount
+        .at(Method::GET, paths::SNAPSHOTS, list)
+        .at(Method::POST, paths::SNAPSHOTS, create)
+        .at(Method::GET, paths::SNAPSHOT, get)
+        .at(Method::PATCH, paths::SNAPSHOT, update)
+        .at(Method::DELETE, paths::SNAPSHOT, delete)
+        .at(Method::GET, paths::SNAPSHOT_DIFF, diff)
+}
+
+/// Lists snapshots
+///
+/// In order of their ids. A page may hold fewer items than asked for; only a page without
+/// `next` is the last one.
+#[utoipa::path(
+    get, path = paths::SNAPSHOTS, tag = "snapshots", operation_id = "listSnapshots",
+    params(
+        ("path" = Option<String>, Query, description = "Only snapshots taken of a file at this path"),
+        ("name" = Option<String>, Query, description = "Only the snapshot of this name"),
+        ("label" = Option<Vec<String>>, Query, description = "`KEY=VALUE`, may be repeated: only snapshots with all these labels"),
+        ("limit" = Option<usize>, Query, minimum = 1, maximum = 1000, description = "Items of the page, 100 unless given"),
+        ("after" = Option<String>, Query, description = "The `next` of the page before"),
+    ),
+    responses(
+        (status = 200, description = "A page of snapshots", body = SnapshotPage),
+        (status = 422, description = "The path has no meaning"),
+    ),
+)]
+pub(crate) async fn list(
+    State(state): State<Shared>,
+    RawQuery(query): RawQuery,
+) -> Result<Json<SnapshotPage>, Failure> {
+    let query = ListSnapshots::decode(query.as_deref().unwrap_or_default())?;
+    let limit = page_limit(query.limit);
+    let path = query.path.as_deref().map(file_path).transpose()?;
+    let filter = SnapshotFilter {
+        path: path.map(|path| path.to_bytes()),
+        name: query.name,
+        labels: query.labels,
+        after: query.after.as_deref().map(parse_cursor).transpose()?,
+    };
+    Ok(Json(state.call(move |store| page(store, filter, limit)).await?))
+}
+
+fn page(store: &Store, mut filter: SnapshotFilter, limit: usize) -> StoreResult<SnapshotPage> {
+    let mut items: Vec<Snapshot> = Vec::new();
+    let mut bytes = 0;
+    loop {
+        // One more than asked for tells whether a next page has anything.
+        let wanted = BATCH.min(limit - items.len() + 1);
+        let batch = store.list_snapshots(&filter, wanted)?;
+        let exhausted = batch.len() < wanted;
+        for snapshot in batch {
+            if items.len() == limit || bytes > PAGE_BYTES_MAX {
+                let next = items.last().map(|last| last.id.to_string());
+                return Ok(SnapshotPage { items, next });
+            }
+            filter.after = Some(snapshot.id);
+            let snapshot = convert::snapshot(snapshot);
+            bytes += weight(&snapshot);
+            items.push(snapshot);
+        }
+        if exhausted {
+            return Ok(SnapshotPage { items, next: None });
+        }
+    }
+}
+
+fn weight(snapshot: &Snapshot) -> usize {
+    let labels = snapshot.labels.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
+    snapshot.path.len() + snapshot.name.as_ref().map_or(0, String::len) + labels
+}
+
+fn parse_cursor(text: &str) -> Result<StoreSnapshotId, QueryError> {
+    text.parse().map_err(|_| QueryError::new("after", "is not the `next` of a page"))
+}
+
+/// Takes a snapshot of a file
+///
+/// Takes the same short time whatever the size. What was written before the call is in it. A
+/// named snapshot is safe to ask for again: the second request is refused with `exists`, and
+/// the problem names the snapshot that holds the name in `existing_snapshot_id`.
+#[utoipa::path(
+    post, path = paths::SNAPSHOTS, tag = "snapshots", operation_id = "createSnapshot",
+    request_body = CreateSnapshot,
+    responses(
+        (status = 201, description = "The snapshot; `Location` is its route", body = Snapshot),
+        (status = 404, description = "Nothing is at the path"),
+        (status = 409, description = "The name is taken, or the path is no file's"),
+        (status = 422, description = "A value has no meaning, or is over a limit"),
+    ),
+)]
+pub(crate) async fn create(
+    State(state): State<Shared>,
+    JsonBody(request): JsonBody<CreateSnapshot>,
+) -> Result<(StatusCode, [(HeaderName, String); 1], Json<Snapshot>), Failure> {
+    let path = file_path(&request.path)?;
+    let name = request.name.clone();
+    let request = SnapshotRequest {
+        name: request.name,
+        labels: request.labels,
+        deletion: convert::store_deletion_policy(request.deletion_policy),
+        expires_at: request.expires_at.map(convert::store_timestamp),
+    };
+    match state.call(move |store| store.snapshot(&path, request)).await {
+        Ok(snapshot) => {
+            let snapshot = convert::snapshot(snapshot);
+            let location = paths::snapshot(snapshot.id);
+            Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(snapshot)))
+        }
+        Err(failure) if failure.code() == ProblemCode::Exists && name.is_some() => {
+            let filter = SnapshotFilter { name, ..SnapshotFilter::default() };
+            let holders = state.call(move |store| store.list_snapshots(&filter, 1)).await?;
+            let id = holders.first().map(|holder| convert::snapshot_id(holder.id));
+            Err(failure.with_existing_snapshot(id))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+/// Shows a snapshot
+#[utoipa::path(
+    get, path = paths::SNAPSHOT, tag = "snapshots", operation_id = "getSnapshot",
+    params(("id" = String, Path, format = Uuid, description = "The snapshot's id")),
+    responses(
+        (status = 200, description = "The snapshot", body = Snapshot),
+        (status = 404, description = "There is no such snapshot"),
+        (status = 422, description = "The id is no UUID in lower case"),
+    ),
+)]
+pub(crate) async fn get(
+    State(state): State<Shared>,
+    Segment(id): Segment,
+) -> Result<Json<Snapshot>, Failure> {
+    let id = parse_snapshot_id(&id)?;
+    let snapshot = state.call(move |store| store.snapshot_info(id)).await?;
+    Ok(Json(convert::snapshot(snapshot)))
+}
+
+/// Replaces a snapshot's labels
+#[utoipa::path(
+    patch, path = paths::SNAPSHOT, tag = "snapshots", operation_id = "updateSnapshot",
+    params(("id" = String, Path, format = Uuid, description = "The snapshot's id")),
+    request_body = UpdateSnapshot,
+    responses(
+        (status = 200, description = "The snapshot as it is now", body = Snapshot),
+        (status = 404, description = "There is no such snapshot"),
+        (status = 422, description = "The id or a label has no meaning, or is over a limit"),
+    ),
+)]
+pub(crate) async fn update(
+    State(state): State<Shared>,
+    Segment(id): Segment,
+    JsonBody(request): JsonBody<UpdateSnapshot>,
+) -> Result<Json<Snapshot>, Failure> {
+    let id = parse_snapshot_id(&id)?;
+    let snapshot = state.call(move |store| store.set_snapshot_labels(id, request.labels)).await?;
+    Ok(Json(convert::snapshot(snapshot)))
+}
+
+/// Deletes a snapshot
+///
+/// Its clones keep working.
+#[utoipa::path(
+    delete, path = paths::SNAPSHOT, tag = "snapshots", operation_id = "deleteSnapshot",
+    params(("id" = String, Path, format = Uuid, description = "The snapshot's id")),
+    responses(
+        (status = 204, description = "It is gone"),
+        (status = 404, description = "There is no such snapshot"),
+        (status = 409, description = "It is in use; `Retry-After` says when to try again"),
+        (status = 422, description = "The id is no UUID in lower case"),
+    ),
+)]
+pub(crate) async fn delete(
+    State(state): State<Shared>,
+    Segment(id): Segment,
+) -> Result<StatusCode, Failure> {
+    let id = parse_snapshot_id(&id)?;
+    state.call(move |store| store.delete_snapshot(id)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Lists what changed since another snapshot
+///
+/// The extents, in order of offset, in which the snapshot differs from `base`, as they are in
+/// the snapshot; without `base`, from an empty file. Costs in proportion to what changed where
+/// the two come from one file or its clones.
+#[utoipa::path(
+    get, path = paths::SNAPSHOT_DIFF, tag = "snapshots", operation_id = "diffSnapshots",
+    params(
+        ("id" = String, Path, format = Uuid, description = "The snapshot's id"),
+        ("base" = Option<String>, Query, format = Uuid, description = "The snapshot to compare with"),
+        ("limit" = Option<usize>, Query, minimum = 1, maximum = 1000, description = "Items of the page, 100 unless given"),
+        ("after" = Option<String>, Query, description = "The `next` of the page before"),
+    ),
+    responses(
+        (status = 200, description = "A page of extents", body = DiffPage),
+        (status = 404, description = "One of the snapshots does not exist"),
+        (status = 422, description = "The id is no UUID in lower case"),
+    ),
+)]
+pub(crate) async fn diff(
+    State(state): State<Shared>,
+    Segment(id): Segment,
+    RawQuery(query): RawQuery,
+) -> Result<Json<DiffPage>, Failure> {
+    let target = parse_snapshot_id(&id)?;
+    let query = Diff::decode(query.as_deref().unwrap_or_default())?;
+    let base = query.base.map(convert::store_snapshot_id);
+    let limit = page_limit(query.limit);
+    let offset_bytes = match query.after.as_deref().map(str::parse::<u64>) {
+        None => 0,
+        Some(Ok(offset_bytes)) => offset_bytes,
+        Some(Err(_)) => return Err(QueryError::new("after", "is not the `next` of a page").into()),
+    };
+    let page = state.call(move |store| store.diff(base, target, offset_bytes, limit)).await?;
+    Ok(Json(DiffPage {
+        items: page.extents.iter().map(convert::diff_extent).collect(),
+        next: page.next_offset_bytes.map(|offset| offset.to_string()),
+    }))
+}

@@ -1,0 +1,132 @@
+//! How the appliance is: figures, metrics, health, and the care of the store.
+
+use std::borrow::Cow;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderName, Method, header};
+use slackwater_blockstore::InodeId;
+
+use crate::convert;
+use crate::error::ProblemCode;
+use crate::extract::OptionalJsonBody;
+use crate::failure::Failure;
+use crate::openapi;
+use crate::paths;
+use crate::router::Mount;
+use crate::state::Shared;
+use crate::types::{CheckReport, CheckRequest, GcReport, Health, Stats};
+
+/// Media type of OpenMetrics' text format, which Prometheus reads.
+const METRICS_MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+pub(crate) fn mount(mount: Mount) -> Mount {
+    mount
+        .at(Method::GET, paths::STATS, stats)
+        .at(Method::POST, paths::CHECK, check)
+        .at(Method::POST, paths::GC, gc)
+        .at(Method::GET, paths::METRICS, metrics)
+        .at(Method::GET, paths::HEALTHZ, healthz)
+        .at(Method::GET, paths::READYZ, readyz)
+        .at(Method::GET, paths::OPENAPI, document)
+}
+
+/// Shows counts and sizes
+#[utoipa::path(
+    get, path = paths::STATS, tag = "appliance", operation_id = "getStats",
+    responses((status = 200, description = "As of one moment", body = Stats)),
+)]
+pub(crate) async fn stats(State(state): State<Shared>) -> Result<Json<Stats>, Failure> {
+    let export_path = state.options.export_path.clone();
+    let read = move |store: &slackwater_blockstore::Store| {
+        Ok(convert::stats(store.stats(), store.store_id(), &export_path))
+    };
+    Ok(Json(state.call(read).await?))
+}
+
+/// Verifies the store while it serves
+///
+/// A broken invariant is not an error of the call: see `clean` in the report.
+#[utoipa::path(
+    post, path = paths::CHECK, tag = "appliance", operation_id = "check",
+    request_body = CheckRequest,
+    responses(
+        (status = 200, description = "What was found", body = CheckReport),
+        (status = 409, description = "A check or garbage collection is under way already"),
+        (status = 422, description = "A value has no meaning"),
+    ),
+)]
+pub(crate) async fn check(
+    State(state): State<Shared>,
+    OptionalJsonBody(request): OptionalJsonBody<CheckRequest>,
+) -> Result<Json<CheckReport>, Failure> {
+    let report = state.call_maintenance(move |store| store.check(request.data)).await?;
+    Ok(Json(convert::check_report(report)))
+}
+
+/// Reclaims all space that can be reclaimed
+///
+/// The appliance does so by itself in the background; this call waits for it.
+#[utoipa::path(
+    post, path = paths::GC, tag = "appliance", operation_id = "collectGarbage",
+    responses(
+        (status = 200, description = "What was done", body = GcReport),
+        (status = 409, description = "A check or garbage collection is under way already"),
+    ),
+)]
+pub(crate) async fn gc(State(state): State<Shared>) -> Result<Json<GcReport>, Failure> {
+    let report = state.call_maintenance(|store| store.gc()).await?;
+    Ok(Json(convert::gc_report(report)))
+}
+
+/// Shows metrics for Prometheus
+#[utoipa::path(
+    get, path = paths::METRICS, tag = "appliance", operation_id = "getMetrics",
+    responses((status = 200, description = "OpenMetrics text", body = String, content_type = "application/openmetrics-text")),
+)]
+pub(crate) async fn metrics(
+    State(state): State<Shared>,
+) -> ([(HeaderName, &'static str); 1], String) {
+    let page = state.api_metrics.render_after(&state.metrics.render());
+    ([(header::CONTENT_TYPE, METRICS_MEDIA_TYPE)], page)
+}
+
+/// Tells that the process is up
+#[utoipa::path(
+    get, path = paths::HEALTHZ, tag = "appliance", operation_id = "getHealth",
+    responses((status = 200, description = "It is", body = Health)),
+)]
+pub(crate) async fn healthz() -> Json<Health> {
+    Json(Health { status: "ok".to_owned() })
+}
+
+/// Tells whether the store serves reads and writes
+#[utoipa::path(
+    get, path = paths::READYZ, tag = "appliance", operation_id = "getReadiness",
+    responses((status = 200, description = "It does", body = Health)),
+)]
+pub(crate) async fn readyz(State(state): State<Shared>) -> Result<Json<Health>, Failure> {
+    let probe = |store: &slackwater_blockstore::Store| {
+        store.attributes(InodeId::ROOT)?;
+        Ok(store.stats().poisoned)
+    };
+    if state.call(probe).await? {
+        return Err(Failure::new(
+            ProblemCode::Poisoned,
+            "a sync failed: writes are refused until the server is restarted on a sound disk",
+        ));
+    }
+    Ok(Json(Health { status: "ok".to_owned() }))
+}
+
+/// Gives this document
+#[utoipa::path(
+    get, path = paths::OPENAPI, tag = "appliance", operation_id = "getOpenApi",
+    responses((status = 200, description = "OpenAPI 3.1", body = Object)),
+)]
+pub(crate) async fn document(
+    State(state): State<Shared>,
+) -> ([(HeaderName, &'static str); 1], Cow<'static, str>) {
+    let document = openapi::document_text(state.options.vmstore.is_some());
+    ([(header::CONTENT_TYPE, "application/json")], Cow::Borrowed(document))
+}

@@ -1,0 +1,157 @@
+//! What all handlers share, and the one way into the store.
+//!
+//! ```text
+//! handler -> ApiState::call -> semaphore -> blocking thread -> Store
+//! ```
+//!
+//! A store call may wait for the disk, so it never runs on a thread of the runtime. It cannot
+//! be called off: one whose caller has gone runs to its end and keeps its permit until then,
+//! so the bound on blocked threads holds whatever clients do.
+
+use std::fmt;
+use std::sync::Arc;
+
+use slackwater_blockstore::{FilePath, Result as StoreResult, Store};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::error::ProblemCode;
+use crate::failure::Failure;
+use crate::idempotency::Replays;
+use crate::metrics::{ApiMetrics, MetricsSource};
+use crate::options::ApiOptions;
+use crate::routes::vmstore::session::Sessions;
+
+/// The state as handlers take it.
+pub(crate) type Shared = Arc<ApiState>;
+
+/// Checks and garbage collections at once: each loads the whole store, a second one would only
+/// slow the first.
+const MAINTENANCE_CALLS_MAX: usize = 1;
+
+/// What all handlers share.
+pub(crate) struct ApiState {
+    pub(crate) store: Arc<Store>,
+    pub(crate) options: ApiOptions,
+    pub(crate) metrics: Arc<dyn MetricsSource>,
+    pub(crate) api_metrics: ApiMetrics,
+    pub(crate) replays: Replays,
+    pub(crate) sessions: Sessions,
+    /// Permits of requests that are carried out or wait.
+    pub(crate) requests: Arc<Semaphore>,
+    store_calls: Arc<Semaphore>,
+    data_streams: Arc<Semaphore>,
+    maintenance_calls: Arc<Semaphore>,
+}
+
+impl fmt::Debug for ApiState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ApiState").field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl ApiState {
+    pub(crate) fn new(
+        store: Arc<Store>,
+        options: ApiOptions,
+        metrics: Arc<dyn MetricsSource>,
+    ) -> Shared {
+        Arc::new(Self {
+            store,
+            metrics,
+            api_metrics: ApiMetrics::new(),
+            replays: Replays::default(),
+            sessions: Sessions::default(),
+            requests: Arc::new(Semaphore::new(options.requests_max)),
+            store_calls: Arc::new(Semaphore::new(options.store_calls_max)),
+            data_streams: Arc::new(Semaphore::new(options.data_streams_max)),
+            maintenance_calls: Arc::new(Semaphore::new(MAINTENANCE_CALLS_MAX)),
+            options,
+        })
+    }
+
+    /// Runs `work` on a blocking thread once it is its turn.
+    pub(crate) async fn call<T, W>(&self, work: W) -> Result<T, Failure>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Store) -> StoreResult<T> + Send + 'static,
+    {
+        let permit = self.turn(&self.store_calls).await?;
+        self.run(permit, work).await
+    }
+
+    /// The same, for one step of a transfer: it ends the wait where the step takes too long.
+    pub(crate) async fn call_step<T, W>(&self, work: W) -> Result<T, Failure>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Store) -> StoreResult<T> + Send + 'static,
+    {
+        let limit = self.options.request_timeout;
+        match tokio::time::timeout(limit, self.call(work)).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                let detail = format!("the disk took longer than {} s", limit.as_secs());
+                Err(Failure::new(ProblemCode::Timeout, detail))
+            }
+        }
+    }
+
+    /// The same for a check or a garbage collection, of which one runs at a time.
+    pub(crate) async fn call_maintenance<T, W>(&self, work: W) -> Result<T, Failure>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Store) -> StoreResult<T> + Send + 'static,
+    {
+        let permit = Arc::clone(&self.maintenance_calls).try_acquire_owned().map_err(|_| {
+            Failure::new(ProblemCode::Busy, "a check or garbage collection is under way already")
+        })?;
+        self.run(permit, work).await
+    }
+
+    /// The right to transfer data, to be held until the transfer ends.
+    pub(crate) async fn data_stream(&self) -> Result<OwnedSemaphorePermit, Failure> {
+        self.turn(&self.data_streams).await
+    }
+
+    async fn turn(&self, semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failure> {
+        let wait = Arc::clone(semaphore).acquire_owned();
+        match tokio::time::timeout(self.options.queue_timeout, wait).await {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(_)) => Err(Failure::new(ProblemCode::Closed, "the server is stopping")),
+            Err(_) => Err(Failure::new(
+                ProblemCode::Overloaded,
+                format!(
+                    "no turn came within {} s, the store is busy",
+                    self.options.queue_timeout.as_secs()
+                ),
+            )),
+        }
+    }
+
+    async fn run<T, W>(&self, permit: OwnedSemaphorePermit, work: W) -> Result<T, Failure>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Store) -> StoreResult<T> + Send + 'static,
+    {
+        let store = Arc::clone(&self.store);
+        let task = tokio::task::spawn_blocking(move || {
+            let result = work(&store);
+            drop(permit);
+            result
+        });
+        match task.await {
+            Ok(result) => result.map_err(Failure::from),
+            Err(error) => {
+                tracing::error!(%error, "a store call panicked");
+                Err(Failure::new(
+                    ProblemCode::Internal,
+                    "the store call failed, see the server's log",
+                ))
+            }
+        }
+    }
+}
+
+/// The path that a request names.
+pub(crate) fn file_path(text: &str) -> Result<FilePath, Failure> {
+    FilePath::parse(text).map_err(Failure::from)
+}

@@ -1,0 +1,498 @@
+//! What the REST calls carry: one plain type for each JSON body, shared by server and client.
+//!
+//! Requests refuse fields that they do not know, so that a misspelt option is an error and not
+//! silently ignored. Answers may gain fields, so a client ignores those that it does not know.
+//! Sizes and offsets are in bytes. A path is the file's path below the export, without a
+//! leading slash, such as `images/debian.img`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Items of a page when the request names no limit.
+pub const PAGE_LIMIT_DEFAULT: usize = 100;
+
+/// Most items of a page: an answer stays within a few MiB even where every snapshot carries
+/// all the labels that containerd writes.
+pub const PAGE_LIMIT_MAX: usize = 1000;
+
+/// Labels of a snapshot.
+pub type Labels = BTreeMap<String, String>;
+
+/// The id of a snapshot: a random UUID in lower case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "server", schema(value_type = String, format = Uuid, examples("6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11")))]
+pub struct SnapshotId(uuid::Uuid);
+
+/// The text is not a snapshot id.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a snapshot id is a UUID of 36 lower-case characters, got `{}`", got.escape_debug())]
+pub struct SnapshotIdParseError {
+    /// The text.
+    pub got: String,
+}
+
+impl SnapshotId {
+    /// The id with these bytes.
+    #[must_use]
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(uuid::Uuid::from_bytes(bytes))
+    }
+
+    /// The 16 bytes.
+    #[must_use]
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        self.0.as_bytes()
+    }
+}
+
+impl fmt::Display for SnapshotId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_hyphenated().fmt(f)
+    }
+}
+
+impl FromStr for SnapshotId {
+    type Err = SnapshotIdParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // Only the form that Display writes: one snapshot has one spelling.
+        let spelled = text.len() == 36 && !text.bytes().any(|byte| byte.is_ascii_uppercase());
+        match uuid::Uuid::try_parse(text) {
+            Ok(id) if spelled => Ok(Self(id)),
+            _ => Err(SnapshotIdParseError { got: text.chars().take(64).collect() }),
+        }
+    }
+}
+
+impl Serialize for SnapshotId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for SnapshotId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A moment: RFC 3339 in JSON, in UTC, with nine digits of the second.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "server", schema(value_type = String, format = DateTime, examples("2025-11-21T09:05:47.123456789Z")))]
+pub struct Timestamp(u64);
+
+/// The text is not a moment that the appliance can hold.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "a time is written as RFC 3339, between 1970 and 2554, such as 2025-11-21T09:05:47Z; got `{}`",
+    got.escape_debug()
+)]
+pub struct TimestampParseError {
+    /// The text.
+    pub got: String,
+}
+
+impl Timestamp {
+    /// The moment `nanos` after the Unix epoch.
+    #[must_use]
+    pub const fn from_nanos(nanos: u64) -> Self {
+        Self(nanos)
+    }
+
+    /// Nanoseconds since the Unix epoch.
+    #[must_use]
+    pub const fn as_nanos(self) -> u64 {
+        self.0
+    }
+}
+
+impl fmt::Display for Timestamp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Every u64 of nanoseconds lies before the year 2555, far inside jiff's range.
+        let moment =
+            jiff::Timestamp::from_nanosecond(i128::from(self.0)).map_err(|_| fmt::Error)?;
+        write!(f, "{moment:.9}")
+    }
+}
+
+impl FromStr for Timestamp {
+    type Err = TimestampParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        text.parse::<jiff::Timestamp>()
+            .ok()
+            .and_then(|moment| u64::try_from(moment.as_nanosecond()).ok())
+            .map(Self)
+            .ok_or_else(|| TimestampParseError { got: text.chars().take(64).collect() })
+    }
+}
+
+impl Serialize for Timestamp {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Timestamp {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// A sparse file of the export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct File {
+    /// Its path below the export. Names that are not UTF-8 are shown escaped and can be
+    /// reached over NFS only.
+    pub path: String,
+    /// Its size.
+    pub size_bytes: u64,
+    /// Bytes of blocks that are not holes, those shared with snapshots included.
+    pub used_bytes: u64,
+    /// Bytes of blocks that this file alone maps: written since its last snapshot, or since
+    /// it was cloned.
+    pub unique_bytes: u64,
+    /// The snapshot that it was cloned from.
+    pub origin_snapshot_id: Option<SnapshotId>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// Last change of its content.
+    pub modified_at: Timestamp,
+}
+
+/// A page of files, in byte order of their paths.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct FilePage {
+    /// The files.
+    pub items: Vec<File>,
+    /// The `after` of the next page; absent on the last page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// Makes a sparse file, and the directories on the way that are missing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct CreateFile {
+    /// Its path below the export.
+    pub path: String,
+    /// Its size, at most 2^62.
+    pub size_bytes: u64,
+}
+
+/// Changes a file: exactly one of the fields, so that the call is atomic.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct UpdateFile {
+    /// The new size: what lies beyond is cut off, what is added reads as zeros.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// The new path; nothing may be there. Missing directories are made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+}
+
+/// The outcome of a `PUT` of data: it is on the disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct DataWritten {
+    /// Where the first byte went.
+    pub offset_bytes: u64,
+    /// Bytes that were written.
+    pub length_bytes: u64,
+    /// The file's size afterwards.
+    pub size_bytes: u64,
+}
+
+/// When the appliance deletes a snapshot by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum DeletionPolicy {
+    /// Never.
+    #[default]
+    Keep,
+    /// When its last clone is deleted.
+    OnZeroClones,
+}
+
+/// An immutable, whole-file, point-in-time image.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct Snapshot {
+    /// Its id, good for ever.
+    pub id: SnapshotId,
+    /// The path that the file had when it was taken.
+    pub path: String,
+    /// Its name, unique in the appliance.
+    pub name: Option<String>,
+    /// Its labels.
+    pub labels: Labels,
+    /// The file's size.
+    pub size_bytes: u64,
+    /// Bytes of blocks that are not holes.
+    pub used_bytes: u64,
+    /// When it was taken.
+    pub created_at: Timestamp,
+    /// Clones of it that exist now.
+    pub clone_count: u64,
+    /// When the appliance deletes it by itself.
+    pub deletion_policy: DeletionPolicy,
+    /// The appliance deletes it some time after this, if it has no clones then.
+    pub expires_at: Option<Timestamp>,
+}
+
+/// A page of snapshots, in order of their ids.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct SnapshotPage {
+    /// The snapshots.
+    pub items: Vec<Snapshot>,
+    /// The `after` of the next page; absent on the last page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// Takes a snapshot of a file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct CreateSnapshot {
+    /// The file's path.
+    pub path: String,
+    /// A name, unique in the appliance. A named snapshot is safe to ask for again: the second
+    /// request is refused with code `exists`, and the problem carries the id that holds the name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Labels: at most 64, keys and values of at most 4096 bytes.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: Labels,
+    /// When the appliance deletes it by itself.
+    #[serde(default)]
+    pub deletion_policy: DeletionPolicy,
+    /// The appliance deletes it some time after this, if it has no clones then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<Timestamp>,
+}
+
+/// Changes a snapshot's labels; its content never changes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct UpdateSnapshot {
+    /// All labels that it is to have.
+    pub labels: Labels,
+}
+
+/// Makes a writable file with a snapshot's content.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct CreateClone {
+    /// The snapshot.
+    pub snapshot_id: SnapshotId,
+    /// The clone's path; nothing may be there. Missing directories are made.
+    pub path: String,
+}
+
+/// Whether a changed range holds data or reads as zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum ExtentKind {
+    /// Data.
+    Data,
+    /// A hole: reads as zeros, stores nothing.
+    Hole,
+}
+
+/// A range that differs between two snapshots, as it is in the newer one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct DiffExtent {
+    /// Start; a multiple of 4096.
+    pub offset_bytes: u64,
+    /// Length; a multiple of 4096, but at the end of the file.
+    pub length_bytes: u64,
+    /// Data or hole.
+    pub kind: ExtentKind,
+}
+
+/// A page of changed extents, in order of offset.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct DiffPage {
+    /// The extents.
+    pub items: Vec<DiffExtent>,
+    /// The `after` of the next page; absent on the last page.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+}
+
+/// Counts and sizes of the appliance, as of one moment.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct Stats {
+    /// Release of the server.
+    pub version: String,
+    /// Id of the store, given at its creation.
+    pub store_id: String,
+    /// Path under which NFS clients mount the export.
+    pub export_path: String,
+    /// Bytes that the store may occupy.
+    pub capacity_bytes: u64,
+    /// Bytes that it occupies.
+    pub used_bytes: u64,
+    /// Bytes that can still be written.
+    pub available_bytes: u64,
+    /// Bytes of live chunks as stored, that is compressed.
+    pub chunk_bytes: u64,
+    /// Live chunks: distinct blocks.
+    pub chunk_count: u64,
+    /// Bytes of chunks that nothing names any more and that compaction will free.
+    pub dead_bytes: u64,
+    /// Blocks that files and snapshots map: what would be stored without deduplication.
+    pub mapped_blocks: u64,
+    /// Regular files.
+    pub file_count: u64,
+    /// All inodes.
+    pub inode_count: u64,
+    /// Snapshots.
+    pub snapshot_count: u64,
+    /// Layers, dead ones that wait for reclaim included.
+    pub layer_count: u64,
+    /// Layers that wait for reclaim.
+    pub dead_layer_count: u64,
+    /// Segment files.
+    pub segment_count: u64,
+    /// Bytes of dirty blocks in memory.
+    pub dirty_bytes: u64,
+    /// Bytes of memory that caches and buffers hold.
+    pub memory_bytes: u64,
+    /// Since start: blocks that were found to be stored already.
+    pub dedup_hits: u64,
+    /// Since start: blocks that were new.
+    pub dedup_misses: u64,
+    /// Since start: blocks that were all zeros.
+    pub zero_blocks: u64,
+    /// Since start: group commits, each one sync of the log.
+    pub commits: u64,
+    /// Since start: bytes appended to the log.
+    pub appended_bytes: u64,
+    /// Since start: bytes read from segments.
+    pub segment_read_bytes: u64,
+    /// Since start: blocks answered from the block cache.
+    pub cache_hits: u64,
+    /// Since start: blocks that were not in the block cache.
+    pub cache_misses: u64,
+    /// Since start: map entries that reclaim and collapse visited.
+    pub reclaimed_entries: u64,
+    /// Since start: bytes that compaction rewrote.
+    pub compacted_bytes: u64,
+    /// A sync failed: writes are refused until restart.
+    pub poisoned: bool,
+}
+
+/// Asks for a check of the store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct CheckRequest {
+    /// Read and hash every live chunk too.
+    #[serde(default)]
+    pub data: bool,
+}
+
+/// What a check found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct CheckReport {
+    /// Nothing is wrong.
+    pub clean: bool,
+    /// Each a sentence that begins with the number of the broken invariant; at most 1000.
+    pub problems: Vec<String>,
+    /// Problems beyond those listed.
+    pub problems_left_out: u64,
+    /// Inodes looked at.
+    pub inodes: u64,
+    /// Layers looked at.
+    pub layers: u64,
+    /// Map runs looked at.
+    pub runs: u64,
+    /// Chunks looked at.
+    pub chunks: u64,
+    /// Bytes of chunks read and hashed.
+    pub data_bytes: u64,
+}
+
+/// What a garbage collection did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct GcReport {
+    /// Layers reclaimed or collapsed.
+    pub layers: u64,
+    /// Map entries visited.
+    pub entries: u64,
+    /// Segment files removed.
+    pub segments: u64,
+    /// Bytes that the segment files shrank by.
+    pub freed_bytes: u64,
+}
+
+/// The answer of `/healthz` and `/readyz`: the status code says the same.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct Health {
+    /// `ok`.
+    pub status: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timestamps_keep_every_nanosecond() {
+        for (nanos, text) in [
+            (0, "1970-01-01T00:00:00.000000000Z"),
+            (1_763_715_947_000_000_001, "2025-11-21T09:05:47.000000001Z"),
+            (u64::MAX, "2554-07-21T23:34:33.709551615Z"),
+        ] {
+            assert_eq!(Timestamp::from_nanos(nanos).to_string(), text);
+            assert_eq!(text.parse::<Timestamp>().unwrap().as_nanos(), nanos);
+        }
+        let offset = "2025-11-21T10:05:47+01:00".parse::<Timestamp>().unwrap();
+        assert_eq!(offset.as_nanos(), 1_763_715_947_000_000_000);
+        for bad in ["", "yesterday", "1969-12-31T23:59:59Z", "2555-01-01T00:00:00Z", "2025-11-21"] {
+            assert!(bad.parse::<Timestamp>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_snapshot_id_has_one_spelling() {
+        let text = "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11";
+        assert_eq!(text.parse::<SnapshotId>().unwrap().to_string(), text);
+        for bad in ["", "6F1F3C1E-5D0C-4D55-9D61-2F5B6F0F6C11", "6f1f3c1e5d0c4d559d612f5b6f0f6c11"]
+        {
+            assert!(bad.parse::<SnapshotId>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn requests_refuse_fields_they_do_not_know() {
+        let bad = r#"{"path":"a","size_bytes":1,"sise":2}"#;
+        assert!(serde_json::from_str::<CreateFile>(bad).is_err());
+        assert!(serde_json::from_str::<CreateSnapshot>(r#"{"path":"a","nam":"b"}"#).is_err());
+        let least = serde_json::from_str::<CreateSnapshot>(r#"{"path":"a"}"#).unwrap();
+        assert_eq!(least, CreateSnapshot { path: "a".into(), ..Default::default() });
+    }
+}

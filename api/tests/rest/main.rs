@@ -1,0 +1,15 @@
+//! The REST face over a real store, in process and over real sockets.
+//!
+//! Every answer of every test is held against the OpenAPI document (see `schema`).
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, reason = "tests")]
+
+mod data;
+mod files;
+mod guard;
+mod harness;
+mod idempotency;
+mod schema;
+mod snapshots;
+mod socket;
+mod trouble;
+mod vmstore;

@@ -1,0 +1,231 @@
+//! Snapshots: take, list, label, delete, diff and map.
+
+use axum::http::header;
+use serde_json::json;
+use slackwater_api::block_map::BlockMap;
+use slackwater_api::error::ProblemCode;
+use slackwater_api::types::{DeletionPolicy, DiffPage, ExtentKind, File, Snapshot, SnapshotPage};
+
+use crate::harness::{Face, noise};
+
+const UNKNOWN: &str = "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11";
+
+#[tokio::test]
+async fn a_snapshot_keeps_what_it_was_given() {
+    let face = Face::new();
+    face.make_file("dir/a", 8192).await;
+    face.put("/v1/files/dir%2Fa/data", vec![1; 4096]).await.expect(200);
+    let body = json!({
+        "path": "/dir/a", "name": "first", "labels": {"k": "v"},
+        "deletion_policy": "on_zero_clones", "expires_at": "2100-01-02T03:04:05Z",
+    });
+    let answer = face.post("/v1/snapshots", body).await.expect(201);
+    let snapshot: Snapshot = answer.parse();
+    assert_eq!(answer.header(header::LOCATION), format!("/v1/snapshots/{}", snapshot.id));
+    assert_eq!((snapshot.path.as_str(), snapshot.name.as_deref()), ("dir/a", Some("first")));
+    assert_eq!((snapshot.size_bytes, snapshot.used_bytes, snapshot.clone_count), (8192, 4096, 0));
+    assert_eq!(snapshot.deletion_policy, DeletionPolicy::OnZeroClones);
+    assert_eq!(answer.json()["expires_at"], "2100-01-02T03:04:05.000000000Z");
+    let route = format!("/v1/snapshots/{}", snapshot.id);
+    assert_eq!(face.get(&route).await.parse::<Snapshot>(), snapshot);
+
+    let clone = json!({"snapshot_id": snapshot.id, "path": "clone"});
+    face.post("/v1/clones", clone).await.expect(201);
+    let labelled = face.patch(&route, json!({"labels": {"x": "y", "z": ""}})).await.expect(200);
+    let labelled: Snapshot = labelled.parse();
+    assert_eq!((labelled.labels.len(), labelled.clone_count), (2, 1));
+    assert!(!labelled.labels.contains_key("k"), "labels are replaced");
+
+    face.delete(&route).await.expect(204);
+    face.get(&route).await.problem(ProblemCode::NotFound);
+    face.delete(&route).await.problem(ProblemCode::NotFound);
+    face.patch(&route, json!({"labels": {}})).await.problem(ProblemCode::NotFound);
+    face.get("/v1/files/clone").await.expect(200);
+}
+
+#[tokio::test]
+async fn a_name_has_one_holder_and_the_conflict_says_which() {
+    let face = Face::new();
+    face.make_file("a", 1).await;
+    let body = json!({"path": "a", "name": "layer"});
+    let first: Snapshot = face.post("/v1/snapshots", body.clone()).await.expect(201).parse();
+    let problem = face.post("/v1/snapshots", body).await.problem(ProblemCode::Exists);
+    assert_eq!(problem.existing_snapshot_id, Some(first.id));
+}
+
+#[tokio::test]
+async fn what_has_no_meaning_is_refused() {
+    let face = Face::new();
+    face.make_file("dir/a", 1).await;
+    let post = async |body| face.post("/v1/snapshots", body).await;
+    post(json!({"path": "gone"})).await.problem(ProblemCode::NotFound);
+    post(json!({"path": "dir"})).await.problem(ProblemCode::WrongKind);
+    post(json!({"path": "../a"})).await.problem(ProblemCode::InvalidValue);
+    post(json!({"path": "dir/a", "nmae": "x"})).await.problem(ProblemCode::InvalidValue);
+    post(json!({"path": "dir/a", "expires_at": "tomorrow"}))
+        .await
+        .problem(ProblemCode::InvalidValue);
+    let labels: serde_json::Map<_, _> = (0..65).map(|n| (n.to_string(), json!("x"))).collect();
+    post(json!({"path": "dir/a", "labels": labels})).await.problem(ProblemCode::InvalidValue);
+    for id in ["1", "6F1F3C1E-5D0C-4D55-9D61-2F5B6F0F6C11"] {
+        face.get(&format!("/v1/snapshots/{id}")).await.problem(ProblemCode::InvalidValue);
+        face.delete(&format!("/v1/snapshots/{id}")).await.problem(ProblemCode::InvalidValue);
+    }
+    assert_eq!(face.get("/v1/snapshots").await.parse::<SnapshotPage>().items, vec![]);
+}
+
+#[tokio::test]
+async fn lists_are_filtered_and_paged() {
+    let face = Face::new();
+    face.make_file("a", 1).await;
+    face.make_file("b c", 1).await;
+    let mut ids = Vec::new();
+    for number in 0..9 {
+        let path = if number % 3 == 0 { "a" } else { "b c" };
+        let body = json!({
+            "path": path, "name": format!("n{number}"),
+            "labels": {"parity": (number % 2).to_string(), "eq": "a=b"},
+        });
+        ids.push(face.post("/v1/snapshots", body).await.expect(201).parse::<Snapshot>().id);
+    }
+    ids.sort();
+    let mut listed = Vec::new();
+    let mut after = String::new();
+    while listed.len() < 100 {
+        let page = face.get(&format!("/v1/snapshots?limit=2{after}")).await.expect(200);
+        let page: SnapshotPage = page.parse();
+        listed.extend(page.items.iter().map(|snapshot| snapshot.id));
+        let Some(next) = page.next else { break };
+        after = format!("&after={next}");
+    }
+    assert_eq!(listed, ids);
+    let count = async |query: &str| {
+        face.get(&format!("/v1/snapshots?{query}"))
+            .await
+            .expect(200)
+            .parse::<SnapshotPage>()
+            .items
+            .len()
+    };
+    assert_eq!(count("path=/a").await, 3);
+    assert_eq!(count("path=b+c").await, 6);
+    assert_eq!(count("name=n4").await, 1);
+    assert_eq!(count("label=parity%3D1").await, 4);
+    assert_eq!(count("label=parity=1&label=eq=a=b&path=a").await, 1);
+    assert_eq!(count("label=parity=2").await, 0);
+    for bad in ["label=parity", "labels=x=y", "after=x", "limit=many"] {
+        face.get(&format!("/v1/snapshots?{bad}")).await.problem(ProblemCode::BadQuery);
+    }
+}
+
+#[tokio::test]
+async fn a_page_of_large_labels_ends_early() {
+    let face = Face::new();
+    face.make_file("a", 1).await;
+    let large: serde_json::Map<_, _> =
+        (0..64).map(|number| (number.to_string(), json!("x".repeat(4096)))).collect();
+    for _ in 0..20 {
+        let body = json!({"path": "a", "labels": large});
+        face.post("/v1/snapshots", body).await.expect(201);
+    }
+    let answer = face.get("/v1/snapshots?limit=1000").await.expect(200);
+    assert!(answer.body.len() < 6 << 20, "{} bytes", answer.body.len());
+    let mut page: SnapshotPage = answer.parse();
+    let mut count = page.items.len();
+    while let Some(next) = page.next {
+        page = face.get(&format!("/v1/snapshots?limit=1000&after={next}")).await.parse();
+        count += page.items.len();
+    }
+    assert_eq!(count, 20);
+}
+
+/// The extents of every page, each as its first block, its length and its kind.
+async fn all_pages(face: &Face, route: &str) -> Vec<(u64, u64, ExtentKind)> {
+    let mut blocks = Vec::new();
+    let mut after = String::new();
+    for pages in 1..100 {
+        let page: DiffPage = face.get(&format!("{route}{after}")).await.expect(200).parse();
+        assert!(page.items.len() <= 2);
+        let found = page.items.iter();
+        blocks.extend(found.map(|one| (one.offset_bytes / 4096, one.length_bytes, one.kind)));
+        let Some(next) = page.next else {
+            assert!(pages > 1, "several pages");
+            break;
+        };
+        after = format!("&after={next}");
+    }
+    blocks
+}
+
+#[tokio::test]
+async fn a_diff_lists_what_changed_in_pages() {
+    let face = Face::new();
+    face.make_file("a", 1 << 20).await;
+    face.put("/v1/files/a/data?offset=0", noise(1, 64 << 10)).await.expect(200);
+    let base = face.take_snapshot("a").await;
+    for block in [2, 5, 9, 100] {
+        face.put(&format!("/v1/files/a/data?offset={}", block * 4096), noise(block, 4096))
+            .await
+            .expect(200);
+    }
+    face.put(&format!("/v1/files/a/data?offset={}", 7 * 4096), vec![0; 4096]).await.expect(200);
+    let target = face.take_snapshot("a").await;
+    let route = format!("/v1/snapshots/{}/diff", target.id);
+    let blocks = all_pages(&face, &format!("{route}?base={}&limit=2", base.id)).await;
+    let data = |block| (block, 4096, ExtentKind::Data);
+    assert_eq!(blocks, [data(2), data(5), (7, 4096, ExtentKind::Hole), data(9), data(100)]);
+    let whole: DiffPage =
+        face.get(&format!("/v1/snapshots/{}/diff", base.id)).await.expect(200).parse();
+    let data: u64 = whole
+        .items
+        .iter()
+        .filter(|one| one.kind == ExtentKind::Data)
+        .map(|one| one.length_bytes)
+        .sum();
+    assert_eq!(data, 64 << 10);
+
+    face.get(&format!("{route}?base={UNKNOWN}")).await.problem(ProblemCode::NotFound);
+    face.get(&format!("/v1/snapshots/{UNKNOWN}/diff")).await.problem(ProblemCode::NotFound);
+    for bad in ["base=1", "after=x", "limit=0"] {
+        face.get(&format!("{route}?{bad}")).await.problem(ProblemCode::BadQuery);
+    }
+}
+
+#[tokio::test]
+async fn a_map_names_each_block() {
+    let face = Face::new();
+    face.make_file("a", 20_000).await;
+    face.put("/v1/files/a/data?offset=4096", noise(3, 4096)).await.expect(200);
+    face.put("/v1/files/a/data?offset=16384", noise(4, 3616)).await.expect(200);
+    let snapshot = face.take_snapshot("a").await;
+    let mut last = noise(4, 3616);
+    last.resize(4096, 0);
+    let hash = |bytes: &[u8]| Some(*blake3::hash(bytes).as_bytes());
+    let expected = [None, hash(&noise(3, 4096)), None, None, hash(&last)];
+    for route in ["/v1/files/a/map".to_owned(), format!("/v1/snapshots/{}/map", snapshot.id)] {
+        let answer = face.get(&route).await.expect(200);
+        assert_eq!(answer.header(header::CONTENT_TYPE), "application/octet-stream");
+        let map = BlockMap::decode(&answer.body).unwrap();
+        assert_eq!((map.block_bytes, map.offset_bytes, map.size_bytes), (4096, 0, 20_000));
+        assert_eq!(map.blocks, expected);
+        let part = face.get(&format!("{route}?offset=5000&length=10")).await.expect(200);
+        let part = BlockMap::decode(&part.body).unwrap();
+        assert_eq!((part.offset_bytes, part.blocks.as_slice()), (4096, &expected[1..2]));
+        let beyond = face.get(&format!("{route}?offset=99999999")).await.expect(200);
+        assert_eq!(BlockMap::decode(&beyond.body).unwrap().blocks, vec![]);
+        face.get(&format!("{route}?offset=x")).await.problem(ProblemCode::BadQuery);
+    }
+    face.get("/v1/files/gone/map").await.problem(ProblemCode::NotFound);
+    face.get(&format!("/v1/snapshots/{UNKNOWN}/map")).await.problem(ProblemCode::NotFound);
+}
+
+#[tokio::test]
+async fn a_map_of_a_huge_sparse_file_is_small() {
+    let face = Face::new();
+    face.make_file("a", 1 << 40).await;
+    let answer = face.get("/v1/files/a/map").await.expect(200);
+    assert!(answer.body.len() < 100, "{} bytes", answer.body.len());
+    let map = BlockMap::decode(&answer.body).unwrap();
+    assert_eq!(u64::try_from(map.blocks.len()).unwrap(), slackwater_api::block_map::BLOCKS_MAX);
+    assert_eq!(face.get("/v1/files/a").await.parse::<File>().used_bytes, 0);
+}

@@ -1,0 +1,397 @@
+//! From a record to what is done about it, and from a request to its reply.
+//!
+//! ```text
+//! record -> plan -+-> Close      not a call: the stream is out of step
+//!                 +-> Answer     refused: program, version, procedure, credential, address
+//!                 +-> Request -> execute -> reply
+//! ```
+
+use std::net::{IpAddr, SocketAddr};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use bytes::Bytes;
+use nfsserve::nfs::nfsstat3;
+
+use crate::auth::{self, Caller};
+use crate::duplicate::{DuplicateKey, Seen, Ticket};
+use crate::mount;
+use crate::options::{ClientAccess, NfsOptions};
+use crate::portmap::{self, Program};
+use crate::proc::{self, Call, NotRun};
+use crate::procedure::{Lane, MountProcedure, NfsProcedure, PortmapProcedure, Procedure};
+use crate::rpc::{self, AuthStatus, CallHeader, NotACall, Refused, Unrunnable, Xid};
+use crate::server::Shared;
+use crate::xdr::{Decoder, Encoder};
+
+/// The first port that any user may open.
+const UNPRIVILEGED_PORT_MIN: u16 = 1024;
+
+/// The other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    /// Its address.
+    pub(crate) address: IpAddr,
+    /// What it may do; `None`: it is refused.
+    pub(crate) access: Option<ClientAccess>,
+}
+
+impl Peer {
+    /// The peer at `address`, as the options see it.
+    pub(crate) fn new(address: SocketAddr, options: &NfsOptions) -> Self {
+        let has_port = !options.require_privileged_port || address.port() < UNPRIVILEGED_PORT_MIN;
+        let ip = address.ip().to_canonical();
+        Self { address: ip, access: options.access_of(ip).filter(|_| has_port) }
+    }
+}
+
+/// What is done about a record.
+#[derive(Debug)]
+pub(crate) enum Plan {
+    /// The connection is closed.
+    Close(NotACall),
+    /// This is the reply.
+    Answer(Encoder),
+    /// A procedure is run. Boxed, for it is moved to another thread.
+    Run(Box<Request>),
+}
+
+/// A call that is to be run.
+#[derive(Debug)]
+pub(crate) struct Request {
+    /// The transaction id.
+    pub(crate) xid: Xid,
+    /// The procedure.
+    pub(crate) procedure: Procedure,
+    claim: auth::Claim,
+    frame: Bytes,
+    arguments_at: usize,
+    peer: Peer,
+    received: Instant,
+    /// Present for calls that must not be run twice.
+    ticket: Option<Ticket>,
+}
+
+/// A reply that is ready to be sent.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    /// Record mark, header and results.
+    pub(crate) head: Bytes,
+    /// The payload after it.
+    pub(crate) pieces: Vec<Bytes>,
+}
+
+impl From<Encoder> for Finished {
+    fn from(reply: Encoder) -> Self {
+        let (head, pieces) = reply.finish();
+        Self { head, pieces }
+    }
+}
+
+/// Decides what is done about the record `frame`.
+pub(crate) fn plan(frame: &Bytes, peer: Peer, received: Instant) -> Plan {
+    let header = match rpc::decode_call(frame) {
+        Ok(header) => header,
+        Err(Refused::Close(why)) => return Plan::Close(why),
+        Err(Refused::Answer(reply)) => return Plan::Answer(reply),
+    };
+    let procedure = match route(&header) {
+        Ok(procedure) => procedure,
+        Err(why) => return Plan::Answer(rpc::unrunnable(header.xid, why)),
+    };
+    if let Some(reply) = refusal(procedure, peer, header.xid) {
+        return Plan::Answer(reply);
+    }
+    let CallHeader { xid, claim, arguments_at, .. } = header;
+    let frame = frame.clone();
+    let ticket = None;
+    let request = Request { xid, procedure, claim, frame, arguments_at, peer, received, ticket };
+    Plan::Run(Box::new(request))
+}
+
+/// The procedure that a call is for.
+fn route(header: &CallHeader) -> Result<Procedure, Unrunnable> {
+    let find = |program: Program, procedure: Option<Procedure>| {
+        if header.version == program.version {
+            procedure.ok_or(Unrunnable::ProcedureUnavailable)
+        } else {
+            let only = program.version;
+            Err(Unrunnable::ProgramMismatch { low: only, high: only })
+        }
+    };
+    let number = header.procedure;
+    match header.program {
+        program if program == portmap::NFS.number => {
+            find(portmap::NFS, NfsProcedure::from_number(number).map(Procedure::Nfs))
+        }
+        program if program == portmap::MOUNT.number => {
+            find(portmap::MOUNT, MountProcedure::from_number(number).map(Procedure::Mount))
+        }
+        program if program == portmap::PORTMAP.number => {
+            find(portmap::PORTMAP, PortmapProcedure::from_number(number).map(Procedure::Portmap))
+        }
+        // NFS_ACL (100227) and LOCALIO among them: clients ask and go on without.
+        _ => Err(Unrunnable::ProgramUnavailable),
+    }
+}
+
+/// The reply to a client that is refused by its address or port. NULL and PORTMAP tell
+/// nothing, so anybody may ask.
+fn refusal(procedure: Procedure, peer: Peer, xid: Xid) -> Option<Encoder> {
+    if peer.access.is_some() || procedure.is_null() {
+        return None;
+    }
+    match procedure {
+        Procedure::Portmap(_) => None,
+        Procedure::Mount(MountProcedure::Mount) => {
+            let mut reply = rpc::success(xid);
+            mount::refuse(&mut reply);
+            Some(reply)
+        }
+        Procedure::Nfs(_) | Procedure::Mount(_) => Some(rpc::auth_error(xid, AuthStatus::TooWeak)),
+    }
+}
+
+/// Whether a request is to be run, as far as resent calls are concerned.
+#[derive(Debug)]
+pub(crate) enum Resent {
+    /// It is not one, or may be run again.
+    No,
+    /// The first one is being run; this one is dropped.
+    Drop,
+    /// The first one's reply is sent again.
+    Replay(Bytes),
+}
+
+impl Request {
+    /// How the request is run.
+    pub(crate) const fn lane(&self) -> Lane {
+        self.procedure.lane()
+    }
+
+    /// Bytes that the request holds and its reply may hold.
+    pub(crate) fn charged_bytes(&self) -> usize {
+        let reply = match self.procedure {
+            Procedure::Nfs(NfsProcedure::Read) => proc::peek_count(&self.arguments()),
+            other => other.reply_bytes(),
+        };
+        self.frame.len() + reply
+    }
+
+    fn arguments(&self) -> Decoder<'_> {
+        Decoder::at(&self.frame, self.arguments_at)
+    }
+
+    /// Looks the request up among those that were run lately, if it is of the kind that must
+    /// not be run twice.
+    pub(crate) fn check_resent(&mut self, shared: &Shared) -> Resent {
+        let Procedure::Nfs(procedure) = self.procedure else {
+            return Resent::No;
+        };
+        if !procedure.is_replayed() {
+            return Resent::No;
+        }
+        let arguments = self.arguments().rest();
+        let key = DuplicateKey::new(self.peer.address, self.claim, self.xid, procedure, arguments);
+        match shared.duplicates.begin(key, self.received) {
+            Seen::New(ticket) => {
+                self.ticket = Some(ticket);
+                Resent::No
+            }
+            Seen::InProgress => {
+                shared.metrics.duplicates_dropped.add(1);
+                Resent::Drop
+            }
+            Seen::Done(reply) => {
+                shared.metrics.duplicates_replayed.add(1);
+                Resent::Replay(reply)
+            }
+        }
+    }
+
+    /// Runs the request where it may wait for the disk.
+    pub(crate) fn execute(self, shared: &Shared) -> Finished {
+        let outcome = self.run(shared, true);
+        debug_assert!(outcome.is_some(), "a call that may block found that it would block");
+        let outcome = outcome.unwrap_or_else(|| (nfsstat3::NFS3ERR_SERVERFAULT, self.failed()));
+        self.finish(shared, outcome)
+    }
+
+    /// Runs the request unless it would have to wait for the disk: then it comes back.
+    pub(crate) fn execute_inline(self: Box<Self>, shared: &Shared) -> Result<Finished, Box<Self>> {
+        match self.run(shared, false) {
+            Some(outcome) => Ok(self.finish(shared, outcome)),
+            None => Err(self),
+        }
+    }
+
+    /// Counts the reply, and keeps it for a resent call.
+    fn finish(mut self, shared: &Shared, (status, reply): (nfsstat3, Encoder)) -> Finished {
+        let is_error = !matches!(status, nfsstat3::NFS3_OK);
+        shared.metrics.record(self.procedure, self.received.elapsed(), is_error);
+        let finished = Finished::from(reply);
+        if let Some(ticket) = self.ticket.take() {
+            ticket.finish(finished.head.clone(), self.received);
+        }
+        finished
+    }
+
+    /// The status and reply, or `None` when the call would block.
+    fn run(&self, shared: &Shared, may_block: bool) -> Option<(nfsstat3, Encoder)> {
+        match self.guard(shared, || self.run_procedure(shared, may_block)) {
+            Ok(outcome) => Some(outcome),
+            Err(NotRun::WouldBlock) => None,
+            Err(NotRun::Malformed(error)) => {
+                let procedure = self.procedure.name();
+                let client = self.peer.address;
+                tracing::debug!(procedure, %error, %client, "garbage arguments");
+                let reply = rpc::unrunnable(self.xid, Unrunnable::GarbageArguments);
+                Some((nfsstat3::NFS3ERR_INVAL, reply))
+            }
+        }
+    }
+
+    /// Runs `procedure`, and answers SERVERFAULT when it panics.
+    fn guard(
+        &self,
+        shared: &Shared,
+        procedure: impl FnOnce() -> Result<(nfsstat3, Encoder), NotRun>,
+    ) -> Result<(nfsstat3, Encoder), NotRun> {
+        // What a panic leaves behind is the store's own state, which guards itself (its locks
+        // do not poison, its commits are whole or not at all); the rest is dropped here.
+        catch_unwind(AssertUnwindSafe(procedure)).unwrap_or_else(|_| {
+            shared.metrics.panics.add(1);
+            tracing::error!(procedure = self.procedure.name(), "a call panicked");
+            Ok((nfsstat3::NFS3ERR_SERVERFAULT, self.failed()))
+        })
+    }
+
+    fn run_procedure(
+        &self,
+        shared: &Shared,
+        may_block: bool,
+    ) -> Result<(nfsstat3, Encoder), NotRun> {
+        let credentials = auth::squash(&self.claim, &shared.options);
+        // Only NULL comes here from refused clients.
+        let access = self.peer.access.unwrap_or(ClientAccess::ReadOnly);
+        let caller = Caller { credentials, access };
+        let call = Call { shared, caller: &caller, may_block };
+        let mut reply = rpc::success(self.xid);
+        let mut arguments = self.arguments();
+        let status = match self.procedure {
+            Procedure::Nfs(procedure) => proc::run(procedure, &call, &mut arguments, &mut reply)?,
+            Procedure::Mount(procedure) => {
+                mount::run(procedure, &call, self.peer.address, &mut arguments, &mut reply)?
+            }
+            Procedure::Portmap(procedure) => {
+                portmap::run(procedure, shared.port, &mut arguments, &mut reply)?;
+                nfsstat3::NFS3_OK
+            }
+        };
+        Ok((status, reply))
+    }
+
+    /// The reply of a call that the server failed.
+    fn failed(&self) -> Encoder {
+        let status = nfsstat3::NFS3ERR_SERVERFAULT;
+        let mut reply = rpc::success(self.xid);
+        match self.procedure {
+            Procedure::Nfs(procedure) => proc::bare_failure(&mut reply, procedure, status),
+            Procedure::Mount(_) | Procedure::Portmap(_) => reply.u32(status as u32),
+        }
+        reply
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use slackwater_blockstore::{Options, Store};
+
+    use crate::limits::Patience;
+    use crate::metrics::NfsMetrics;
+
+    fn frame(program: u32, version: u32, procedure: u32) -> Bytes {
+        let words = [7, 0, 2, program, version, procedure, 0, 0, 0, 0];
+        words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect::<Vec<_>>().into()
+    }
+
+    fn peer(access: Option<ClientAccess>) -> Peer {
+        Peer { address: "10.0.0.1".parse().unwrap(), access }
+    }
+
+    fn answer(frame: &Bytes, access: Option<ClientAccess>) -> Option<Vec<u32>> {
+        match plan(frame, peer(access), Instant::now()) {
+            Plan::Answer(reply) => Some(
+                reply.finish().0[8..]
+                    .chunks(4)
+                    .map(|word| u32::from_be_bytes(word.try_into().unwrap()))
+                    .collect(),
+            ),
+            Plan::Run(_) => None,
+            Plan::Close(why) => panic!("{why}"),
+        }
+    }
+
+    const LISTED: Option<ClientAccess> = Some(ClientAccess::ReadWrite);
+
+    #[test]
+    fn calls_that_are_not_served_are_told_why() {
+        assert_eq!(answer(&frame(100_227, 3, 0), LISTED), Some(vec![1, 0, 0, 0, 1]));
+        assert_eq!(answer(&frame(100_003, 4, 1), LISTED), Some(vec![1, 0, 0, 0, 2, 3, 3]));
+        assert_eq!(answer(&frame(100_005, 1, 1), LISTED), Some(vec![1, 0, 0, 0, 2, 3, 3]));
+        assert_eq!(answer(&frame(100_000, 4, 3), LISTED), Some(vec![1, 0, 0, 0, 2, 2, 2]));
+        assert_eq!(answer(&frame(100_003, 3, 22), LISTED), Some(vec![1, 0, 0, 0, 3]));
+        assert_eq!(answer(&frame(100_000, 2, 5), LISTED), Some(vec![1, 0, 0, 0, 3]));
+        assert_eq!(answer(&frame(100_003, 3, 21), LISTED), None);
+    }
+
+    #[test]
+    fn an_address_that_is_not_listed_is_refused_on_each_call() {
+        for procedure in 1..22 {
+            let refused = answer(&frame(100_003, 3, procedure), None);
+            assert_eq!(refused, Some(vec![1, 1, 1, 5]), "NFS procedure {procedure}");
+        }
+        assert_eq!(answer(&frame(100_005, 3, 1), None), Some(vec![1, 0, 0, 0, 0, 13]));
+        assert_eq!(answer(&frame(100_005, 3, 5), None), Some(vec![1, 1, 1, 5]));
+        for program in [portmap::NFS, portmap::MOUNT, portmap::PORTMAP] {
+            assert_eq!(answer(&frame(program.number, program.version, 0), None), None);
+        }
+    }
+
+    #[test]
+    fn a_privileged_port_is_asked_for_when_it_is_required() {
+        let options = NfsOptions { require_privileged_port: true, ..NfsOptions::default() };
+        let access = |address: &str| Peer::new(address.parse().unwrap(), &options).access;
+        assert!(access("127.0.0.1:1023").is_some());
+        assert!(access("127.0.0.1:1024").is_none());
+        assert!(access("[::ffff:127.0.0.1]:1").is_some());
+        assert!(access("10.0.0.1:1").is_none());
+    }
+
+    #[tokio::test]
+    async fn a_panic_is_answered_and_counted() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(Options::new(directory.path())).unwrap();
+        let metrics = Arc::new(NfsMetrics::new());
+        let options = NfsOptions::default();
+        let shared = Shared::new(store, options, metrics, 0, Patience::default());
+        // Words after the status: one for each optional attribute set that is absent, of the
+        // failure types in RFC 1813 section 3.3.
+        for (procedure, words) in [(1, 0), (2, 2), (3, 1), (6, 1), (7, 2), (14, 4), (15, 3)] {
+            let frame = frame(100_003, 3, procedure);
+            let Plan::Run(request) = plan(&frame, peer(LISTED), Instant::now()) else {
+                panic!("refused")
+            };
+            let (status, reply) = request.guard(&shared, || panic!("of a test")).unwrap();
+            assert!(matches!(status, nfsstat3::NFS3ERR_SERVERFAULT));
+            let head = reply.finish().0;
+            assert_eq!(head[28..32], 10006_u32.to_be_bytes());
+            assert_eq!(head[32..], vec![0; words * 4], "procedure {procedure}");
+        }
+        assert_eq!(shared.metrics.snapshot().panics, 7);
+        shared.store.close().unwrap();
+    }
+}

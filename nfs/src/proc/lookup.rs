@@ -1,0 +1,130 @@
+//! LOOKUP (RFC 1813 section 3.3.3), and the walk of MNT down a path.
+//!
+//! ```text
+//! root -+- .snapshot -+- <snapshot id>      virtual: not listed, read-only
+//!       +- entries of the namespace
+//! ```
+
+use std::str::FromStr;
+
+use nfsserve::nfs::nfsstat3;
+use slackwater_blockstore::{Attributes, FileKind, InodeId, SnapshotId};
+
+use super::{Call, Failure, NotRun, Object, Place, encode, snapshot_directory_attributes};
+use crate::handle::{Handle, Target};
+use crate::status;
+use crate::xdr::{Decoder, Encoder};
+
+pub(super) fn lookup(
+    call: &Call<'_>,
+    arguments: &mut Decoder<'_>,
+    reply: &mut Encoder,
+) -> Result<nfsstat3, NotRun> {
+    let place = Place::decode(arguments)?;
+    match try_lookup(call, &place) {
+        Ok((directory, found)) => {
+            encode::status(reply, nfsstat3::NFS3_OK);
+            reply.opaque(&call.handle_of(found.target));
+            call.put_after(reply, Some(&found.attributes));
+            call.put_after(reply, Some(&directory));
+            Ok(nfsstat3::NFS3_OK)
+        }
+        Err(failure) => {
+            encode::status(reply, failure.status);
+            call.put_after(reply, failure.attributes.as_ref());
+            Ok(failure.status)
+        }
+    }
+}
+
+fn try_lookup(call: &Call<'_>, place: &Place<'_>) -> Result<(Attributes, Object), Failure> {
+    let directory = call.object(place.directory)?;
+    let failure = |status| Failure { status, attributes: Some(directory.attributes) };
+    call.check_search(&directory.attributes).map_err(failure)?;
+    let found = call.step(&directory, place).map_err(failure)?;
+    Ok((directory.attributes, found))
+}
+
+impl Call<'_> {
+    /// The object of that name in a directory.
+    fn step(&self, directory: &Object, place: &Place<'_>) -> Result<Object, nfsstat3> {
+        match directory.target {
+            Target::Inode { inode, .. } => {
+                self.step_in_namespace(inode, &directory.attributes, place)
+            }
+            Target::SnapshotDirectory => self.step_in_snapshots(directory, place),
+            Target::Snapshot(_) => Err(nfsstat3::NFS3ERR_NOTDIR),
+        }
+    }
+
+    fn step_in_namespace(
+        &self,
+        inode: InodeId,
+        attributes: &Attributes,
+        place: &Place<'_>,
+    ) -> Result<Object, nfsstat3> {
+        if Self::is_snapshot_directory(inode, place.name) {
+            let attributes = snapshot_directory_attributes();
+            return Ok(Object { target: Target::SnapshotDirectory, attributes });
+        }
+        let attributes = match place.name {
+            b"." => *attributes,
+            b".." => self.parent(inode)?,
+            _ => {
+                let name = place.entry_name()?;
+                let found = self.shared.store.lookup(inode, &name);
+                found.map_err(|error| status::of_error(&error))?
+            }
+        };
+        Ok(inode_object(attributes))
+    }
+
+    pub(super) fn parent(&self, directory: InodeId) -> Result<Attributes, nfsstat3> {
+        self.shared.store.parent(directory).map_err(|error| status::of_error(&error))
+    }
+
+    fn step_in_snapshots(&self, directory: &Object, place: &Place<'_>) -> Result<Object, nfsstat3> {
+        match place.name {
+            b"." => Ok(*directory),
+            b".." => Ok(inode_object(self.attributes(InodeId::ROOT)?)),
+            _ if place.is_too_long() => Err(nfsstat3::NFS3ERR_NAMETOOLONG),
+            name => {
+                let text = std::str::from_utf8(name).ok();
+                let id = text.and_then(|text| SnapshotId::from_str(text).ok());
+                // Other names than ids simply do not exist here.
+                let id = id.ok_or(nfsstat3::NFS3ERR_NOENT)?;
+                Ok(Object { target: Target::Snapshot(id), attributes: self.snapshot(id)? })
+            }
+        }
+    }
+
+    /// The handle of the object that the path of `names` leads to, from the root. Symbolic
+    /// links are not followed: what MNT hands out depends on the path alone.
+    pub(crate) fn walk<'n>(
+        &self,
+        names: impl Iterator<Item = &'n [u8]>,
+    ) -> Result<Handle, nfsstat3> {
+        let mut object = inode_object(self.attributes(InodeId::ROOT)?);
+        for name in names {
+            if object.attributes.kind != FileKind::Directory {
+                return Err(nfsstat3::NFS3ERR_NOTDIR);
+            }
+            let place = Place { directory: &[], name };
+            if place.is_dots() {
+                return Err(nfsstat3::NFS3ERR_INVAL);
+            }
+            object = self.step(&object, &place)?;
+        }
+        let is_mountable = object.attributes.kind == FileKind::Directory
+            || matches!(object.target, Target::Snapshot(_));
+        if !is_mountable {
+            return Err(nfsstat3::NFS3ERR_NOTDIR);
+        }
+        Ok(self.handle_of(object.target))
+    }
+}
+
+fn inode_object(attributes: Attributes) -> Object {
+    let Attributes { inode, generation, .. } = attributes;
+    Object { target: Target::Inode { inode, generation }, attributes }
+}

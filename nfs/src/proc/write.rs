@@ -1,0 +1,106 @@
+//! WRITE (RFC 1813 section 3.3.7).
+
+use bytes::Bytes;
+use nfsserve::nfs::nfsstat3;
+use slackwater_blockstore::{Change, FILE_BYTES_MAX, FileKind, Stability, Written};
+
+use super::{Call, Failure, NotRun, encode, handle};
+use crate::limits;
+use crate::permission;
+use crate::xdr::{Decoder, Encoder, Malformed};
+
+struct Arguments<'a> {
+    handle: &'a [u8],
+    offset_bytes: u64,
+    count: u32,
+    stability: Stability,
+    data: Bytes,
+}
+
+impl<'a> Arguments<'a> {
+    fn decode(arguments: &mut Decoder<'a>) -> Result<Self, Malformed> {
+        let handle = handle(arguments)?;
+        let offset_bytes = arguments.u64()?;
+        let count = arguments.u32()?;
+        let stability = match arguments.u32()? {
+            0 => Stability::Unstable,
+            1 => Stability::DataSync,
+            2 => Stability::FileSync,
+            got => {
+                return Err(Malformed::Value { got, expected: "stable_how" });
+            }
+        };
+        let data = arguments.opaque_shared(limits::FRAME_BYTES_MAX)?;
+        Ok(Self { handle, offset_bytes, count, stability, data })
+    }
+
+    /// The data, cut to the largest WRITE; the reply's count tells the client so.
+    fn data(&self) -> Bytes {
+        self.data.slice(..self.data.len().min(limits::TRANSFER_BYTES_MAX))
+    }
+}
+
+pub(super) fn write(
+    call: &Call<'_>,
+    arguments: &mut Decoder<'_>,
+    reply: &mut Encoder,
+) -> Result<nfsstat3, NotRun> {
+    let arguments = Arguments::decode(arguments)?;
+    let data = arguments.data();
+    let count = u32::try_from(data.len()).unwrap_or(u32::MAX);
+    match try_write(call, &arguments, data) {
+        Ok(written) => {
+            encode::status(reply, nfsstat3::NFS3_OK);
+            call.put_change(reply, &written.file);
+            reply.u32(count);
+            reply.u32(stable_how(written.stability));
+            reply.u64(written.verifier);
+            call.shared.metrics.bytes_written.add(u64::from(count));
+            Ok(nfsstat3::NFS3_OK)
+        }
+        Err(failure) => {
+            encode::status(reply, failure.status);
+            call.put_no_change(reply, failure.attributes.as_ref());
+            Ok(failure.status)
+        }
+    }
+}
+
+fn try_write(call: &Call<'_>, arguments: &Arguments<'_>, data: Bytes) -> Result<Written, Failure> {
+    let file = call.changeable(arguments.handle)?;
+    let failure = |status| Failure { status, attributes: Some(file) };
+    match file.kind {
+        FileKind::File => {}
+        FileKind::Directory => return Err(failure(nfsstat3::NFS3ERR_ISDIR)),
+        FileKind::Symlink => return Err(failure(nfsstat3::NFS3ERR_INVAL)),
+    }
+    if usize::try_from(arguments.count).is_ok_and(|count| count != arguments.data.len()) {
+        return Err(failure(nfsstat3::NFS3ERR_INVAL));
+    }
+    if !permission::may_write_data(&file, &call.caller.credentials) {
+        return Err(failure(nfsstat3::NFS3ERR_ACCES));
+    }
+    let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
+    let end = arguments.offset_bytes.checked_add(length);
+    if end.is_none_or(|end| end > FILE_BYTES_MAX) {
+        return Err(failure(nfsstat3::NFS3ERR_FBIG));
+    }
+    let store = &call.shared.store;
+    if data.is_empty() {
+        // Nothing is written, so nothing can be lost, and the file does not change.
+        let unchanged = Change { before: file, after: file };
+        let (stability, verifier) = (arguments.stability, store.write_verifier());
+        return Ok(Written { file: unchanged, stability, verifier });
+    }
+    store
+        .write(file.inode, arguments.offset_bytes, data, arguments.stability)
+        .map_err(|error| call.failure(file.inode, &error))
+}
+
+const fn stable_how(stability: Stability) -> u32 {
+    match stability {
+        Stability::Unstable => 0,
+        Stability::DataSync => 1,
+        Stability::FileSync => 2,
+    }
+}

@@ -1,0 +1,213 @@
+//! The server: what all connections share, the accept loop, and the end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use slackwater_blockstore::Store;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use crate::budget::Budget;
+use crate::connection;
+use crate::dispatch::Peer;
+use crate::duplicate::DuplicateCache;
+use crate::error::NfsError;
+use crate::handle::HandleCodec;
+use crate::lane::Lanes;
+use crate::limits::{self, Patience};
+use crate::metrics::NfsMetrics;
+use crate::mount::MountList;
+use crate::options::NfsOptions;
+
+/// What all connections share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    /// The store that is served.
+    pub(crate) store: Arc<Store>,
+    /// The options, which were validated.
+    pub(crate) options: NfsOptions,
+    /// Makes and checks file handles.
+    pub(crate) handles: HandleCodec,
+    /// `fsid` of all objects: derived from the store's id, so it survives restarts.
+    pub(crate) filesystem_id: u64,
+    /// Memory for calls in flight.
+    pub(crate) budget: Arc<Budget>,
+    /// Threads for calls that may wait.
+    pub(crate) lanes: Lanes,
+    /// Replies kept for resent calls.
+    pub(crate) duplicates: Arc<DuplicateCache>,
+    /// Who has mounted what.
+    pub(crate) mounts: MountList,
+    /// Counters.
+    pub(crate) metrics: Arc<NfsMetrics>,
+    /// The port that the server listens on.
+    pub(crate) port: u16,
+    /// How long clients may take.
+    pub(crate) patience: Patience,
+}
+
+/// Serves `store` over NFSv3, MOUNT and PORTMAP on `listener` until `shutdown` completes; then
+/// takes no more calls, finishes those in flight within a bounded time, and returns. The store
+/// stays open.
+///
+/// # Errors
+/// [`NfsError::Option`] for an option out of its range, [`NfsError::Listener`] for a listener
+/// without an address, [`NfsError::Drain`] when calls had to be cut off at the end.
+pub async fn run(
+    listener: TcpListener,
+    store: Arc<Store>,
+    options: NfsOptions,
+    metrics: Arc<NfsMetrics>,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), NfsError> {
+    options.validate()?;
+    let address = listener.local_addr().map_err(|source| NfsError::Listener { source })?;
+    let shared = Shared::new(store, options, metrics, address.port(), Patience::default());
+    Server::new(Arc::new(shared)).run(listener, shutdown).await
+}
+
+impl Shared {
+    /// The shared state of a server at `port`, on the runtime of the caller.
+    pub(crate) fn new(
+        store: Arc<Store>,
+        options: NfsOptions,
+        metrics: Arc<NfsMetrics>,
+        port: u16,
+        patience: Patience,
+    ) -> Self {
+        let store_id = store.store_id();
+        let (filesystem_id, _) = store_id
+            .as_bytes()
+            .split_first_chunk()
+            .map_or((0, &[][..]), |(first, rest)| (u64::from_be_bytes(*first), rest));
+        Self {
+            handles: HandleCodec::new(store_id, store.handle_key()),
+            filesystem_id,
+            budget: Budget::new(options.in_flight_bytes_max, Arc::clone(&metrics)),
+            lanes: Lanes::new(options.io_threads),
+            duplicates: DuplicateCache::new(),
+            mounts: MountList::default(),
+            metrics,
+            port,
+            patience,
+            store,
+            options,
+        }
+    }
+}
+
+/// A running server.
+pub(crate) struct Server {
+    shared: Arc<Shared>,
+    connections: JoinSet<()>,
+    slots: Arc<Semaphore>,
+    stop: watch::Sender<bool>,
+}
+
+/// A connection's place among [`NfsOptions::connections_max`].
+struct Slot {
+    metrics: Arc<NfsMetrics>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.metrics.connections_open.subtract(1);
+    }
+}
+
+impl Server {
+    /// A server without connections.
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let slots = shared.options.connections_max.min(Semaphore::MAX_PERMITS);
+        Self {
+            shared,
+            connections: JoinSet::new(),
+            slots: Arc::new(Semaphore::new(slots)),
+            stop: watch::Sender::new(false),
+        }
+    }
+
+    /// Accepts connections until `shutdown` completes, then lets their calls end.
+    pub(crate) async fn run(
+        mut self,
+        listener: TcpListener,
+        shutdown: impl Future<Output = ()> + Send,
+    ) -> Result<(), NfsError> {
+        tokio::select! {
+            () = shutdown => {}
+            () = self.accept_all(&listener) => {}
+        }
+        drop(listener);
+        self.drain().await
+    }
+
+    /// Accepts connections for ever.
+    async fn accept_all(&mut self, listener: &TcpListener) {
+        let mut wait = limits::ACCEPT_WAIT_MIN;
+        loop {
+            let slot = self.free_slot().await;
+            match listener.accept().await {
+                Ok((stream, address)) => {
+                    wait = limits::ACCEPT_WAIT_MIN;
+                    let peer = Peer::new(address, &self.shared.options);
+                    self.start(stream, peer, slot);
+                }
+                Err(error) => {
+                    // Out of file descriptors, most likely: others give theirs back.
+                    tracing::warn!(%error, wait_milliseconds = wait.as_millis(), "accept");
+                    sleep(wait).await;
+                    wait = next_wait(wait);
+                }
+            }
+        }
+    }
+
+    /// Waits for a place for one more connection, and forgets those that ended.
+    async fn free_slot(&mut self) -> OwnedSemaphorePermit {
+        while let Some(ended) = self.connections.try_join_next() {
+            if let Err(error) = ended {
+                tracing::error!(%error, "a connection's task failed");
+            }
+        }
+        match Arc::clone(&self.slots).acquire_owned().await {
+            Ok(permit) => permit,
+            Err(_) => unreachable!("the semaphore of connections is never closed"),
+        }
+    }
+
+    fn start(&mut self, stream: TcpStream, peer: Peer, permit: OwnedSemaphorePermit) {
+        let metrics = Arc::clone(&self.shared.metrics);
+        metrics.connections_accepted.add(1);
+        metrics.connections_open.add(1);
+        let slot = Slot { metrics, _permit: permit };
+        let serve =
+            connection::serve(Arc::clone(&self.shared), stream, peer, self.stop.subscribe());
+        self.connections.spawn(async move {
+            let _slot = slot;
+            serve.await;
+        });
+    }
+
+    /// Has every connection take no more calls, and waits for those in flight.
+    async fn drain(mut self) -> Result<(), NfsError> {
+        self.stop.send_replace(true);
+        let limit = self.shared.patience.drain;
+        let all_ended = async { while self.connections.join_next().await.is_some() {} };
+        if timeout(limit, all_ended).await.is_ok() {
+            return Ok(());
+        }
+        let connections = self.connections.len();
+        self.connections.shutdown().await;
+        Err(NfsError::Drain { connections, waited_seconds: limit.as_secs() })
+    }
+}
+
+fn next_wait(wait: Duration) -> Duration {
+    (wait * 2).min(limits::ACCEPT_WAIT_MAX)
+}
+
+#[cfg(test)]
+mod tests;

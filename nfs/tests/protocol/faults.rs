@@ -1,0 +1,224 @@
+//! A disk that stalls, fails or is full, below a real store.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use slackwater_blockstore::disk::{Disk, DiskFile, DiskSpace, Fault, FileName, MemoryDisk};
+use slackwater_blockstore::kv::MemoryKv;
+use slackwater_blockstore::{Options, Result, Store};
+use tokio::time::timeout;
+
+use crate::common::client::{Cred, FILE_SYNC, NFS, UNSTABLE, call, proc, record, write_args};
+use crate::common::server::LIMIT;
+use crate::common::{Args, Body, Server, SetAttr, root_options, status};
+
+/// A disk whose syncs wait while its gate is shut.
+#[derive(Clone, Debug, Default)]
+struct StallingDisk {
+    disk: MemoryDisk,
+    gate: Arc<Gate>,
+}
+
+#[derive(Debug, Default)]
+struct Gate {
+    is_shut: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn shut(&self) {
+        *self.is_shut.lock() = true;
+    }
+
+    fn open(&self) {
+        *self.is_shut.lock() = false;
+        self.opened.notify_all();
+    }
+
+    fn pass(&self) {
+        let mut is_shut = self.is_shut.lock();
+        // A test that fails must not leave threads behind for ever.
+        while *is_shut && !self.opened.wait_for(&mut is_shut, LIMIT).timed_out() {}
+    }
+}
+
+#[derive(Debug)]
+struct StallingFile {
+    file: Arc<dyn DiskFile>,
+    gate: Arc<Gate>,
+}
+
+impl StallingDisk {
+    fn file(&self, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
+        Arc::new(StallingFile { file, gate: Arc::clone(&self.gate) })
+    }
+}
+
+impl Disk for StallingDisk {
+    fn list(&self) -> Result<Vec<FileName>> {
+        self.disk.list()
+    }
+
+    fn create(&self, name: FileName) -> Result<Arc<dyn DiskFile>> {
+        self.disk.create(name).map(|file| self.file(file))
+    }
+
+    fn open(&self, name: FileName) -> Result<Arc<dyn DiskFile>> {
+        self.disk.open(name).map(|file| self.file(file))
+    }
+
+    fn remove(&self, name: FileName) -> Result<()> {
+        self.disk.remove(name)
+    }
+
+    fn sync_names(&self) -> Result<()> {
+        self.disk.sync_names()
+    }
+
+    fn space(&self) -> Result<DiskSpace> {
+        self.disk.space()
+    }
+}
+
+impl DiskFile for StallingFile {
+    fn read_at(&self, offset_bytes: u64, length: usize) -> Result<Vec<u8>> {
+        self.file.read_at(offset_bytes, length)
+    }
+
+    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
+        self.file.write_at(offset_bytes, bytes)
+    }
+
+    fn sync(&self) -> Result<()> {
+        self.gate.pass();
+        self.file.sync()
+    }
+
+    fn length_bytes(&self) -> Result<u64> {
+        self.file.length_bytes()
+    }
+
+    fn truncate(&self, length_bytes: u64) -> Result<()> {
+        self.file.truncate(length_bytes)
+    }
+}
+
+fn server(disk: Arc<dyn Disk>, capacity_bytes: Option<u64>) -> Server {
+    let mut options = Options::new("unused");
+    options.memory_bytes = Options::MEMORY_BYTES_MIN;
+    options.capacity_bytes = capacity_bytes;
+    let store = Store::open_with(Arc::new(MemoryKv::new()), disk, options).unwrap();
+    Server::over_store(store, root_options())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_stalled_disk_stalls_what_waits_for_it_and_nothing_else() {
+    const WRITES: u32 = 500;
+    const DIRECTORIES: u32 = 100;
+    const STATISTICS: u32 = 100;
+    let disk = StallingDisk::default();
+    let server = server(Arc::new(disk.clone()), None);
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let file = client.create(&root, b"file").await.unwrap();
+    let other = client.create(&root, b"other").await.unwrap();
+    client.write(&other, 0, b"content", FILE_SYNC).await.unwrap();
+    disk.gate.shut();
+    let user = Cred::user(0, 0);
+    let mut stream = Vec::new();
+    for number in 0..WRITES {
+        let args = write_args(&file, u64::from(number) * 4096, &[7; 4096], FILE_SYNC);
+        stream.extend(record(&call(number, NFS, proc::WRITE, &user, &args)));
+    }
+    for number in 0..DIRECTORIES {
+        let name = format!("directory-{number}");
+        let args = Args::new().place(&root, name.as_bytes()).set(&SetAttr::mode(0o755));
+        stream.extend(record(&call(WRITES + number, NFS, proc::MKDIR, &user, &args)));
+    }
+    let mut writer = server.client().await;
+    writer.send(&stream).await;
+    // FSSTAT may wait for the commit that stalls; even many of them hold up no READDIR.
+    let statistics = Args::new().opaque(&root);
+    let statistics = (0..STATISTICS)
+        .map(|number| call(WRITES + DIRECTORIES + number, NFS, proc::FSSTAT, &user, &statistics));
+    writer.send(&statistics.flat_map(|call| record(&call)).collect::<Vec<_>>()).await;
+    // The same connection takes calls behind those that wait, and so do others.
+    let last = record(&call(9999, NFS, proc::GETATTR, &user, &Args::new().opaque(&other)));
+    writer.send(&last).await;
+    let mut statistics_answered = 0;
+    while Body::new(writer.receive().await).u32() != 9999 {
+        statistics_answered += 1;
+    }
+    let reads = async {
+        for _ in 0..20 {
+            client.getattr(&other).await.unwrap();
+            client.lookup(&root, b"other").await.unwrap();
+            assert_eq!(client.read(&other, 0, 7).await, Ok((b"content".to_vec(), true)));
+            let list = Args::new().opaque(&root).u64(0).u64(0).u32(4096);
+            assert_eq!(client.nfs(proc::READDIR, &list).await.0, status::OK);
+        }
+    };
+    let answered = timeout(Duration::from_secs(5), reads).await;
+    assert!(server.counters().calls_in_flight >= u64::from(WRITES), "they do wait");
+    disk.gate.open();
+    assert!(answered.is_ok(), "metadata and reads waited for the disk");
+    for _ in statistics_answered..WRITES + DIRECTORIES + STATISTICS {
+        let mut reply = Body::new(writer.receive().await);
+        let header: Vec<u32> = (0..7).map(|_| reply.u32()).collect();
+        assert_eq!(header[1..], [1, 0, 0, 0, 0, status::OK]);
+    }
+}
+
+#[tokio::test]
+async fn a_failed_sync_fails_the_call_and_reading_goes_on() {
+    let disk = MemoryDisk::new();
+    let server = server(Arc::new(disk.clone()), None);
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let file = client.create(&root, b"file").await.unwrap();
+    let verifier = client.write(&file, 0, b"content", FILE_SYNC).await.unwrap().verifier;
+    client.write(&file, 7, b" and more", UNSTABLE).await.unwrap();
+    disk.inject(Fault::Sync(0));
+    assert_eq!(client.commit(&file).await, Err(status::IO), "not a word of success");
+    assert_ne!(server.store.write_verifier(), verifier);
+    assert_eq!(client.write(&file, 0, b"x", FILE_SYNC).await.unwrap_err(), status::IO);
+    assert_eq!(client.create(&root, b"new").await, Err(status::IO));
+    assert!(client.getattr(&file).await.is_ok());
+    let (read, _) = client.read(&file, 0, 7).await.unwrap();
+    assert_eq!(read, b"content");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_store_says_so_and_deletes_still_work() {
+    let server = server(Arc::new(MemoryDisk::new()), Some(64 << 20));
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let small = client.create(&root, b"small").await.unwrap();
+    client.write(&small, 0, b"content", FILE_SYNC).await.unwrap();
+    let file = client.create(&root, b"large").await.unwrap();
+    // No two blocks are alike, and none compresses.
+    let mut state = 1_u64;
+    let mut noise = || {
+        let mut data = Vec::with_capacity(1 << 20);
+        while data.len() < 1 << 20 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            data.extend_from_slice(&(state >> 16).to_be_bytes()[2..]);
+        }
+        data.truncate(1 << 20);
+        data
+    };
+    let mut outcome = Ok(());
+    for at in 0..100 {
+        outcome = client.write(&file, at << 20, &noise(), FILE_SYNC).await.map(drop);
+        if outcome.is_err() {
+            break;
+        }
+    }
+    assert_eq!(outcome, Err(status::NOSPC));
+    assert_eq!(client.read(&small, 0, 7).await, Ok((b"content".to_vec(), true)));
+    client.remove(&root, b"large").await.unwrap();
+    assert_eq!(client.getattr(&file).await, Err(status::STALE));
+    server.blocking(|store| store.gc().unwrap()).await;
+    client.write(&small, 4096, &noise(), FILE_SYNC).await.unwrap();
+}

@@ -1,0 +1,116 @@
+//! Bounds and the end: connections, memory, a graceful stop.
+
+use std::time::Duration;
+
+use slackwater_nfs::NfsOptions;
+use tokio::time::timeout;
+
+use crate::common::client::{Client, Cred, FILE_SYNC, NFS, call, proc, record, write_args};
+use crate::common::{Args, Body, Server, SetAttr, root_options};
+
+#[tokio::test]
+async fn connections_over_the_limit_wait_for_a_place() {
+    let options = NfsOptions { connections_max: 2, ..root_options() };
+    let server = Server::with(options).await;
+    let mut one = server.client().await;
+    let mut two = server.client().await;
+    one.root().await;
+    two.root().await;
+    let mut three = server.client().await;
+    let refused = timeout(Duration::from_millis(100), three.run(NFS, 0, &Args::new())).await;
+    assert!(refused.is_err(), "it is not served yet");
+    drop(one);
+    // The reply to the call that was sent before.
+    let mut reply = Body::new(three.receive().await);
+    reply.u32();
+    assert_eq!(reply.u32(), 1);
+    assert!(server.counters().connections_open <= 2);
+}
+
+/// Sends reads of a hole of 1 MiB each until the connection takes no more, reads none of the
+/// replies, and answers how many were sent.
+async fn flood(client: &mut Client, file: &[u8]) -> u32 {
+    let mut sent = 0;
+    loop {
+        let args = Args::new().opaque(file).u64(0).u32(1 << 20);
+        let bytes = record(&call(sent, NFS, proc::READ, &Cred::user(0, 0), &args)).repeat(100);
+        let write = tokio::io::AsyncWriteExt::write_all(&mut client.stream, &bytes);
+        if timeout(Duration::from_millis(300), write).await.is_err() {
+            return sent;
+        }
+        sent += 100;
+        assert!(sent < 2_000_000, "the server reads on without bound");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_never_reads_costs_bounded_memory_and_slows_nobody() {
+    let server = Server::start().await;
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let file = client.create(&root, b"file").await.unwrap();
+    client.setattr(&file, &SetAttr::size(1 << 20)).await.unwrap();
+    let mut greedy = server.client().await;
+    flood(&mut greedy, &file).await;
+    let counters = server.counters();
+    assert!(counters.bytes_in_flight <= 16 << 20, "{} bytes", counters.bytes_in_flight);
+    assert!(counters.bytes_in_flight > 1 << 20, "replies wait");
+    assert!(counters.calls_in_flight <= 16, "each is charged the MiB that it answers");
+    for _ in 0..100 {
+        assert!(client.getattr(&file).await.is_ok());
+    }
+    let (data, _) = client.read(&file, 0, 1 << 20).await.unwrap();
+    assert_eq!(data.len(), 1 << 20);
+    client.write(&file, 0, b"data", FILE_SYNC).await.unwrap();
+    drop(greedy);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    while server.counters().bytes_in_flight > 0 {
+        assert!(tokio::time::Instant::now() < deadline, "its memory comes back");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_in_flight_are_answered_when_the_server_stops() {
+    let mut server = Server::start().await;
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let file = client.create(&root, b"file").await.unwrap();
+    let stream: Vec<u8> = (0..200_u32)
+        .flat_map(|number| {
+            let args = write_args(&file, u64::from(number) * 4096, &[1; 4096], FILE_SYNC);
+            record(&call(number, NFS, proc::WRITE, &Cred::user(0, 0), &args))
+        })
+        .collect();
+    client.send(&stream).await;
+    // One reply tells that calls are being run.
+    client.receive().await;
+    let in_flight = server.counters().calls_in_flight;
+    server.end().await.unwrap();
+    let counters = server.counters();
+    assert_eq!((counters.calls_in_flight, counters.connections_open), (0, 0));
+    let write = |one: &&slackwater_nfs::ProcedureSnapshot| one.procedure == "WRITE";
+    let run = counters.procedures.iter().find(write).unwrap().calls;
+    assert!(run > in_flight.saturating_sub(1));
+    // Every call that was run was answered, then the connection was closed.
+    for _ in 1..run {
+        let mut reply = Body::new(client.receive().await);
+        let header: Vec<u32> = (0..7).map(|_| reply.u32()).collect();
+        assert_eq!(header[1..], [1, 0, 0, 0, 0, 0]);
+    }
+    assert!(client.is_closed().await);
+    assert!(tokio::net::TcpStream::connect(server.address).await.is_err(), "nobody listens");
+}
+
+#[tokio::test]
+async fn an_idle_connection_does_not_hold_up_the_end() {
+    let mut server = Server::start().await;
+    let mut idle = server.client().await;
+    idle.root().await;
+    let mut half = server.client().await;
+    half.send(&[0x80, 0, 0, 100, 1, 2, 3]).await;
+    let start = std::time::Instant::now();
+    server.end().await.unwrap();
+    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(idle.is_closed().await);
+}

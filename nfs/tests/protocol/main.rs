@@ -1,0 +1,26 @@
+//! The front end from outside: bytes in, bytes out, over a real store.
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    missing_docs,
+    missing_debug_implementations,
+    unreachable_pub,
+    dead_code,
+    reason = "tests"
+)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod access;
+mod data;
+mod directories;
+mod duplicates;
+mod faults;
+mod handles;
+mod load;
+mod mount;
+mod namespace;
+mod permissions;
+mod rpc;
+mod snapshots;

@@ -1,0 +1,342 @@
+//! From settings to a configuration: what must be given, what goes together, what is in range.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use slackwater_api::{VmstoreCredentials, require_tokens_for};
+
+use super::error::ConfigError;
+use super::secret::Secret;
+use super::settings::Settings;
+use super::size::Size;
+use super::text_file::read_text;
+use super::{Config, TlsPaths, tokens};
+use crate::memory::{BUDGET_BYTES_MIN, MemoryPlan};
+use crate::options;
+
+/// Longest export path in bytes (RFC 1813 section 5.1.4 `MNTPATHLEN`).
+const EXPORT_PATH_BYTES_MAX: usize = 1024;
+
+/// Longest age of unstable writes in seconds: past an hour of unwritten data a client's own
+/// flushing has long decided.
+const DIRTY_AGE_SECONDS_MAX: u32 = 3600;
+
+/// Most connections: each takes a file descriptor and its buffers, and 16,384 are those of
+/// 2,000 workers with `nconnect=8`.
+const NFS_CONNECTIONS_MAX: u32 = 16_384;
+
+/// Most calls of one kind that wait for the disk: each takes a thread, and no disk gets
+/// faster by more than this many.
+const NFS_IO_THREADS_MAX: u32 = 128;
+
+/// Slowest background compaction: a segment of 64 MiB in about a minute. Slower than that,
+/// space would come back later than it is needed.
+const COMPACTION_RATE_MIN: Size = Size::from_bytes(1 << 20);
+
+impl TryFrom<Settings> for Config {
+    type Error = ConfigError;
+
+    /// Checks settings; defaults are taken for what they leave open.
+    fn try_from(settings: Settings) -> Result<Self, ConfigError> {
+        let settings = settings.or(Settings::defaults());
+        let config = Self {
+            tls: tls(&settings)?,
+            tokens: tokens::read(settings.token_file.as_deref().unwrap_or(&[]))?,
+            vmstore: vmstore(&settings)?,
+            capacity_bytes: settings.capacity.map(Size::bytes),
+            memory: memory(given(settings.memory, "memory")?)?,
+            compaction_bytes_per_second: compaction_rate(&settings)?,
+            dirty_age: dirty_age(&settings)?,
+            nfs_connections: within(
+                settings.nfs_connections,
+                "nfs-connections",
+                NFS_CONNECTIONS_MAX,
+            )?,
+            nfs_io_threads: within(settings.nfs_io_threads, "nfs-io-threads", NFS_IO_THREADS_MAX)?,
+            export_path: export_path(given(settings.export_path, "export-path")?)?,
+            nfs_clients: settings
+                .nfs_client
+                .map(|rules| rules.iter().map(|rule| *rule.value()).collect()),
+            data_dir: given(settings.data_dir, "data-dir")?,
+            nfs_listen: given(settings.nfs_listen, "nfs-listen")?,
+            api_listen: given(settings.api_listen, "api-listen")?,
+            compress: given(settings.compress, "compress")?,
+            squash: *given(settings.squash, "squash")?.value(),
+            anonymous_uid: given(settings.anonymous_uid, "anonymous-uid")?,
+            anonymous_gid: given(settings.anonymous_gid, "anonymous-gid")?,
+            nfs_privileged_port: given(settings.nfs_privileged_port, "nfs-privileged-port")?,
+            log: given(settings.log, "log")?.value().clone(),
+            log_format: given(settings.log_format, "log-format")?,
+        };
+        refuse_open_addresses(&config)?;
+        Ok(config)
+    }
+}
+
+/// The value of a setting that must have one.
+fn given<T>(value: Option<T>, key: &'static str) -> Result<T, ConfigError> {
+    value.ok_or_else(|| ConfigError::Missing {
+        key,
+        variable: format!("SLACKWATER_{}", key.replace('-', "_").to_uppercase()),
+    })
+}
+
+/// The shares of the memory budget.
+fn memory(budget: Size) -> Result<MemoryPlan, ConfigError> {
+    MemoryPlan::new(budget.bytes())
+        .ok_or(ConfigError::Memory { got: budget, expected: Size::from_bytes(BUDGET_BYTES_MIN) })
+}
+
+/// Both files of TLS, or none.
+fn tls(settings: &Settings) -> Result<Option<TlsPaths>, ConfigError> {
+    let alone = |given, needed| ConfigError::Alone { given, needed };
+    match (&settings.tls_cert, &settings.tls_key) {
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(alone("tls-cert", "tls-key")),
+        (None, Some(_)) => Err(alone("tls-key", "tls-cert")),
+        (Some(certificate), Some(key)) => {
+            require_pem(certificate, "certificate in PEM form")?;
+            require_pem(key, "private key in PEM form")?;
+            Ok(Some(TlsPaths { certificate: certificate.clone(), key: key.clone() }))
+        }
+    }
+}
+
+/// Looks for the mark that every PEM file has (RFC 7468 section 2), so that a wrong file is
+/// told before anything is started. What stands inside is for the TLS library to judge.
+fn require_pem(path: &Path, what: &'static str) -> Result<(), ConfigError> {
+    if read_text(path)?.contains("-----BEGIN ") {
+        return Ok(());
+    }
+    Err(ConfigError::Empty { path: path.to_owned(), what })
+}
+
+/// User and password of the VMstore-compatible API, or neither.
+fn vmstore(settings: &Settings) -> Result<Option<VmstoreCredentials>, ConfigError> {
+    let password = match (&settings.vmstore_password, &settings.vmstore_password_file) {
+        (Some(_), Some(_)) => {
+            return Err(ConfigError::Both {
+                first: "vmstore-password",
+                second: "vmstore-password-file",
+            });
+        }
+        (Some(password), None) => Some(password.clone()),
+        (None, Some(path)) => Some(first_line(path)?),
+        (None, None) => None,
+    };
+    let alone = |given, needed| ConfigError::Alone { given, needed };
+    match (&settings.vmstore_user, password) {
+        (None, None) => Ok(None),
+        (Some(_), None) => Err(alone("vmstore-user", "vmstore-password-file")),
+        (None, Some(_)) => Err(alone("vmstore-password", "vmstore-user")),
+        (Some(user), Some(password)) => {
+            let both = [("vmstore-user", user.as_str()), ("vmstore-password", password.reveal())];
+            if let Some((key, _)) = both.into_iter().find(|(_, text)| text.is_empty()) {
+                return Err(value(key, "", "it must not be empty"));
+            }
+            Ok(Some(VmstoreCredentials {
+                username: user.clone(),
+                password: slackwater_api::Secret::new(password.reveal()),
+            }))
+        }
+    }
+}
+
+/// The secret on the first line of a file.
+fn first_line(path: &Path) -> Result<Secret, ConfigError> {
+    let text = read_text(path)?;
+    match text.lines().next() {
+        Some(line) if !line.is_empty() => Ok(Secret::new(line)),
+        _ => Err(ConfigError::Empty { path: path.to_owned(), what: "password on its first line" }),
+    }
+}
+
+/// The age of unstable writes.
+fn dirty_age(settings: &Settings) -> Result<Duration, ConfigError> {
+    let seconds: u32 =
+        within(settings.dirty_age_seconds, "dirty-age-seconds", DIRTY_AGE_SECONDS_MAX)?;
+    Ok(Duration::from_secs(seconds.into()))
+}
+
+/// A number from 1 to `limit`.
+fn within<T: TryFrom<u32>>(
+    number: Option<u32>,
+    key: &'static str,
+    limit: u32,
+) -> Result<T, ConfigError> {
+    let number = given(number, key)?;
+    let fault = || value(key, &number.to_string(), &format!("expected 1 to {limit}"));
+    if !(1..=limit).contains(&number) {
+        return Err(fault());
+    }
+    T::try_from(number).map_err(|_| fault())
+}
+
+/// The rate of background compaction in bytes a second.
+fn compaction_rate(settings: &Settings) -> Result<u64, ConfigError> {
+    let rate = given(settings.compaction_rate, "compaction-rate")?;
+    if rate >= COMPACTION_RATE_MIN {
+        return Ok(rate.bytes());
+    }
+    let expected = format!("expected at least {COMPACTION_RATE_MIN}");
+    Err(value("compaction-rate", &rate.to_string(), &expected))
+}
+
+/// An export path that MOUNT can carry and that stands unquoted in a mount line.
+fn export_path(path: String) -> Result<String, ConfigError> {
+    let fault = |expected: &str| value("export-path", &path, expected);
+    if path.len() > EXPORT_PATH_BYTES_MAX {
+        let expected = format!("expected at most {EXPORT_PATH_BYTES_MAX} bytes");
+        return Err(fault(&expected));
+    }
+    let Some(names) = path.strip_prefix('/') else {
+        return Err(fault("expected a path that begins with /"));
+    };
+    if names.split('/').any(|name| matches!(name, "" | "." | "..")) {
+        return Err(fault("expected names joined by single /, none of them . or .."));
+    }
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte);
+    if !path.bytes().all(is_plain) {
+        return Err(fault("expected letters, digits, and the characters / . _ -"));
+    }
+    Ok(path)
+}
+
+/// Nothing is opened to other machines by an address alone.
+fn refuse_open_addresses(config: &Config) -> Result<(), ConfigError> {
+    if !is_loopback(config.nfs_listen.ip()) && config.nfs_clients.is_none() {
+        return Err(ConfigError::OpenNfs { address: config.nfs_listen });
+    }
+    require_tokens_for(config.api_listen, &options::api(config))
+        .map_err(|refused| ConfigError::OpenApi { address: refused.address })
+}
+
+/// Whether only this machine reaches the address, `::ffff:127.0.0.1` included.
+fn is_loopback(address: IpAddr) -> bool {
+    address.to_canonical().is_loopback()
+}
+
+/// The fault of a setting whose value cannot be used.
+fn value(key: &'static str, got: &str, expected: &str) -> ConfigError {
+    ConfigError::Value { key, got: got.to_owned(), expected: expected.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is wrong with the default settings, a data directory, and `change`.
+    fn fault(change: impl FnOnce(&mut Settings)) -> ConfigError {
+        checked(change).unwrap_err()
+    }
+
+    fn checked(change: impl FnOnce(&mut Settings)) -> Result<Config, ConfigError> {
+        let mut settings =
+            Settings { data_dir: Some("/srv/slackwater".into()), ..Settings::default() };
+        change(&mut settings);
+        Config::try_from(settings)
+    }
+
+    #[test]
+    fn defaults_need_only_a_data_directory() {
+        let config = checked(|_| {}).unwrap();
+        assert_eq!(config.nfs_listen.to_string(), "127.0.0.1:2049");
+        assert_eq!(config.export_path, "/slackwater");
+        let error = fault(|settings| settings.data_dir = None);
+        assert!(matches!(error, ConfigError::Missing { key: "data-dir", .. }));
+        assert!(error.to_string().contains("SLACKWATER_DATA_DIR"), "{error}");
+    }
+
+    #[test]
+    fn pairs_stay_together() {
+        let alone = |error| matches!(error, ConfigError::Alone { .. });
+        assert!(alone(fault(|s| s.tls_cert = Some("c".into()))));
+        assert!(alone(fault(|s| s.tls_key = Some("k".into()))));
+        assert!(alone(fault(|s| s.vmstore_user = Some("u".into()))));
+        assert!(alone(fault(|s| s.vmstore_password = Some(Secret::new("p")))));
+        assert!(matches!(
+            fault(|s| {
+                s.vmstore_password = Some(Secret::new("p"));
+                s.vmstore_password_file = Some("p".into());
+            }),
+            ConfigError::Both { .. }
+        ));
+        let login = checked(|s| {
+            s.vmstore_user = Some("u".into());
+            s.vmstore_password = Some(Secret::new("p"));
+        });
+        assert_eq!(login.unwrap().vmstore.unwrap().username, "u");
+    }
+
+    #[test]
+    fn files_are_looked_into() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |text: &str| {
+            let path = directory.path().join("file");
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let secret = first_line(&file("word pass\nsecond\n")).unwrap();
+        assert_eq!(secret.reveal(), "word pass");
+        let login = |path| {
+            fault(|s| {
+                s.vmstore_user = Some("u".into());
+                s.vmstore_password_file = Some(path);
+            })
+        };
+        assert!(matches!(login(file("\n")), ConfigError::Empty { .. }));
+        assert!(matches!(login("/nonexistent".into()), ConfigError::Unreadable { .. }));
+        let tls = |path: std::path::PathBuf| {
+            checked(|s| {
+                s.tls_cert = Some(path.clone());
+                s.tls_key = Some(path);
+            })
+        };
+        assert!(matches!(tls(file("no pem")), Err(ConfigError::Empty { .. })));
+        assert!(tls(file("-----BEGIN X-----\n")).unwrap().tls.is_some());
+    }
+
+    #[test]
+    fn nothing_is_opened_by_an_address_alone() {
+        let everywhere = || Some("0.0.0.0:0".parse().unwrap());
+        assert!(matches!(fault(|s| s.nfs_listen = everywhere()), ConfigError::OpenNfs { .. }));
+        assert!(matches!(fault(|s| s.api_listen = everywhere()), ConfigError::OpenApi { .. }));
+        let allowed = checked(|s| {
+            s.nfs_listen = everywhere();
+            s.nfs_client = Some(vec!["10.0.0.0/8:rw".parse().unwrap()]);
+        });
+        assert_eq!(allowed.unwrap().nfs_clients.unwrap().len(), 1);
+        for loopback in ["127.8.8.8:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+            let address = loopback.parse().unwrap();
+            assert!(checked(|s| s.nfs_listen = Some(address)).is_ok(), "{loopback}");
+        }
+    }
+
+    #[test]
+    fn values_are_in_range() {
+        let key_of = |error| match error {
+            ConfigError::Value { key, .. } => key,
+            other => panic!("expected a fault of a value, got {other}"),
+        };
+        for seconds in [0, DIRTY_AGE_SECONDS_MAX + 1] {
+            let error = fault(|s| s.dirty_age_seconds = Some(seconds));
+            assert_eq!(key_of(error), "dirty-age-seconds");
+        }
+        assert_eq!(key_of(fault(|s| s.nfs_connections = Some(0))), "nfs-connections");
+        let many = NFS_IO_THREADS_MAX + 1;
+        assert_eq!(key_of(fault(|s| s.nfs_io_threads = Some(many))), "nfs-io-threads");
+        let slow = Size::from_bytes(1);
+        assert_eq!(key_of(fault(|s| s.compaction_rate = Some(slow))), "compaction-rate");
+        for path in ["", "/", "x", "/a//b", "/a/", "/a/..", "/a b", "/a\u{e9}", "/a'b"] {
+            let error = fault(|s| s.export_path = Some(path.to_owned()));
+            assert_eq!(key_of(error), "export-path", "{path}");
+        }
+        let long = format!("/{}", "x".repeat(EXPORT_PATH_BYTES_MAX));
+        assert_eq!(key_of(fault(|s| s.export_path = Some(long))), "export-path");
+        assert!(matches!(
+            fault(|s| s.memory = Some(Size::from_bytes(BUDGET_BYTES_MIN - 1))),
+            ConfigError::Memory { .. }
+        ));
+    }
+}

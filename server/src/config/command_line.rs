@@ -1,0 +1,171 @@
+//! The command line of `slackwaterd`.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::parser::ValueSource;
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use super::settings::Settings;
+
+/// Serve sparse files over NFSv3, with snapshots and clones that cost nothing, by REST
+///
+/// Every option is also an environment variable (shown beside it) and a key of the
+/// configuration file (its name without the dashes). A flag wins over the environment, that
+/// over the file, that over the default.
+#[derive(Debug, Parser)]
+#[command(name = "slackwaterd", version, after_help = EXIT_CODES)]
+pub struct CommandLine {
+    /// Configuration file (TOML)
+    #[arg(long, env = "SLACKWATER_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// The highest layer of settings: flags, and the environment below them.
+    #[command(flatten)]
+    pub settings: Settings,
+
+    /// What to do; to serve, if nothing is said.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+}
+
+/// Ends the help text.
+const EXIT_CODES: &str =
+    "Exit codes: 0 stopped as asked, 1 failure, 2 wrong usage or configuration";
+
+/// A command other than to serve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+pub enum Command {
+    /// Look at the configuration
+    #[command(subcommand)]
+    Config(ConfigCommand),
+}
+
+/// A command on the configuration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+pub enum ConfigCommand {
+    /// Print the effective configuration, secrets redacted, or what is wrong with it
+    Check,
+}
+
+/// A command line, and where each of its values came from.
+#[derive(Debug)]
+pub struct ParsedCommandLine {
+    /// The values.
+    pub line: CommandLine,
+    matches: ArgMatches,
+}
+
+impl ParsedCommandLine {
+    /// Reads the arguments (the program's name first) and the environment.
+    ///
+    /// # Errors
+    /// What clap finds wrong, or the help or version text that was asked for.
+    pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
+        // Global, so that an option may stand on either side of `config check`.
+        let mut command = CommandLine::command().mut_args(|argument| argument.global(true));
+        let matches = command.try_get_matches_from_mut(arguments)?;
+        let mut line =
+            CommandLine::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+        let parsed = |setting: &str| matches.value_source(setting);
+        drop_overridden_secret(&mut line.settings, parsed);
+        Ok(Self { line, matches })
+    }
+
+    /// Where the value of the setting with this key came from, if it came from here.
+    #[must_use]
+    pub fn source_of(&self, key: &str) -> Option<ValueSource> {
+        self.matches.value_source(&key.replace('-', "_"))
+    }
+}
+
+/// Lets a flag for the one form of the password win over the environment's other form.
+fn drop_overridden_secret(
+    settings: &mut Settings,
+    source_of: impl Fn(&str) -> Option<ValueSource>,
+) {
+    match (source_of("vmstore_password"), source_of("vmstore_password_file")) {
+        (Some(ValueSource::CommandLine), Some(ValueSource::EnvVariable)) => {
+            settings.vmstore_password_file = None;
+        }
+        (Some(ValueSource::EnvVariable), Some(ValueSource::CommandLine)) => {
+            settings.vmstore_password = None;
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> ParsedCommandLine {
+        let all = std::iter::once("slackwaterd").chain(arguments.iter().copied());
+        ParsedCommandLine::parse(all.map(OsString::from)).unwrap()
+    }
+
+    #[test]
+    fn definition_is_sound() {
+        CommandLine::command().debug_assert();
+    }
+
+    #[test]
+    fn options_stand_on_either_side_of_the_command() {
+        for arguments in [
+            ["--data-dir", "/one", "config", "check"],
+            ["config", "--data-dir", "/one", "check"],
+            ["config", "check", "--data-dir", "/one"],
+        ] {
+            let parsed = parse(&arguments);
+            assert_eq!(parsed.line.settings.data_dir, Some("/one".into()), "{arguments:?}");
+            assert_eq!(parsed.line.command, Some(Command::Config(ConfigCommand::Check)));
+            assert_eq!(parsed.source_of("data-dir"), Some(ValueSource::CommandLine));
+        }
+    }
+
+    #[test]
+    fn lists_are_repeated_or_joined_by_commas() {
+        for arguments in [
+            &["--nfs-client", "10.0.0.0/8:rw", "--nfs-client", "::1/128:ro"][..],
+            &["--nfs-client", "10.0.0.0/8:rw,::1/128:ro"],
+        ] {
+            let rules = parse(arguments).line.settings.nfs_client.unwrap();
+            let texts: Vec<_> = rules.iter().map(super::super::Parsed::text).collect();
+            assert_eq!(texts, ["10.0.0.0/8:rw", "::1/128:ro"]);
+        }
+    }
+
+    #[test]
+    fn help_names_every_default() {
+        let help = CommandLine::command().render_long_help().to_string();
+        let defaults = toml::Table::try_from(Settings::defaults()).unwrap();
+        assert!(defaults.len() > 10);
+        for (key, value) in defaults {
+            let text = match value {
+                toml::Value::String(text) => text,
+                other => other.to_string(),
+            };
+            let option =
+                help.split("\n      --").find(|part| part.starts_with(&format!("{key} "))).unwrap();
+            let option = option.split_whitespace().collect::<Vec<_>>().join(" ");
+            assert!(
+                option.contains(&format!("[default: {text}]")),
+                "--{key} does not name its default {text}: {option}"
+            );
+        }
+    }
+
+    #[test]
+    fn every_option_has_its_variable() {
+        let mut options = 0;
+        for argument in CommandLine::command().get_arguments() {
+            let Some(name) = argument.get_long() else {
+                continue;
+            };
+            let variable = format!("SLACKWATER_{}", name.replace('-', "_").to_uppercase());
+            assert_eq!(argument.get_env().and_then(|name| name.to_str()), Some(variable.as_str()));
+            options += 1;
+        }
+        assert!(options > 20);
+    }
+}

@@ -1,0 +1,119 @@
+//! Configuration: four layers of [`Settings`], checked into one [`Config`].
+//!
+//! ```text
+//! flags > environment > file > defaults  --or-->  Settings  --check-->  Config
+//! ```
+//!
+//! Invariants: a [`Config`] can be served as it is, but for what only the operating system
+//! knows (addresses in use, the disk). No error and no text shows a secret.
+
+mod check;
+mod command_line;
+mod error;
+mod file;
+mod secret;
+mod settings;
+mod show;
+mod size;
+mod text_file;
+mod tokens;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+pub use command_line::{Command, CommandLine, ConfigCommand, ParsedCommandLine};
+pub use error::ConfigError;
+pub use secret::{REDACTED, Secret};
+pub use settings::{LogFilter, LogFormat, Parsed, Settings};
+pub use size::{Size, SizeError};
+use slackwater_api::{Token, VmstoreCredentials};
+use slackwater_nfs::{ClientRule, Squash};
+pub use text_file::FILE_BYTES_MAX;
+pub use tokens::{TOKEN_CHARACTERS_MIN, TOKENS_MAX};
+
+use crate::memory::MemoryPlan;
+
+/// A checked configuration.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where the store lives.
+    pub data_dir: PathBuf,
+    /// Where NFS listens.
+    pub nfs_listen: SocketAddr,
+    /// Where the REST API listens.
+    pub api_listen: SocketAddr,
+    /// Certificate and key, if the REST API speaks TLS.
+    pub tls: Option<TlsPaths>,
+    /// Who may use the REST API; empty: everybody on loopback.
+    pub tokens: Vec<Token>,
+    /// Who may use the VMstore-compatible API; `None`: it is off.
+    pub vmstore: Option<VmstoreCredentials>,
+    /// Bytes that the store may occupy; `None`: all of the file system's.
+    pub capacity_bytes: Option<u64>,
+    /// The shares of the memory budget.
+    pub memory: MemoryPlan,
+    /// Compress chunks.
+    pub compress: bool,
+    /// Age at which unstable writes are committed.
+    pub dirty_age: Duration,
+    /// Bytes a second that compaction may rewrite.
+    pub compaction_bytes_per_second: u64,
+    /// What clients mount.
+    pub export_path: String,
+    /// Whose identity is taken from them.
+    pub squash: Squash,
+    /// Who they become.
+    pub anonymous_uid: u32,
+    /// And of which group.
+    pub anonymous_gid: u32,
+    /// Who may mount; `None`: loopback only.
+    pub nfs_clients: Option<Vec<ClientRule>>,
+    /// Refuse clients with a source port from 1024 on.
+    pub nfs_privileged_port: bool,
+    /// NFS connections served at once.
+    pub nfs_connections: usize,
+    /// NFS calls of one kind that may wait for the disk at once.
+    pub nfs_io_threads: usize,
+    /// What is logged.
+    pub log: LogFilter,
+    /// And in which form.
+    pub log_format: LogFormat,
+}
+
+/// Files for TLS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsPaths {
+    /// Certificate chain, PEM.
+    pub certificate: PathBuf,
+    /// Private key, PEM.
+    pub key: PathBuf,
+}
+
+/// A configuration and the text that shows it.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The configuration.
+    pub config: Config,
+    /// What `slackwaterd config check` prints.
+    pub shown: String,
+}
+
+/// Reads the configuration that a command line asks for.
+///
+/// # Errors
+/// A file cannot be read, or a setting is wrong.
+pub fn load(parsed: &ParsedCommandLine) -> Result<Loaded, ConfigError> {
+    let from_file = match &parsed.line.config {
+        Some(path) => file::read(path)?,
+        None => Settings::default(),
+    };
+    let effective = parsed.line.settings.clone().or(from_file.clone()).or(Settings::defaults());
+    let shown = show::show(parsed, &from_file, &effective).map_err(|error| ConfigError::Value {
+        key: "configuration",
+        got: error.to_string(),
+        expected: "every path and name must be UTF-8".to_owned(),
+    })?;
+    let config = Config::try_from(effective)?;
+    Ok(Loaded { config, shown })
+}

@@ -1,0 +1,24 @@
+//! The Slackwater appliance: configuration, wiring, start and stop of `slackwaterd`.
+//!
+//! ```text
+//! command line, environment, file -> config -> run -> blockstore <- nfs
+//!                                                  |             <- api <- metrics
+//!                                                  +-> welcome (stdout), systemd
+//! ```
+//!
+//! Nothing of the product happens here; what the servers do is in the crates that are wired
+//! together.
+
+pub mod config;
+pub mod error;
+pub mod memory;
+pub mod metrics;
+pub mod run;
+
+mod listen;
+mod logs;
+mod open_files;
+mod options;
+mod signals;
+mod systemd;
+mod welcome;

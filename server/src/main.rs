@@ -1,0 +1,38 @@
+//! `slackwaterd`, the Slackwater appliance's daemon.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use slackwater_server::config::{self, Command, ConfigCommand, ParsedCommandLine};
+use slackwater_server::error::ServerError;
+use slackwater_server::run;
+
+fn main() -> ExitCode {
+    let parsed = match ParsedCommandLine::parse(std::env::args_os()) {
+        Ok(parsed) => parsed,
+        // Prints help and version too, and ends with 0 after those and 2 after a fault.
+        Err(error) => error.exit(),
+    };
+    match carry_out(&parsed) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // One line: whoever reads a journal greps for it. Nothing can be done when
+            // standard error is gone.
+            let _ = writeln!(std::io::stderr(), "slackwaterd: {error}");
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+/// Does what the command line asks for.
+fn carry_out(parsed: &ParsedCommandLine) -> Result<(), ServerError> {
+    let loaded = config::load(parsed)?;
+    match parsed.line.command {
+        None => run::run(loaded.config),
+        Some(Command::Config(ConfigCommand::Check)) => {
+            // A reader that closed its end early, such as `head`, wants no more.
+            let _ = write!(std::io::stdout(), "{}", loaded.shown);
+            Ok(())
+        }
+    }
+}

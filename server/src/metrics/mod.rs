@@ -1,0 +1,58 @@
+//! The Prometheus page: what the store, NFS and the process count, in OpenMetrics text.
+//!
+//! ```text
+//! Store::stats -----> store   --+
+//! NfsMetrics -------> nfs     --+--> Page::render --> api (/metrics, beside its own counters)
+//! /proc/self -------> process --+
+//! ```
+//!
+//! Nothing is counted here: every number is read when the page is asked for, so that a page
+//! that nobody reads costs nothing.
+
+mod nfs;
+mod plain;
+mod process;
+mod store;
+
+use std::sync::Arc;
+
+use prometheus_client::encoding::text::encode_registry;
+use prometheus_client::metrics::info::Info;
+use prometheus_client::registry::Registry;
+use slackwater_api::MetricsSource;
+use slackwater_blockstore::Store;
+use slackwater_nfs::NfsMetrics;
+
+/// The page of one server.
+#[derive(Debug)]
+pub struct Page {
+    registry: Registry,
+}
+
+impl Page {
+    /// The page of this store and this NFS server.
+    #[must_use]
+    pub fn new(store: Arc<Store>, nfs: Arc<NfsMetrics>) -> Self {
+        let mut registry = Registry::default();
+        registry.register(
+            "slackwater_build",
+            "Version of the server",
+            Info::new([("version", env!("CARGO_PKG_VERSION"))]),
+        );
+        registry.register_collector(Box::new(store::StoreCollector::new(store)));
+        registry.register_collector(Box::new(nfs::NfsCollector::new(nfs)));
+        registry.register_collector(Box::new(process::ProcessCollector::new()));
+        Self { registry }
+    }
+}
+
+impl MetricsSource for Page {
+    fn render(&self) -> String {
+        let mut text = String::new();
+        if let Err(error) = encode_registry(&mut text, &self.registry) {
+            // Writing to a string does not fail: only a collector can, and says nothing more.
+            tracing::error!(%error, "the metrics page is cut short");
+        }
+        text
+    }
+}

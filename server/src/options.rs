@@ -1,0 +1,54 @@
+//! From the checked configuration to the options of each part.
+
+use slackwater_api::{ApiOptions, TlsFiles};
+use slackwater_blockstore::Options;
+use slackwater_nfs::NfsOptions;
+
+use crate::config::Config;
+
+/// The store's options.
+pub(crate) fn store(config: &Config) -> Options {
+    Options {
+        capacity_bytes: config.capacity_bytes,
+        memory_bytes: config.memory.store_bytes,
+        dirty_age: config.dirty_age,
+        compaction_bytes_per_second: config.compaction_bytes_per_second,
+        compress: config.compress,
+        ..Options::new(&config.data_dir)
+    }
+}
+
+/// The options of NFS.
+pub(crate) fn nfs(config: &Config) -> NfsOptions {
+    let defaults = NfsOptions::default();
+    NfsOptions {
+        export_path: config.export_path.clone(),
+        squash: config.squash,
+        anonymous_uid: config.anonymous_uid,
+        anonymous_gid: config.anonymous_gid,
+        clients: config.nfs_clients.clone().unwrap_or(defaults.clients),
+        require_privileged_port: config.nfs_privileged_port,
+        connections_max: config.nfs_connections,
+        in_flight_bytes_max: config.memory.nfs_bytes,
+        io_threads: config.nfs_io_threads,
+    }
+}
+
+/// The options of the REST API.
+pub(crate) fn api(config: &Config) -> ApiOptions {
+    ApiOptions {
+        tokens: config.tokens.clone(),
+        vmstore: config.vmstore.clone(),
+        export_path: config.export_path.clone(),
+        data_streams_max: config.memory.api_data_streams(),
+        ..ApiOptions::default()
+    }
+}
+
+/// The files of TLS, if the REST API speaks it.
+pub(crate) fn tls(config: &Config) -> Option<TlsFiles> {
+    config
+        .tls
+        .as_ref()
+        .map(|paths| TlsFiles { cert: paths.certificate.clone(), key: paths.key.clone() })
+}

@@ -1,0 +1,181 @@
+//! The life of the server.
+//!
+//! ```text
+//! logs -> signals -> bind both addresses -> open the store -> serve -> ready
+//!      signal, or a server that fails -> stop accepting -> drain -> close the store
+//! ```
+//!
+//! Invariants: no data is touched before both addresses are bound. The store is closed on
+//! every way out on which it was opened, after both servers have let go of it.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slackwater_blockstore::Store;
+use slackwater_nfs::NfsMetrics;
+use tokio::sync::watch;
+use tokio::task::{JoinError, JoinSet};
+
+use crate::config::Config;
+use crate::error::ServerError;
+use crate::listen::{self, Addresses, Listeners};
+use crate::metrics::Page;
+use crate::signals::{self, Stop};
+use crate::welcome::Welcome;
+use crate::{logs, open_files, options, systemd};
+
+/// Time for calls that are under way when the stop begins. Both servers bound their own
+/// drain below this; what outlives it waits for a disk that does not answer, and the client
+/// will send it again to the next server.
+const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// Time for threads that still run after the store was closed; nothing that matters is left.
+const RUNTIME_END_LIMIT: Duration = Duration::from_secs(1);
+
+/// Serves until a signal comes.
+///
+/// # Errors
+/// The server could not be started, failed, or could not close the store.
+pub fn run(config: Config) -> Result<(), ServerError> {
+    logs::start(&config.log, config.log_format).map_err(ServerError::Logs)?;
+    open_files::raise_limit();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_name("slackwaterd")
+        .build()
+        .map_err(ServerError::Runtime)?;
+    let outcome = runtime.block_on(start(config));
+    runtime.shutdown_timeout(RUNTIME_END_LIMIT);
+    outcome
+}
+
+/// Binds, opens, serves, closes.
+async fn start(config: Config) -> Result<(), ServerError> {
+    let stop = signals::stop_on_signal()?;
+    let listeners = listen::bind(&config).await?;
+    let addresses = listeners.addresses;
+    let store = open(&config).await?;
+    let servers = Servers::start(&config, listeners, &store);
+    announce(&config, addresses, &store);
+    let served = servers.run(stop).await;
+    let closed = close(store).await;
+    // The first failure is the cause; the second is at most its consequence.
+    served.and(closed)
+}
+
+/// Opens the store, which may take seconds after a crash, beside the runtime.
+async fn open(config: &Config) -> Result<Arc<Store>, ServerError> {
+    let options = options::store(config);
+    let data_dir = config.data_dir.clone();
+    let opening = tokio::task::spawn_blocking(move || Store::open(options));
+    opening
+        .await
+        .map_err(|source| ServerError::Panicked { task: "opening the store", source })?
+        .map_err(|source| ServerError::Open { data_dir, source })
+}
+
+/// Commits and closes the store. Takes as long as the disk needs: cut short, the next start
+/// would have to replay the log. A second signal cuts it short all the same.
+async fn close(store: Arc<Store>) -> Result<(), ServerError> {
+    tokio::task::spawn_blocking(move || store.close())
+        .await
+        .map_err(|source| ServerError::Panicked { task: "closing the store", source })?
+        .map_err(ServerError::Close)?;
+    tracing::info!("closed");
+    Ok(())
+}
+
+/// Says that the server is ready: to people and scripts, to the log, to systemd.
+fn announce(config: &Config, addresses: Addresses, store: &Arc<Store>) {
+    let stats = store.stats();
+    let mut stdout = std::io::stdout().lock();
+    // Standard output may be closed, and the server serves all the same.
+    let _ = write!(stdout, "{}", Welcome::new(config, addresses));
+    let _ = stdout.flush();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        store = %store.store_id(),
+        data_dir = %config.data_dir.display(),
+        nfs = %addresses.nfs,
+        api = %addresses.api,
+        files = stats.file_count,
+        snapshots = stats.snapshot_count,
+        used_bytes = stats.used_bytes,
+        "ready"
+    );
+    systemd::ready(&format!("NFS on {}, REST on {}", addresses.nfs, addresses.api));
+}
+
+/// The servers that run.
+struct Servers {
+    tasks: JoinSet<Ended>,
+    stop: watch::Sender<bool>,
+}
+
+/// The name of a server, and how it ended.
+type Ended = (&'static str, Result<(), ServerError>);
+
+impl Servers {
+    /// Starts both servers, and feeds systemd's watchdog if there is one.
+    fn start(config: &Config, listeners: Listeners, store: &Arc<Store>) -> Self {
+        let nfs_metrics = Arc::new(NfsMetrics::default());
+        let page = Arc::new(Page::new(Arc::clone(store), Arc::clone(&nfs_metrics)));
+        let router = slackwater_api::router(Arc::clone(store), options::api(config), page);
+        let tls = options::tls(config);
+
+        let nfs_options = options::nfs(config);
+        let (sender, stop) = Stop::new();
+        let nfs_stop = stop.clone().asked();
+        let nfs_store = Arc::clone(store);
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async move {
+            let served =
+                slackwater_nfs::run(listeners.nfs, nfs_store, nfs_options, nfs_metrics, nfs_stop);
+            ("NFS", served.await.map_err(ServerError::Nfs))
+        });
+        tasks.spawn(async move {
+            let served = slackwater_api::run(listeners.api, router, tls, stop.asked());
+            ("REST", served.await.map_err(ServerError::Api))
+        });
+        tokio::spawn(systemd::feed_watchdog(Arc::clone(store)));
+        Self { tasks, stop: sender }
+    }
+
+    /// Serves until the stop is asked for or a server ends, then drains both.
+    async fn run(mut self, stop: Stop) -> Result<(), ServerError> {
+        let outcome = tokio::select! {
+            Some(joined) = self.tasks.join_next() => Err(early_end(joined)),
+            () = stop.asked() => Ok(()),
+        };
+        systemd::stopping();
+        // An error means that both servers have ended already.
+        let _ = self.stop.send(true);
+        if tokio::time::timeout(DRAIN_LIMIT, self.drain()).await.is_err() {
+            let limit_seconds = DRAIN_LIMIT.as_secs();
+            tracing::warn!(limit_seconds, "calls were still under way; they are dropped");
+        }
+        outcome
+    }
+
+    /// Waits for what still runs. How it ends no longer decides how the process ends: each
+    /// acknowledged write is in the store, and the store is closed next.
+    async fn drain(&mut self) {
+        while let Some(joined) = self.tasks.join_next().await {
+            match joined {
+                Ok((server, Ok(()))) => tracing::info!(server, "drained"),
+                Ok((_, Err(error))) => tracing::warn!(%error, "a server did not drain"),
+                Err(error) => tracing::error!(%error, "a server panicked while it drained"),
+            }
+        }
+    }
+}
+
+/// The failure that an end before the stop is, whatever the server says.
+fn early_end(joined: Result<Ended, JoinError>) -> ServerError {
+    match joined {
+        Ok((server, Ok(()))) => ServerError::Ended { server },
+        Ok((_, Err(error))) => error,
+        Err(source) => ServerError::Panicked { task: "a server", source },
+    }
+}

@@ -1,0 +1,192 @@
+//! What is printed on standard output once the server is ready: how to mount, and a snapshot
+//! and a clone to paste. A test runs these very lines.
+
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use slackwater_nfs::Squash;
+
+use crate::config::Config;
+use crate::listen::Addresses;
+
+/// The text, as its `Display` form.
+#[derive(Debug)]
+pub(crate) struct Welcome<'a> {
+    config: &'a Config,
+    addresses: Addresses,
+    command: String,
+}
+
+impl<'a> Welcome<'a> {
+    /// The text of a server with this configuration at these addresses.
+    pub(crate) fn new(config: &'a Config, addresses: Addresses) -> Self {
+        Self { config, addresses, command: client_command(std::env::current_exe().ok()) }
+    }
+
+    /// The address of the REST API.
+    fn url(&self) -> String {
+        let scheme = if self.config.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", reachable(self.addresses.api))
+    }
+
+    /// How a client on this machine mounts. Port and mount port are one, and there is no
+    /// lock server, so all three must be said.
+    fn mount_line(&self) -> String {
+        let port = self.addresses.nfs.port();
+        let options = format!("vers=3,proto=tcp,port={port},mountport={port},nolock,hard");
+        let host = match reachable(self.addresses.nfs).ip() {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("[{address}]"),
+        };
+        format!("mount -t nfs -o {options} {host}:{} /mnt", self.config.export_path)
+    }
+
+    /// The command line client with what it needs to reach this server.
+    fn client(&self) -> String {
+        let mut client = format!("{} --api {}", self.command, self.url());
+        if let Some(tls) = &self.config.tls {
+            client.push_str(&format!(" --ca {}", tls.certificate.display()));
+        }
+        client
+    }
+
+    /// A POST by curl to this server.
+    fn curl(&self) -> String {
+        let mut curl = "curl -fsS".to_owned();
+        if let Some(tls) = &self.config.tls {
+            curl.push_str(&format!(" --cacert {}", tls.certificate.display()));
+        }
+        if !self.config.tokens.is_empty() {
+            curl.push_str(" -H \"Authorization: Bearer $SLACKWATER_TOKEN\"");
+        }
+        curl.push_str(" -H 'Content-Type: application/json'");
+        curl
+    }
+}
+
+impl fmt::Display for Welcome<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (url, client, curl) = (self.url(), self.client(), self.curl());
+        let data_dir = self.config.data_dir.display();
+        writeln!(f, "Slackwater {} serves {data_dir}", env!("CARGO_PKG_VERSION"))?;
+        writeln!(f, "NFS  {}", self.addresses.nfs)?;
+        writeln!(f, "API  {url}")?;
+        writeln!(f, "\n# Mount it (a Linux machine with nfs-common, as root):")?;
+        writeln!(f, "{}", self.mount_line())?;
+        if self.config.squash != Squash::NoRootSquash {
+            writeln!(f, "# Root of a client is nobody here; --squash no_root_squash changes it.")?;
+        }
+        if !self.config.tokens.is_empty() {
+            writeln!(f, "\n# What follows needs a token of the token file:")?;
+            writeln!(f, "export SLACKWATER_TOKEN=...")?;
+        }
+        writeln!(f, "\n# A disk, a snapshot of it, and a clone of that:")?;
+        writeln!(f, "{client} file create disks/one.img 1GiB")?;
+        writeln!(f, "snapshot=$({client} snapshot create disks/one.img)")?;
+        writeln!(f, "{client} clone \"$snapshot\" disks/two.img")?;
+        writeln!(f, "\n# The same snapshot and clone with curl:")?;
+        writeln!(
+            f,
+            "snapshot=$({curl} {url}/v1/snapshots -d '{{\"path\":\"disks/one.img\"}}' \
+             | sed 's/.*\"id\":\"\\([^\"]*\\)\".*/\\1/')"
+        )?;
+        writeln!(
+            f,
+            "{curl} {url}/v1/clones \
+             -d \"{{\\\"snapshot_id\\\":\\\"$snapshot\\\",\\\"path\\\":\\\"disks/three.img\\\"}}\""
+        )
+    }
+}
+
+/// The address at which this machine reaches a listener: loopback for one that listens on
+/// every address.
+fn reachable(address: SocketAddr) -> SocketAddr {
+    match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => {
+            (std::net::Ipv4Addr::LOCALHOST, address.port()).into()
+        }
+        IpAddr::V6(ip) if ip.is_unspecified() => {
+            (std::net::Ipv6Addr::LOCALHOST, address.port()).into()
+        }
+        _ => address,
+    }
+}
+
+/// The client's command: by its path when it lies beside this program and is not found
+/// without, as after a build.
+fn client_command(this_program: Option<PathBuf>) -> String {
+    const NAME: &str = "slackwater";
+    let on_path = std::env::var_os("PATH").is_some_and(|path| {
+        std::env::split_paths(&path).any(|directory| directory.join(NAME).is_file())
+    });
+    let beside = this_program.as_deref().and_then(Path::parent).map(|folder| folder.join(NAME));
+    match beside {
+        Some(path) if !on_path && path.is_file() => quoted(&path.display().to_string()),
+        _ => NAME.to_owned(),
+    }
+}
+
+/// A word that a shell takes as it is.
+fn quoted(word: &str) -> String {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-+@%:,".contains(&byte);
+    if word.bytes().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_api::{Role, Secret, Token};
+
+    use super::*;
+    use crate::config::{Settings, TlsPaths};
+
+    fn text(change: impl FnOnce(&mut Config)) -> String {
+        let settings = Settings { data_dir: Some("data".into()), ..Settings::default() };
+        let mut config = Config::try_from(settings).unwrap();
+        change(&mut config);
+        let addresses = Addresses { nfs: config.nfs_listen, api: config.api_listen };
+        Welcome { config: &config, addresses, command: "slackwater".to_owned() }.to_string()
+    }
+
+    #[test]
+    fn says_what_make_run_promises() {
+        let text = text(|_| {});
+        for line in [
+            "mount -t nfs -o vers=3,proto=tcp,port=2049,mountport=2049,nolock,hard \
+             127.0.0.1:/slackwater /mnt",
+            "snapshot=$(slackwater --api http://127.0.0.1:8049 snapshot create disks/one.img)",
+            "slackwater --api http://127.0.0.1:8049 clone \"$snapshot\" disks/two.img",
+            "curl -fsS -H 'Content-Type: application/json' http://127.0.0.1:8049/v1/clones \
+             -d \"{\\\"snapshot_id\\\":\\\"$snapshot\\\",\\\"path\\\":\\\"disks/three.img\\\"}\"",
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
+        }
+        assert!(!text.contains("TOKEN"));
+    }
+
+    #[test]
+    fn follows_the_configuration() {
+        let text = text(|config| {
+            config.nfs_listen = "[::]:700".parse().unwrap();
+            config.api_listen = "0.0.0.0:800".parse().unwrap();
+            config.tls = Some(TlsPaths { certificate: "/c.pem".into(), key: "/k.pem".into() });
+            config.tokens = vec![Token {
+                name: "ops".to_owned(),
+                role: Role::Admin,
+                secret: Secret::new("0123456789abcdef"),
+            }];
+        });
+        assert!(text.contains("port=700,mountport=700,nolock,hard [::1]:/slackwater"), "{text}");
+        assert!(text.contains("--api https://127.0.0.1:800 --ca /c.pem"), "{text}");
+        assert!(text.contains("--cacert /c.pem -H \"Authorization: Bearer $SLACKWATER_TOKEN\""));
+    }
+
+    #[test]
+    fn words_survive_a_shell() {
+        assert_eq!(quoted("/usr/bin/x"), "/usr/bin/x");
+        assert_eq!(quoted("/a b/it's"), "'/a b/it'\\''s'");
+    }
+}

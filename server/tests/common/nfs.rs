@@ -1,0 +1,167 @@
+//! The few NFSv3 calls that end-to-end tests make, as bytes on a socket (RFC 1813, RFC 5531).
+//! Every status but success panics.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+
+use super::connect;
+
+const NFS: u32 = 100_003;
+const MOUNT: u32 = 100_005;
+const LOOKUP: u32 = 3;
+const READ: u32 = 6;
+const WRITE: u32 = 7;
+const COMMIT: u32 = 21;
+
+/// A file handle.
+pub type Handle = Vec<u8>;
+
+/// One connection, one call at a time.
+pub struct Client {
+    stream: TcpStream,
+    xid: u32,
+}
+
+impl Client {
+    pub fn connect(address: SocketAddr) -> Self {
+        Self { stream: connect(address), xid: 0 }
+    }
+
+    /// MNT (section 5.2.1): the handle of an export.
+    pub fn mount(&mut self, path: &str) -> Handle {
+        let mut reply = self.call(MOUNT, 1, |call| opaque(call, path.as_bytes()));
+        reply.expect_ok("MNT");
+        reply.opaque()
+    }
+
+    /// LOOKUP (section 3.3.3).
+    pub fn lookup(&mut self, directory: &[u8], name: &str) -> Handle {
+        let mut reply = self.call(NFS, LOOKUP, |call| {
+            opaque(call, directory);
+            opaque(call, name.as_bytes());
+        });
+        reply.expect_ok(name);
+        reply.opaque()
+    }
+
+    /// WRITE (section 3.3.7), unstable.
+    pub fn write(&mut self, file: &[u8], offset_bytes: u64, data: &[u8]) {
+        let length = u32::try_from(data.len()).unwrap();
+        let mut reply = self.call(NFS, WRITE, |call| {
+            opaque(call, file);
+            call.extend(offset_bytes.to_be_bytes());
+            call.extend(length.to_be_bytes());
+            call.extend(0_u32.to_be_bytes());
+            opaque(call, data);
+        });
+        reply.expect_ok("WRITE");
+        reply.skip_wcc();
+        assert_eq!(reply.word(), length, "short WRITE");
+    }
+
+    /// READ (section 3.3.6).
+    pub fn read(&mut self, file: &[u8], offset_bytes: u64, length_bytes: u32) -> Vec<u8> {
+        let mut reply = self.call(NFS, READ, |call| {
+            opaque(call, file);
+            call.extend(offset_bytes.to_be_bytes());
+            call.extend(length_bytes.to_be_bytes());
+        });
+        reply.expect_ok("READ");
+        reply.skip_attributes();
+        let _count = reply.word();
+        let _end = reply.word();
+        reply.opaque()
+    }
+
+    /// COMMIT (section 3.3.21) of the whole file.
+    pub fn commit(&mut self, file: &[u8]) {
+        let mut reply = self.call(NFS, COMMIT, |call| {
+            opaque(call, file);
+            call.extend([0; 12]);
+        });
+        reply.expect_ok("COMMIT");
+    }
+
+    /// Sends a call as root and takes its reply.
+    fn call(
+        &mut self,
+        program: u32,
+        procedure: u32,
+        arguments: impl FnOnce(&mut Vec<u8>),
+    ) -> Reply {
+        self.xid += 1;
+        let mut call = vec![0; 4];
+        for word in [self.xid, 0, 2, program, 3, procedure] {
+            call.extend(word.to_be_bytes());
+        }
+        // AUTH_SYS of root: stamp, empty machine name, uid, gid, no further groups.
+        for word in [1_u32, 20, 0, 0, 0, 0, 0, 0, 0] {
+            call.extend(word.to_be_bytes());
+        }
+        arguments(&mut call);
+        let mark = 0x8000_0000 | u32::try_from(call.len() - 4).unwrap();
+        call[..4].copy_from_slice(&mark.to_be_bytes());
+        self.stream.write_all(&call).unwrap();
+        let mut mark = [0; 4];
+        self.stream.read_exact(&mut mark).unwrap();
+        let mark = u32::from_be_bytes(mark);
+        assert!(mark & 0x8000_0000 != 0, "replies of one fragment are expected");
+        let mut bytes = vec![0; usize::try_from(mark & 0x7fff_ffff).unwrap()];
+        self.stream.read_exact(&mut bytes).unwrap();
+        let mut reply = Reply { bytes, position: 0 };
+        let head: [u32; 6] = std::array::from_fn(|_| reply.word());
+        assert_eq!(head, [self.xid, 1, 0, 0, 0, 0], "the call was not accepted");
+        reply
+    }
+}
+
+/// A reply that is being decoded.
+struct Reply {
+    bytes: Vec<u8>,
+    position: usize,
+}
+
+impl Reply {
+    fn take(&mut self, length: usize) -> &[u8] {
+        let start = self.position;
+        self.position += length;
+        &self.bytes[start..self.position]
+    }
+
+    fn word(&mut self) -> u32 {
+        u32::from_be_bytes(self.take(4).try_into().unwrap())
+    }
+
+    fn opaque(&mut self) -> Vec<u8> {
+        let length = usize::try_from(self.word()).unwrap();
+        let bytes = self.take(length).to_vec();
+        self.take(length.next_multiple_of(4) - length);
+        bytes
+    }
+
+    fn expect_ok(&mut self, what: &str) {
+        assert_eq!(self.word(), 0, "status of {what}");
+    }
+
+    /// `post_op_attr`: 84 bytes if present (section 2.6).
+    fn skip_attributes(&mut self) {
+        if self.word() == 1 {
+            self.take(84);
+        }
+    }
+
+    /// `wcc_data`: 24 bytes before, if present, and attributes after.
+    fn skip_wcc(&mut self) {
+        if self.word() == 1 {
+            self.take(24);
+        }
+        self.skip_attributes();
+    }
+}
+
+/// Appends variable-length opaque data, padded (RFC 4506 section 4.10).
+fn opaque(call: &mut Vec<u8>, bytes: &[u8]) {
+    call.extend(u32::try_from(bytes.len()).unwrap().to_be_bytes());
+    call.extend(bytes);
+    call.resize(call.len().next_multiple_of(4), 0);
+}

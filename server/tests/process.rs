@@ -1,0 +1,266 @@
+//! The daemon as a process: start, ready, stop, crash, and what it refuses.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use std::net::TcpListener;
+use std::os::unix::net::UnixDatagram;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{PATIENCE, Server, connect, on_free_ports, run_to_end, slackwaterd};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+/// The promise of the specification for a store that was closed cleanly.
+const START_LIMIT: Duration = Duration::from_secs(2);
+
+/// What the accepted reply to a NULL call is, behind its record mark: xid 7, REPLY, accepted,
+/// no verifier, success (RFC 5531 section 9).
+const NULL_REPLY: [u32; 7] = [0x8000_0018, 7, 1, 0, 0, 0, 0];
+
+fn assert_serves(server: &Server) {
+    let expected: Vec<u8> = NULL_REPLY.iter().flat_map(|word| word.to_be_bytes()).collect();
+    assert_eq!(server.nfs_null(), expected);
+    assert_eq!(server.http("GET", "/healthz", "").0, 200);
+    assert_eq!(server.http("GET", "/readyz", "").0, 200);
+}
+
+/// The one line on standard error of a server that refuses to start.
+fn refusal(command: &mut Command, exit_code: i32) -> String {
+    let output = run_to_end(command);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(exit_code), "{text}");
+    let lines: Vec<_> = text.lines().filter(|line| line.starts_with("slackwaterd: ")).collect();
+    assert_eq!(lines.len(), 1, "expected one line of error:\n{text}");
+    assert!(!text.contains("panicked"), "{text}");
+    assert!(output.stdout.is_empty(), "said to be ready");
+    lines[0].to_owned()
+}
+
+#[test]
+fn starts_serves_and_stops_cleanly() {
+    let directory = TempDir::new().unwrap();
+    let first = Server::start(directory.path());
+    assert_serves(&first);
+    assert!(first.stop().success());
+
+    let begin = Instant::now();
+    let second = Server::start(directory.path());
+    let taken = begin.elapsed();
+    assert!(taken < START_LIMIT, "ready after {taken:?}");
+    assert_serves(&second);
+    assert!(second.stop().success());
+}
+
+#[test]
+fn every_signal_that_asks_for_it_stops_cleanly() {
+    let directory = TempDir::new().unwrap();
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        let mut server = Server::start(directory.path());
+        server.signal(signal);
+        assert!(server.wait().success(), "{signal:?}:\n{}", server.log());
+        let log = server.log();
+        assert!(log.contains("closed"), "{log}");
+    }
+}
+
+#[test]
+fn stops_although_clients_stay_connected() {
+    let directory = TempDir::new().unwrap();
+    let server = Server::start(directory.path());
+    let idle = [connect(server.nfs), connect(server.api)];
+    assert_serves(&server);
+    let begin = Instant::now();
+    assert!(server.stop().success());
+    assert!(begin.elapsed() < Duration::from_secs(15), "took {:?}", begin.elapsed());
+    drop(idle);
+}
+
+#[test]
+fn the_second_server_on_a_data_directory_is_refused() {
+    let directory = TempDir::new().unwrap();
+    let server = Server::start(directory.path());
+    let text = refusal(slackwaterd().args(on_free_ports(directory.path())), 1);
+    assert!(text.contains(directory.path().to_str().unwrap()), "{text}");
+    assert!(text.contains("in use by another process"), "{text}");
+    assert_serves(&server);
+    assert!(server.stop().success());
+}
+
+#[test]
+fn an_address_in_use_is_named_and_no_store_is_made() {
+    let directory = TempDir::new().unwrap();
+    let data_dir = directory.path().join("store");
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    for option in ["--nfs-listen", "--api-listen"] {
+        let mut arguments = on_free_ports(&data_dir);
+        let place = arguments.iter().position(|argument| argument == option).unwrap();
+        arguments[place + 1].clone_from(&address);
+        let text = refusal(slackwaterd().args(arguments), 1);
+        assert!(text.contains(&address), "{text}");
+        assert!(text.contains(option), "{text}");
+        assert!(text.contains("in use"), "{text}");
+        assert!(!data_dir.exists());
+    }
+}
+
+#[test]
+fn a_data_directory_that_cannot_be_one_is_named() {
+    let directory = TempDir::new().unwrap();
+    let file = directory.path().join("file");
+    std::fs::write(&file, "not a store").unwrap();
+    let text = refusal(slackwaterd().args(on_free_ports(&file)), 1);
+    assert!(text.contains(file.to_str().unwrap()), "{text}");
+    assert_eq!(std::fs::read(&file).unwrap(), b"not a store");
+}
+
+#[test]
+fn a_wrong_configuration_ends_with_2_before_anything_is_touched() {
+    let directory = TempDir::new().unwrap();
+    let data_dir = directory.path().join("store");
+    let mut arguments = on_free_ports(&data_dir);
+    arguments.extend(["--config".to_owned(), "/nonexistent/config.toml".to_owned()]);
+    let text = refusal(slackwaterd().args(arguments), 2);
+    assert!(text.contains("/nonexistent/config.toml"), "{text}");
+    assert!(!data_dir.exists());
+}
+
+#[test]
+fn what_was_acknowledged_outlives_sigkill() {
+    let directory = TempDir::new().unwrap();
+    let server = Server::start(directory.path());
+    let (status, body) =
+        server.http("POST", "/v1/files", r#"{"path":"disks/a.img","size_bytes":1048576}"#);
+    assert_eq!(status, 201, "{body}");
+    let (status, body) = server.http("POST", "/v1/snapshots", r#"{"path":"disks/a.img"}"#);
+    assert_eq!(status, 201, "{body}");
+    let snapshot: serde_json::Value = serde_json::from_str(&body).unwrap();
+    server.kill();
+
+    let server = Server::start(directory.path());
+    assert_serves(&server);
+    let (status, body) = server.http("GET", "/v1/files/disks%2Fa.img", "");
+    assert_eq!(status, 200, "{body}");
+    assert!(body.contains("1048576"), "{body}");
+    let clone = serde_json::json!({ "snapshot_id": snapshot["id"], "path": "disks/b.img" });
+    let (status, body) = server.http("POST", "/v1/clones", &clone.to_string());
+    assert_eq!(status, 201, "{body}");
+    assert!(server.stop().success());
+}
+
+#[test]
+fn a_second_signal_ends_at_once() {
+    let directory = TempDir::new().unwrap();
+    let mut server = Server::start(directory.path());
+    // A request that never ends keeps the drain waiting.
+    let mut stream = connect(server.api);
+    std::io::Write::write_all(
+        &mut stream,
+        b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+          Content-Length: 100\r\n\r\n{",
+    )
+    .unwrap();
+    std::thread::sleep(Duration::from_millis(200));
+    server.signal(Signal::TERM);
+    std::thread::sleep(Duration::from_millis(300));
+    server.signal(Signal::TERM);
+    let begin = Instant::now();
+    let status = server.wait();
+    assert!(begin.elapsed() < Duration::from_secs(3), "took {:?}", begin.elapsed());
+    assert_eq!(status.code(), Some(1), "{}", server.log());
+    drop(stream);
+    // What a forced end leaves, the next start repairs.
+    assert_serves(&Server::start(directory.path()));
+}
+
+#[test]
+fn the_printed_lines_work_as_they_stand() {
+    let directory = TempDir::new().unwrap();
+    let server = Server::start(directory.path());
+    let port = server.nfs.port();
+    let mount = format!(
+        "mount -t nfs -o vers=3,proto=tcp,port={port},mountport={port},nolock,hard \
+         127.0.0.1:/slackwater /mnt"
+    );
+    assert!(server.welcome.lines().any(|line| line == mount), "{}", server.welcome);
+
+    let body = r#"{"path":"disks/one.img","size_bytes":1073741824}"#;
+    assert_eq!(server.http("POST", "/v1/files", body).0, 201);
+    let (_, lines) = server.welcome.split_once("with curl:\n").unwrap();
+    let output = run_to_end(Command::new("bash").args(["-euo", "pipefail", "-c", lines]));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{lines}\n{error}");
+    let clone: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(clone["path"], "disks/three.img");
+    assert_eq!(clone["size_bytes"], 1_073_741_824);
+}
+
+#[test]
+fn metrics_show_store_nfs_and_process() {
+    let directory = TempDir::new().unwrap();
+    let server = Server::start(directory.path());
+    assert_serves(&server);
+    let (status, page) = server.http("GET", "/metrics", "");
+    assert_eq!(status, 200);
+    let version = env!("CARGO_PKG_VERSION");
+    for line in [
+        "slackwater_store_file_count 0",
+        "slackwater_store_poisoned 0",
+        "slackwater_nfs_calls_total{program=\"nfs\",procedure=\"NULL\"} 1",
+        &format!("slackwater_build_info{{version=\"{version}\"}} 1"),
+    ] {
+        assert!(page.lines().any(|found| found == line), "{line} is not in:\n{page}");
+    }
+    assert!(page.contains("\nprocess_resident_memory_bytes "), "{page}");
+    assert_eq!(page.matches("# EOF").count(), 1, "OpenMetrics ends with one EOF:\n{page}");
+    assert!(page.ends_with("# EOF\n"));
+}
+
+#[test]
+fn systemd_is_told_and_its_watchdog_fed() {
+    let directory = TempDir::new().unwrap();
+    let path = directory.path().join("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = slackwaterd();
+    command
+        .args(on_free_ports(&directory.path().join("store")))
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "100000");
+    let mut server = Server::start_with(&mut command);
+    let received = |wanted: &str| {
+        let deadline = Instant::now() + PATIENCE;
+        let mut buffer = [0; 4096];
+        while Instant::now() < deadline {
+            let length = socket.recv(&mut buffer).unwrap();
+            let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            if text.lines().any(|line| line == wanted) {
+                return text;
+            }
+        }
+        panic!("systemd was not told {wanted}");
+    };
+    assert!(received("READY=1").contains("STATUS="));
+    received("WATCHDOG=1");
+    received("WATCHDOG=1");
+    server.signal(Signal::TERM);
+    received("STOPPING=1");
+    assert!(server.wait().success());
+}
+
+#[test]
+fn json_logs_are_json() {
+    let directory = TempDir::new().unwrap();
+    let mut command = slackwaterd();
+    command.args(on_free_ports(directory.path())).args(["--log-format", "json"]);
+    let mut server = Server::start_with(&mut command);
+    server.signal(Signal::TERM);
+    assert!(server.wait().success());
+    let log = server.log();
+    let events: Vec<serde_json::Value> =
+        log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(events.iter().any(|event| event["message"] == "ready"), "{log}");
+    assert!(events.iter().any(|event| event["message"] == "closed"), "{log}");
+}
