@@ -291,7 +291,7 @@ async fn the_file_system_describes_itself() {
     assert_eq!(got, status::OK);
     assert!(body.post_op().is_some());
     let [total, free, available] = [body.u64(), body.u64(), body.u64()];
-    assert!(total > 0 && free <= total && free == available);
+    assert!(total > 0 && free <= total && available <= free, "{total} {free} {available}");
     let [files, files_free, files_available] = [body.u64(), body.u64(), body.u64()];
     assert!(files > files_free && files_free == files_available && files_free > 1_000_000);
     assert_eq!(body.u32(), 0);

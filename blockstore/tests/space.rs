@@ -1,0 +1,97 @@
+//! The promise on space, at full size on a real disk: the same gigabyte in ten files is stored
+//! once, and after deleting all the data directory is as small as an empty one but for what the
+//! open segment may hold.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use std::path::Path;
+
+use bytes::Bytes;
+use common::{assert_sound, path};
+use slackwater_blockstore::{FileKind, Options, SetAttributes, Stability, Store};
+
+const GIB: u64 = 1 << 30;
+const PIECE: usize = 1 << 20;
+
+/// A megabyte that neither compresses nor repeats, told by its number.
+fn piece(number: u64) -> Bytes {
+    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(PIECE);
+    while bytes.len() < PIECE {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    Bytes::from(bytes)
+}
+
+/// Bytes that a directory takes on the disk.
+fn disk_usage(directory: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let entries = std::fs::read_dir(directory).unwrap().map(Result::unwrap);
+    entries
+        .map(|entry| match entry.metadata() {
+            Ok(metadata) if metadata.is_dir() => disk_usage(&entry.path()),
+            Ok(metadata) => metadata.blocks() * 512,
+            // RocksDB removes files while we look.
+            Err(_) => 0,
+        })
+        .sum()
+}
+
+fn fill(store: &Store, name: &str) {
+    let inode = store.create_file(&path(name), GIB).unwrap().attributes.inode;
+    for number in 0..GIB / PIECE as u64 {
+        let offset = number * PIECE as u64;
+        store.write(inode, offset, piece(number), Stability::Unstable).unwrap();
+    }
+    store.commit(inode).unwrap();
+    assert_eq!(store.attributes(inode).unwrap().used_bytes, GIB);
+}
+
+#[test]
+fn the_same_gigabyte_ten_times_is_stored_once_and_leaves_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = Options::new(directory.path());
+    let store = Store::open(options).unwrap();
+    store.close().unwrap();
+    drop(store);
+    let empty = disk_usage(directory.path());
+    let store = Store::open(Options::new(directory.path())).unwrap();
+    for number in 0..10 {
+        fill(&store, &format!("f{number}"));
+    }
+    let stats = store.stats();
+    println!("chunks {} bytes, segments and index {} bytes", stats.chunk_bytes, stats.used_bytes);
+    assert!(stats.chunk_bytes <= GIB * 102 / 100, "{} bytes of chunks", stats.chunk_bytes);
+    assert_eq!(stats.chunk_count, GIB / 4096);
+    assert_eq!(stats.mapped_blocks, 10 * GIB / 4096);
+
+    // Zeros and truncates take nothing.
+    let zeros = store.create_file(&path("zeros"), 0).unwrap().attributes.inode;
+    for number in 0..64 {
+        let offset = number * PIECE as u64;
+        store.write(zeros, offset, Bytes::from(vec![0; PIECE]), Stability::Unstable).unwrap();
+    }
+    let set = SetAttributes { size_bytes: Some(1 << 40), ..SetAttributes::default() };
+    store.set_attributes(zeros, &set, None).unwrap();
+    assert_eq!(store.attributes(zeros).unwrap().used_bytes, 0);
+    assert_eq!(store.stats().chunk_count, GIB / 4096);
+
+    for info in store.list_files("", None, 100).unwrap() {
+        assert_eq!(info.attributes.kind, FileKind::File);
+        store.remove_path(&info.path).unwrap();
+    }
+    let report = store.gc().unwrap();
+    let stats = store.stats();
+    assert_eq!((stats.chunk_count, stats.dead_bytes), (0, 0), "{report:?}");
+    assert_sound(&store);
+    let segment = store.options().segment_bytes;
+    store.close().unwrap();
+    drop(store);
+    let left = disk_usage(directory.path());
+    println!("empty {empty} bytes, after deleting all {left} bytes");
+    assert!(left <= empty * 105 / 100 + segment, "{left} bytes, empty {empty}");
+}
