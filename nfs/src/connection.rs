@@ -11,10 +11,12 @@
 //! the socket with it.
 
 use std::fmt;
+use std::io::ErrorKind;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::net::sockopt;
+use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
 use tokio::sync::{mpsc, watch};
@@ -61,8 +63,13 @@ enum Ended {
 
 impl Ended {
     /// Whether this is the usual end of a connection.
-    const fn is_ordinary(&self) -> bool {
-        matches!(self, Self::ByClient | Self::Stopping)
+    fn is_ordinary(&self) -> bool {
+        match self {
+            Self::ByClient | Self::Stopping => true,
+            // A client that goes away without closing does so by a reset.
+            Self::Record(RecordError::Io(error)) => error.kind() == ErrorKind::ConnectionReset,
+            _ => false,
+        }
     }
 }
 
@@ -88,12 +95,26 @@ pub(crate) async fn serve(
         ended = writer_end(&mut writer) => ended,
     };
     // Calls in flight hold the queue open; the writer ends after the last of their replies.
-    drop((reader, replies));
+    let source = reader.records.into_source();
+    drop((reader.replies, replies));
     let ended = match writer.join_next().await {
         Some(Ok(Err(error))) if ended.is_ordinary() => Ended::Write(error),
         _ => ended,
     };
+    if matches!(ended, Ended::Stopping) {
+        linger(source).await;
+    }
     report(&shared, peer, &ended);
+}
+
+/// Reads and forgets until the client closes its end, for a bounded time.
+async fn linger(mut source: OwnedReadHalf) {
+    let forget = async {
+        let mut bytes = [0; 4096];
+        while source.read(&mut bytes).await.is_ok_and(|count| count > 0) {}
+    };
+    // Either way the connection ends here.
+    let _ = timeout(limits::LINGER, forget).await;
 }
 
 /// Why the writer ended before the reader: only a failure makes it.

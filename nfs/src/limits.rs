@@ -136,6 +136,11 @@ pub(crate) const KEEPALIVE_IDLE: Duration = Duration::from_secs(120);
 /// Time between such questions.
 pub(crate) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 
+/// Time that a client has, after the last reply of a server that stops, to take the replies and
+/// close its end. Closing at once, with calls still unread, resets the connection, and a reset
+/// discards replies that the client has not read yet.
+pub(crate) const LINGER: Duration = Duration::from_millis(500);
+
 /// Questions without an answer after which the connection is gone.
 pub(crate) const KEEPALIVE_PROBES: u32 = 4;
 

@@ -96,6 +96,11 @@ impl<R: AsyncRead + Unpin> RecordReader<R> {
         Self { source, buffer, bytes_max, patience, deadline: None }
     }
 
+    /// The stream, for reading what is no longer looked at.
+    pub(crate) fn into_source(self) -> R {
+        self.source
+    }
+
     /// The next record, or `None` when the stream ended between records.
     pub(crate) async fn next(
         &mut self,
