@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crate::core::Core;
 use crate::data::read_committed;
 use crate::error::{Error, Result};
-use crate::file::{File, attributes_of};
+use crate::file::{Blocks, File, attributes_of};
 use crate::flush::{Below, Prepared, below, flush_locked, prepare, write_blocks};
 use crate::id::{InodeId, LayerId};
 use crate::mapping;
@@ -105,11 +105,28 @@ fn set_file(
     let _flush = file.flush.lock();
     let before = file.state.read().attributes(inode);
     check_guard(inode, before.changed_at, guard)?;
+    let aside = requested.size_bytes().map(|size_bytes| set_aside(core, &file, size_bytes));
+    if let Err(error) = set_committed(core, &file, requested) {
+        put_back(core, &file, aside.unwrap_or_default());
+        return Err(error);
+    }
+    if let Some(size_bytes) = requested.size_bytes() {
+        drop_behind(core, &file, size_bytes);
+    }
+    let after = file.state.read().attributes(inode);
+    Ok(Change { before, after })
+}
+
+/// The caller holds the flush lock.
+fn set_committed(core: &Core, file: &File, requested: Requested) -> Result<()> {
+    let inode = file.inode;
     // What was written before is committed first, so that it cannot undo a size or a time that
-    // is set here.
-    flush_locked(core, &file)?;
+    // is set here. Other attributes do not wait for data, nor for room for it.
+    if requested.size_bytes().is_some() || requested.0.modified_at.is_some() {
+        flush_locked(core, file)?;
+    }
     let cut = match requested.size_bytes() {
-        Some(size_bytes) => Some(Cut::plan(core, &file, size_bytes)?),
+        Some(size_bytes) => Some(Cut::plan(core, file, size_bytes)?),
         None => None,
     };
     core.commit(move |txn| {
@@ -123,12 +140,30 @@ fn set_file(
         record.changed_at = now;
         txn.put_inode(inode, &record);
         Ok(())
-    })?;
-    if let Some(size_bytes) = requested.size_bytes() {
-        drop_behind(core, &file, size_bytes);
+    })
+}
+
+/// Takes away dirty blocks that a truncate cuts off, so that a full store need not find room for
+/// them first.
+fn set_aside(core: &Core, file: &File, size_bytes: u64) -> Blocks {
+    let behind = file.state.write().dirty.split_off(&blocks_in(size_bytes));
+    core.files.sub_dirty(behind.len());
+    behind
+}
+
+/// The truncate failed: the blocks are dirty again, but for those written anew meanwhile.
+fn put_back(core: &Core, file: &File, blocks: Blocks) {
+    let mut state = file.state.write();
+    if state.deleted {
+        return;
     }
-    let after = file.state.read().attributes(inode);
-    Ok(Change { before, after })
+    for (block, bytes) in blocks {
+        if let std::collections::btree_map::Entry::Vacant(entry) = state.dirty.entry(block) {
+            entry.insert(bytes);
+            core.files.add_dirty(1);
+        }
+    }
+    state.dirty_since.get_or_insert_with(std::time::Instant::now);
 }
 
 /// A change of size, with all that must be looked up before its transaction.
@@ -146,6 +181,7 @@ impl Cut {
     fn plan(core: &Core, file: &File, size_bytes: u64) -> Result<Self> {
         let (layer, old_bytes, used) = {
             let state = file.state.read();
+            state.present(file.inode)?;
             (state.layer()?, state.record.size_bytes, state.record.used_blocks)
         };
         let mut cut = Self { size_bytes, used_gone: 0, tail: Vec::new(), below: Below::new() };
@@ -217,7 +253,7 @@ fn used_behind(core: &Core, layer: LayerId, first: u64, end: u64) -> Result<u64>
     let chain = core.resolver.chain(layer)?;
     let mut used = 0;
     let mut window = first / WINDOW_BLOCKS;
-    while let Some(found) = core.resolver.next_owned(&chain, window)? {
+    while let Some(found) = core.resolver.next_visible(&chain, &chain, window)? {
         let start = found * WINDOW_BLOCKS;
         if start >= end {
             break;

@@ -35,7 +35,37 @@ const GROUP_OPS_MAX: usize = 1024;
 const GROUP_CHUNKS_RESERVE: usize = 16384;
 
 type Work = Box<dyn for<'a> FnOnce(&mut Transaction<'a>) -> Result<()> + Send>;
-type Verdict = Arc<Mutex<Option<Result<()>>>>;
+/// Where a caller finds what became of its op.
+type Slot = Arc<Mutex<Option<Result<()>>>>;
+
+/// The leader's end of a slot. One that is dropped unanswered, by a panic, answers for itself:
+/// nobody waits for ever.
+struct Verdict(Slot);
+
+impl Verdict {
+    fn answer(&self, verdict: Result<()>) {
+        *self.0.lock() = Some(verdict);
+    }
+}
+
+impl Drop for Verdict {
+    fn drop(&mut self) {
+        let reason = || "an operation of the same commit panicked".to_owned();
+        self.0.lock().get_or_insert_with(|| Err(Error::Poisoned { reason: reason() }));
+    }
+}
+
+/// Refuses all further writes if the leader panics: what it had done by then is unknown.
+struct PanicGuard<'a>(&'a Committer);
+
+impl Drop for PanicGuard<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let reason = "an operation panicked inside a commit".to_owned();
+            self.0.poison.write().get_or_insert(reason);
+        }
+    }
+}
 
 struct Op {
     work: Work,
@@ -227,7 +257,7 @@ pub(crate) fn commit<T: Send + 'static>(
     core.committer.healthy()?;
     let output = Arc::new(Mutex::new(None));
     let slot = Arc::clone(&output);
-    let verdict: Verdict = Arc::new(Mutex::new(None));
+    let verdict: Slot = Arc::new(Mutex::new(None));
     let op = Op {
         work: Box::new(move |txn| {
             *slot.lock() = Some(work(txn)?);
@@ -235,7 +265,7 @@ pub(crate) fn commit<T: Send + 'static>(
         }),
         bytes: weight.bytes,
         alone: weight.alone,
-        verdict: Arc::clone(&verdict),
+        verdict: Verdict(Arc::clone(&verdict)),
     };
     core.committer.queue.lock().push_back(op);
     loop {
@@ -273,9 +303,10 @@ fn take_group(committer: &Committer) -> Vec<Op> {
 
 /// Answers every op of the group.
 fn lead(core: &Core, leader: &mut Leader, group: Vec<Op>) {
+    let _guard = PanicGuard(&core.committer);
     if let Err(error) = core.committer.healthy().and_then(|()| make_room(core, leader)) {
         for op in group {
-            *op.verdict.lock() = Some(Err(again(&error)));
+            op.verdict.answer(Err(again(&error)));
         }
         return;
     }
@@ -297,7 +328,7 @@ fn lead(core: &Core, leader: &mut Leader, group: Vec<Op>) {
                     Error::NoSpace { .. } => space.full(),
                     other => other,
                 };
-                *op.verdict.lock() = Some(Err(error));
+                op.verdict.answer(Err(error));
             }
         }
     }
@@ -306,7 +337,7 @@ fn lead(core: &Core, leader: &mut Leader, group: Vec<Op>) {
     }
     let outcome = if txn.is_empty() { Ok(()) } else { write_group(core, leader, txn) };
     for verdict in accepted {
-        *verdict.lock() = Some(match &outcome {
+        verdict.answer(match &outcome {
             Ok(()) => Ok(()),
             Err(error) => Err(again(error)),
         });
@@ -405,8 +436,11 @@ fn apply(core: &Core, batch: &Batch, effects: Effects) -> Result<()> {
             None => core.segments.remove(segment),
         }
     }
-    for (layer, start, end) in effects.windows {
-        core.resolver.add_windows(layer, start, end);
+    for touched in effects.windows {
+        core.resolver.add_windows(touched);
+    }
+    if effects.moves_entries {
+        core.resolver.note_move();
     }
     for (layer, record) in effects.layers {
         core.resolver.layer_changed(layer, record.as_ref());

@@ -87,6 +87,10 @@ fn victims(core: &Core) -> Vec<(FileName, Victim)> {
     chosen
 }
 
+/// Chunks of the files that one compaction takes: what is dropped of them goes into one commit,
+/// and writers wait for it.
+const COMPACTION_CHUNKS_MAX: u64 = 1 << 15;
+
 /// What one compaction did.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Compacted {
@@ -98,12 +102,14 @@ pub(crate) struct Compacted {
 /// Compacts as many files as fill one new one. `None`: nothing is worth it.
 pub(crate) fn compact_once(core: &Core) -> Result<Option<Compacted>> {
     let mut chosen: Vec<(FileName, Victim)> = Vec::new();
-    let mut live_bytes = 0;
+    let (mut live_bytes, mut chunks) = (0, 0);
     for (name, victim) in victims(core) {
-        if live_bytes + victim.live_bytes() > core.options.segment_bytes && !chosen.is_empty() {
+        live_bytes += victim.live_bytes();
+        chunks += victim.stored;
+        let full = live_bytes > core.options.segment_bytes || chunks > COMPACTION_CHUNKS_MAX;
+        if full && !chosen.is_empty() {
             break;
         }
-        live_bytes += victim.live_bytes();
         chosen.push((name, victim));
     }
     if chosen.is_empty() {
@@ -166,10 +172,12 @@ fn move_segments(
     }
     let written = if any_live { u64::try_from(bytes.len()).unwrap_or(u64::MAX) } else { 0 };
     if any_live {
-        let file = core.disk.create(name)?;
-        file.write_at(0, &bytes)?;
-        file.sync()?;
-        core.disk.sync_names()?;
+        if let Err(error) = write_file(core, name, &bytes) {
+            // Nothing names it yet; what cannot be removed goes at the next start.
+            core.segments.close_file(name);
+            let _ = core.disk.remove(name);
+            return Err(error);
+        }
         core.file_bytes.fetch_add(written, Ordering::Relaxed);
     }
     let weight = Weight { bytes: 0, alone: true };
@@ -177,11 +185,21 @@ fn move_segments(
     if matches!(moved, Ok(true)) {
         return Ok(Some(written));
     }
-    if any_live {
+    // After a failed sync the move may be in the log all the same, and a restart replays it: the
+    // file stays, and is removed then if nothing names it.
+    if any_live && !core.committer.is_poisoned() {
         core.disk.remove(name)?;
         core.file_bytes.fetch_sub(written, Ordering::Relaxed);
     }
     moved.map(|_| None)
+}
+
+/// Writes a whole file, durable with its name.
+fn write_file(core: &Core, name: FileName, bytes: &[u8]) -> Result<()> {
+    let file = core.disk.create(name)?;
+    file.write_at(0, bytes)?;
+    file.sync()?;
+    core.disk.sync_names()
 }
 
 /// Appends the live chunks of a segment to the new file's bytes.

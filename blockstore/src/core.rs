@@ -18,6 +18,7 @@ use crate::options::Options;
 use crate::record::{InodeRecord, LogPosition, key};
 use crate::resolve::Resolver;
 use crate::segments::Segments;
+use crate::stats::Summary;
 use crate::time::Clock;
 use crate::transaction::Transaction;
 use crate::units::BLOCK_BYTES_U64;
@@ -130,6 +131,8 @@ pub(crate) struct Core {
     pub(crate) index_bytes: AtomicU64,
     /// What of the log is durable in the index: segments before it are not needed to recover.
     pub(crate) checkpoint: Mutex<LogPosition>,
+    /// For `stats`, when it may not wait for the leader.
+    pub(crate) summary: Mutex<Summary>,
     /// One compaction or garbage collection at a time.
     pub(crate) gc: Mutex<()>,
 }

@@ -29,9 +29,10 @@ const CACHED_RUN_BLOCKS_MAX: u64 = 16;
 /// One page of zeros that every hole shares.
 static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 
-/// Tries to read a range whose map changes under the reader before giving up; each change is a
-/// compaction that finished, so one repetition is the rule.
-const READ_TRIES: usize = 16;
+/// Tries to read a range whose map changes under the reader before giving up. Each change is a
+/// commit of compaction or collapse with its sync, far slower than a look-up, so one repetition
+/// is the rule.
+const READ_TRIES: usize = 256;
 
 /// What a range of blocks reads as.
 #[derive(Debug)]
@@ -115,6 +116,7 @@ fn read_once(
 ) -> Result<Option<ReadReply>> {
     let first = block_of(offset_bytes);
     let behind = offset_bytes.saturating_add(u64::try_from(length_bytes).unwrap_or(u64::MAX));
+    let moves = core.resolver.moves();
     let view = view(core, source, first, blocks_in(behind))?;
     let (length, end_of_file) = cut(view.attributes.size_bytes, offset_bytes, length_bytes);
     let mut reply = ReadReply {
@@ -131,6 +133,10 @@ fn read_once(
     let Some(pieces) = current(core, source, view.layer, planned)? else {
         return Ok(None);
     };
+    // Between the two the layer may have lost entries to its neighbour.
+    if core.resolver.moves() != moves {
+        return Ok(None);
+    }
     let mut bytes = Vec::new();
     for piece in pieces {
         if !materialize(core, piece, may_block, &mut bytes)? {
@@ -334,9 +340,11 @@ pub(crate) fn write(
 
 /// Over the budget, a writer flushes its own file; if that has little, the file with most.
 fn flush_fullest(core: &Core, own: &Arc<File>) -> Result<()> {
-    let fullest = core.files.all().into_iter().max_by_key(|file| file.state.read().dirty.len());
-    match fullest {
-        Some(file) if file.state.read().dirty.len() > own.state.read().dirty.len() => {
+    let dirty = |file: &File| file.state.read().dirty.len();
+    let sized = core.files.all().into_iter().map(|file| (dirty(&file), file));
+    let own_blocks = dirty(own);
+    match sized.max_by_key(|(blocks, _)| *blocks) {
+        Some((blocks, file)) if blocks > own_blocks => {
             // Its owner learns of a failure at COMMIT; this writer is only helping.
             match flush(core, &file) {
                 Ok(()) | Err(Error::Stale { .. }) => Ok(()),
@@ -362,7 +370,11 @@ fn dirty(core: &Core, file: &File, offset_bytes: u64, data: &Bytes) -> Result<Ch
     // A partial block that is only in the layer: nobody may change the layer between reading it
     // and making it dirty.
     let _flush = file.flush.lock();
-    let layer = file.state.read().layer()?;
+    let layer = {
+        let state = file.state.read();
+        state.present(file.inode)?;
+        state.layer()?
+    };
     let mut committed = Vec::new();
     for block in partial_blocks(offset_bytes, behind).into_iter().flatten() {
         committed.push((block, read_committed(core, layer, block)?));
@@ -457,7 +469,9 @@ pub(crate) fn commit_file(core: &Core, inode: InodeId) -> Result<(Change, u64)> 
 }
 
 pub(crate) fn commit_all(core: &Core) -> Result<()> {
-    core.files.all().iter().try_for_each(|file| flush(core, file))
+    // Every file has its turn, also behind one that fails.
+    let outcomes = core.files.all().into_iter().map(|file| flush(core, &file));
+    outcomes.fold(Ok(()), Result::and)
 }
 
 /// For each block of the range its hash.

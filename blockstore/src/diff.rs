@@ -69,12 +69,13 @@ pub(crate) fn diff(
     let base = side(core, base)?;
     let target = side(core, Some(target))?;
     let layers = differing(&base, &target);
+    let both: Vec<LayerId> = base.chain.iter().chain(&target.chain).copied().collect();
     let size_bytes = target.size_bytes;
     let mut extents = Extents { found: Vec::new(), limit: limit.max(1), size_bytes };
     let first = block_of(offset_bytes);
     let end = blocks_in(size_bytes);
     let mut window = first / WINDOW_BLOCKS;
-    while let Some(found) = core.resolver.next_owned(&layers, window)? {
+    while let Some(found) = core.resolver.next_visible(&layers, &both, window)? {
         let start = found * WINDOW_BLOCKS;
         if start >= end {
             break;

@@ -53,6 +53,11 @@ impl FileState {
         self.pending.map_or(self.record.size_bytes, |pending| pending.size_bytes)
     }
 
+    /// Whether the file still has a name.
+    pub(crate) fn present(&self, inode: InodeId) -> Result<()> {
+        if self.deleted { Err(Error::Stale { inode: inode.get() }) } else { Ok(()) }
+    }
+
     /// The open layer.
     pub(crate) fn layer(&self) -> Result<LayerId> {
         match self.record.body {

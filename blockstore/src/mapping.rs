@@ -8,7 +8,7 @@ use crate::error::{Error, Result};
 use crate::id::LayerId;
 use crate::kv::Family;
 use crate::record::{Run, Target, key, split_two};
-use crate::transaction::Transaction;
+use crate::transaction::{Touched, Transaction};
 use crate::units::WINDOW_BLOCKS;
 
 /// Runs that one call looks up; callers bound their ranges so that this is never reached.
@@ -73,7 +73,7 @@ pub(crate) fn take(
         txn.put_layer(layer, &record);
         let counters = txn.counters();
         counters.mapped_blocks = counters.mapped_blocks.saturating_sub(blocks_gone);
-        touch(txn, layer, head.first, tail.end());
+        touch(txn, layer, (head.first, tail.end()), false);
     }
     Ok(taken)
 }
@@ -107,12 +107,13 @@ pub(crate) fn place(txn: &mut Transaction<'_>, layer: LayerId, run: Run) -> Resu
     record.blocks += blocks;
     txn.put_layer(layer, &record);
     txn.counters().mapped_blocks += blocks;
-    touch(txn, layer, run.first, run.end());
+    touch(txn, layer, (run.first, run.end()), blocks > 0);
     Ok(())
 }
 
-fn touch(txn: &mut Transaction<'_>, layer: LayerId, first: u64, end: u64) {
-    txn.touch_windows(layer, first / WINDOW_BLOCKS, end.div_ceil(WINDOW_BLOCKS));
+fn touch(txn: &mut Transaction<'_>, layer: LayerId, (first, end): (u64, u64), has_data: bool) {
+    let (start, end) = (first / WINDOW_BLOCKS, end.div_ceil(WINDOW_BLOCKS));
+    txn.touch_windows(Touched { layer, start, end, has_data });
 }
 
 /// Releases every chunk that the runs name.

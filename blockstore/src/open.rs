@@ -32,6 +32,7 @@ use crate::options::Options;
 use crate::record::{Body, Counters, InodeRecord, LogPosition, SegmentRecord, key};
 use crate::resolve::Resolver;
 use crate::segments::Segments;
+use crate::stats::Summary;
 use crate::time::Clock;
 use crate::units::BLOCK_BYTES_U64;
 
@@ -158,6 +159,7 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
         file_bytes: AtomicU64::new(file_bytes),
         index_bytes,
         checkpoint: Mutex::new(start),
+        summary: Mutex::new(Summary::default()),
         gc: Mutex::new(()),
         options,
     })

@@ -123,6 +123,7 @@ fn still_there(txn: &Transaction<'_>, id: LayerId) -> Result<Option<LayerRecord>
 fn reclaim_slice(txn: &mut Transaction<'_>, id: LayerId) -> Result<u64> {
     let Some(layer) = still_there(txn, id)? else { return Ok(0) };
     debug_assert_eq!(layer.state, LayerState::Dead, "only dead layers are reclaimed");
+    txn.moves_entries();
     let entries = first_entries(txn, id)?;
     for run in &entries {
         let taken = mapping::take(txn, id, (run.first, run.end()))?;
@@ -194,6 +195,7 @@ fn collapse_slice(
         txn.delete(Family::Queue, key::queue_layer(key::QUEUE_COLLAPSE, parent));
         return Ok(0);
     };
+    txn.moves_entries();
     let of_child = txn.layer(child)?;
     match of_child.state {
         LayerState::Dead => {

@@ -20,6 +20,8 @@
 //! ```
 //! Integers are big-endian, so that keys sort by number.
 
+#[cfg(test)]
+pub(crate) mod golden;
 pub(crate) mod key;
 
 use crate::codec::{Decoder, Encoder};

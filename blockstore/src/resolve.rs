@@ -16,20 +16,22 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
+use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, LayerId};
 use crate::kv::{Family, Kv, KvRead};
 use crate::record::{LayerRecord, LayerState, Run, Target, key, split_two};
+use crate::transaction::Touched;
 use crate::units::WINDOW_BLOCKS;
 use crate::window_set::WindowSet;
 
-/// Bytes that a cached window takes in memory, about, for sizing the cache by budget: the
-/// usual window of a few runs.
-const WINDOW_MEMORY_BYTES: u64 = 256;
+/// Bytes that a cached window takes in memory beside its runs, about.
+const WINDOW_MEMORY_BYTES: u64 = 160;
 
 /// Layers whose records and window sets are kept in memory.
 const LAYERS_CACHED: usize = 1 << 16;
@@ -109,7 +111,45 @@ pub(crate) struct Layer {
     pub(crate) parent: Option<LayerId>,
     pub(crate) is_open: bool,
     /// Loaded at first use.
-    windows: Mutex<Option<WindowSet>>,
+    windows: Mutex<Option<Windows>>,
+}
+
+/// The windows that a layer has entries in.
+#[derive(Debug, Default)]
+struct Windows {
+    /// With any entry.
+    owned: WindowSet,
+    /// With data, as far as is known: the inside of a long hole is left out, so that nobody
+    /// walks through it window by window.
+    data: WindowSet,
+}
+
+/// A cached window weighs what its runs take.
+#[derive(Clone, Debug)]
+struct WindowWeight;
+
+impl Weighter<(LayerId, u32, u64), Arc<Window>> for WindowWeight {
+    fn weight(&self, _: &(LayerId, u32, u64), window: &Arc<Window>) -> u64 {
+        let runs = window.runs.capacity() * size_of::<Run>();
+        WINDOW_MEMORY_BYTES + u64::try_from(runs).unwrap_or(u64::MAX)
+    }
+}
+
+impl Windows {
+    /// Adds a run, and answers the window behind it. In the first and the last window of a hole
+    /// there may be data beside it.
+    fn add(&mut self, run: &Run) -> u64 {
+        let (start, behind) = (run.first / WINDOW_BLOCKS, run.end().div_ceil(WINDOW_BLOCKS));
+        self.owned.insert(start, behind);
+        match run.target {
+            Target::Chunks(_) => self.data.insert(start, behind),
+            Target::Hole => {
+                self.data.insert(start, start + 1);
+                self.data.insert(behind - 1, behind);
+            }
+        }
+        behind
+    }
 }
 
 /// Resolves windows; holds the caches.
@@ -119,7 +159,10 @@ pub(crate) struct Resolver {
     /// See the module's text.
     pub(crate) structure: RwLock<()>,
     layers: Cache<LayerId, Arc<Layer>>,
-    windows: Cache<(LayerId, u32, u64), Arc<Window>>,
+    windows: Cache<(LayerId, u32, u64), Arc<Window>, WindowWeight>,
+    /// How often entries moved between layers: a reader whose layer was looked up before a move
+    /// and resolved after it looks again.
+    moves: AtomicU64,
     /// Layers whose cached windows were dropped all at once, and how often: part of the key.
     epochs: RwLock<HashMap<LayerId, u32>>,
 }
@@ -131,14 +174,25 @@ impl Resolver {
             kv,
             structure: RwLock::new(()),
             layers: Cache::new(LAYERS_CACHED),
-            windows: Cache::new(windows.max(1024)),
+            windows: Cache::with_weighter(windows, memory_bytes, WindowWeight),
+            moves: AtomicU64::new(0),
             epochs: RwLock::new(HashMap::new()),
         }
     }
 
     /// Bytes that cached windows take in memory, about.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        u64::try_from(self.windows.len()).unwrap_or(u64::MAX) * WINDOW_MEMORY_BYTES
+        self.windows.weight()
+    }
+
+    /// A number that changes whenever entries move between layers.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Acquire)
+    }
+
+    /// Entries moved. The caller holds the structure lock exclusively.
+    pub(crate) fn note_move(&self) {
+        self.moves.fetch_add(1, Ordering::AcqRel);
     }
 
     fn cache_key(&self, layer: LayerId, window: u64) -> (LayerId, u32, u64) {
@@ -153,7 +207,7 @@ impl Resolver {
         }
         // An open layer without entries in the window shows the window below.
         let state = self.layers.get(&layer)?;
-        if !state.is_open || state.windows.lock().as_ref()?.contains(window) {
+        if !state.is_open || state.windows.lock().as_ref()?.owned.contains(window) {
             return None;
         }
         match state.parent {
@@ -237,12 +291,12 @@ impl Resolver {
         if windows.is_none() {
             *windows = Some(self.load_windows(id)?);
         }
-        Ok(windows.as_ref().is_some_and(|set| set.contains(window)))
+        Ok(windows.as_ref().is_some_and(|windows| windows.owned.contains(window)))
     }
 
     /// Finds the windows that a layer has entries in: one look-up for each, not for each entry.
-    fn load_windows(&self, id: LayerId) -> Result<WindowSet> {
-        let mut set = WindowSet::default();
+    fn load_windows(&self, id: LayerId) -> Result<Windows> {
+        let mut set = Windows::default();
         let mut from = 0;
         let end = key::map(LayerId::new(id.get() + 1), 0);
         loop {
@@ -253,9 +307,7 @@ impl Resolver {
             };
             if let Some((key, value)) = reaching {
                 let (_, first) = split_two("map key", &key)?;
-                let behind = Run::decode(first, &value)?.end().div_ceil(WINDOW_BLOCKS);
-                set.insert(first / WINDOW_BLOCKS, behind);
-                from = behind * WINDOW_BLOCKS;
+                from = set.add(&Run::decode(first, &value)?) * WINDOW_BLOCKS;
                 continue;
             }
             let mut found = None;
@@ -265,22 +317,42 @@ impl Resolver {
                 Ok(ControlFlow::Break(()))
             })?;
             let Some(run) = found else { return Ok(set) };
-            let behind = run.end().div_ceil(WINDOW_BLOCKS);
-            set.insert(run.first / WINDOW_BLOCKS, behind);
             // Others that begin in these windows add nothing, but by reaching further.
-            from = behind * WINDOW_BLOCKS;
+            from = set.add(&run) * WINDOW_BLOCKS;
+        }
+    }
+
+    /// The first window at or behind `window` in which one of `changed` has entries and one of
+    /// `chain` has data: elsewhere there is nothing to see.
+    pub(crate) fn next_visible(
+        &self,
+        changed: &[LayerId],
+        chain: &[LayerId],
+        window: u64,
+    ) -> Result<Option<u64>> {
+        let mut window = window;
+        loop {
+            let Some(owned) = self.next_owned(changed, window, false)? else { return Ok(None) };
+            let Some(data) = self.next_owned(chain, owned, true)? else { return Ok(None) };
+            if owned == data {
+                return Ok(Some(owned));
+            }
+            window = data;
         }
     }
 
     /// The first window at or behind `window` in which one of the layers has entries. A layer
     /// of a chain that is gone by now collapsed into its neighbour in the chain.
-    pub(crate) fn next_owned(&self, layers: &[LayerId], window: u64) -> Result<Option<u64>> {
+    fn next_owned(&self, layers: &[LayerId], window: u64, data: bool) -> Result<Option<u64>> {
         let _walk = self.structure.read();
         let mut next = None;
         for &id in layers {
             let Ok(layer) = self.layer(id) else { continue };
             self.owns(id, &layer, window)?;
-            let found = layer.windows.lock().as_ref().and_then(|set| set.next_from(window));
+            let found = layer.windows.lock().as_ref().and_then(|windows| {
+                let set = if data { &windows.data } else { &windows.owned };
+                set.next_from(window)
+            });
             next = match (next, found) {
                 (Some(a), Some(b)) => Some(std::cmp::min(a, b)),
                 (a, b) => a.or(b),
@@ -309,11 +381,15 @@ impl Resolver {
 
     /// Before a commit is applied: the layer has entries in these windows. The caller holds
     /// the structure lock exclusively.
-    pub(crate) fn add_windows(&self, id: LayerId, start: u64, end: u64) {
+    pub(crate) fn add_windows(&self, touched: Touched) {
+        let Touched { layer: id, start, end, has_data } = touched;
         if let Some(layer) = self.layers.get(&id)
             && let Some(windows) = layer.windows.lock().as_mut()
         {
-            windows.insert(start, end);
+            windows.owned.insert(start, end);
+            if has_data {
+                windows.data.insert(start, end);
+            }
         }
         if end.saturating_sub(start) > DROP_SINGLY_MAX {
             *self.epochs.write().entry(id).or_insert(0) += 1;

@@ -17,6 +17,9 @@
 //! contiguous read. The crc of a header covers the header and, in a group, its chunk entries;
 //! the crc of a commit covers header and body.
 
+#[cfg(test)]
+mod golden;
+
 use bytes::Bytes;
 
 use crate::codec::{Decoder, Encoder};

@@ -321,21 +321,34 @@ pub(crate) fn clone_deleted(txn: &mut Transaction<'_>, origin: SnapshotId) -> Re
     Ok(())
 }
 
-/// Deletes snapshots whose time has come and that have no clones; answers how many.
+/// Deletes snapshots whose time has come and that have no clones, at most `limit`; answers how
+/// many. Those with clones wait, and hold up nobody behind them.
 pub(crate) fn expire(core: &Core, limit: usize) -> Result<usize> {
+    let from = [key::QUEUE_EXPIRY];
+    let to = key::queue_expiry(core.clock.now().as_nanos(), SnapshotId::from_bytes([0xff; 16]));
+    let mut due = Vec::new();
+    core.kv.scan(Family::Queue, &from, &to, &mut |entry, _| {
+        let mut decoder = crate::codec::Decoder::new("expiry key", entry);
+        let (_kind, _nanos) = (decoder.u8()?, decoder.u64()?);
+        let id = SnapshotId::from_bytes(decoder.array()?);
+        if load(core, id).is_ok_and(|record| record.clone_count == 0) {
+            due.push(id);
+        }
+        Ok(if due.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
+    })?;
+    if due.is_empty() {
+        return Ok(0);
+    }
     core.commit(move |txn| {
-        let now = txn.now();
-        let from = vec![key::QUEUE_EXPIRY];
-        let to = key::queue_expiry(now.as_nanos(), SnapshotId::from_bytes([0xff; 16]));
         let mut deleted = 0;
-        for (entry, _) in txn.range(Family::Queue, (&from, &to), limit)? {
-            let mut decoder = crate::codec::Decoder::new("expiry key", &entry);
-            let (_kind, _nanos) = (decoder.u8()?, decoder.u64()?);
-            let id = SnapshotId::from_bytes(decoder.array()?);
-            let record = load_in(txn, id)?;
-            if record.clone_count == 0 {
-                remove(txn, id, &record)?;
-                deleted += 1;
+        for id in due {
+            // It may have been cloned or deleted since.
+            match load_in(txn, id) {
+                Ok(record) if record.clone_count == 0 => {
+                    remove(txn, id, &record)?;
+                    deleted += 1;
+                }
+                _ => {}
             }
         }
         Ok(deleted)

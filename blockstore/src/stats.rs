@@ -5,22 +5,39 @@ use std::sync::atomic::Ordering;
 use crate::compact::live_bytes;
 use crate::core::Core;
 use crate::disk::FileName;
+use crate::record::SegmentRecord;
 use crate::types::Stats;
 
-pub(crate) fn stats(core: &Core) -> Stats {
-    let (stored, live, files) = {
-        let leader = core.committer.leader.lock();
-        let mut files: Vec<FileName> = leader.segments.values().map(|r| r.file).collect();
-        files.sort_unstable();
-        files.dedup();
-        let stored: u64 = leader.segments.values().map(|r| r.stored_bytes).sum();
-        let live: u64 = leader
-            .segments
-            .values()
-            .map(|r| live_bytes(r.stored_bytes, r.live_chunks.into(), r.stored_chunks.into()))
-            .sum();
-        (stored, live, files.len())
+/// Sums over all segments.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Summary {
+    stored_bytes: u64,
+    live_bytes: u64,
+    files: u64,
+}
+
+/// The sums of now, or of the last time that no commit was under way: callers are async tasks
+/// too, and must not wait for a disk that is stuck in a sync.
+fn summary(core: &Core) -> Summary {
+    let Some(leader) = core.committer.leader.try_lock() else { return *core.summary.lock() };
+    let mut files: Vec<FileName> = leader.segments.values().map(|r| r.file).collect();
+    files.sort_unstable();
+    files.dedup();
+    let live_of = |r: &SegmentRecord| {
+        live_bytes(r.stored_bytes, r.live_chunks.into(), r.stored_chunks.into())
     };
+    let summary = Summary {
+        stored_bytes: leader.segments.values().map(|r| r.stored_bytes).sum(),
+        live_bytes: leader.segments.values().map(live_of).sum(),
+        files: u64::try_from(files.len()).unwrap_or(u64::MAX),
+    };
+    drop(leader);
+    *core.summary.lock() = summary;
+    summary
+}
+
+pub(crate) fn stats(core: &Core) -> Stats {
+    let Summary { stored_bytes: stored, live_bytes: live, files } = summary(core);
     let counters = *core.committer.counters.read();
     let space = core.space();
     let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
@@ -38,7 +55,7 @@ pub(crate) fn stats(core: &Core) -> Stats {
         snapshot_count: counters.snapshots,
         layer_count: counters.layers,
         dead_layer_count: counters.dead_layers,
-        segment_count: u64::try_from(files).unwrap_or(u64::MAX),
+        segment_count: files,
         dirty_bytes,
         memory_bytes: dirty_bytes
             + core.blocks.weight()

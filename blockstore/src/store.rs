@@ -94,7 +94,7 @@ impl Store {
             return Ok(());
         }
         self.background.stop();
-        let outcome = data::commit_all(&self.core).and_then(|()| compact::checkpoint(&self.core));
+        let outcome = data::commit_all(&self.core).and(compact::checkpoint(&self.core));
         self.core.committer.close();
         outcome
     }

@@ -28,6 +28,16 @@ type Before = Option<Option<Vec<u8>>>;
 /// a count could overflow.
 const CHUNK_REFERENCES_MAX: u32 = 1 << 31;
 
+/// Windows of a layer, from `start` up to `end` (left out), whose entries changed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Touched {
+    pub(crate) layer: LayerId,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    /// They got data, not only a hole or less than before.
+    pub(crate) has_data: bool,
+}
+
 /// What memory has to learn when the commit is applied.
 #[derive(Debug, Default)]
 pub(crate) struct Effects {
@@ -37,8 +47,11 @@ pub(crate) struct Effects {
     pub(crate) layers: BTreeMap<LayerId, Option<LayerRecord>>,
     /// Segments that compaction moved, or (`None`) that are gone.
     pub(crate) segments: BTreeMap<SegmentId, Option<SegmentRecord>>,
-    /// Windows of layers whose entries changed: layer, start, end.
-    pub(crate) windows: Vec<(LayerId, u64, u64)>,
+    /// Windows of layers whose entries changed.
+    pub(crate) windows: Vec<Touched>,
+    /// Entries moved between layers, or left a layer that nothing names: a reader that is under
+    /// way may hold a layer that no longer shows what it did.
+    pub(crate) moves_entries: bool,
 }
 
 /// The point to which a failed op is rolled back.
@@ -64,7 +77,8 @@ pub(crate) struct Transaction<'a> {
     /// Live chunks gained or lost, by segment; of the group, and of the op under way.
     live: HashMap<SegmentId, i64>,
     live_of_op: HashMap<SegmentId, i64>,
-    windows: Vec<(LayerId, u64, u64)>,
+    windows: Vec<Touched>,
+    moves_entries: bool,
     savepoint: Option<Savepoint>,
     room_bytes: u64,
 }
@@ -88,6 +102,7 @@ impl<'a> Transaction<'a> {
             live: HashMap::new(),
             live_of_op: HashMap::new(),
             windows: Vec::new(),
+            moves_entries: false,
             savepoint: None,
             room_bytes,
         }
@@ -148,7 +163,11 @@ impl<'a> Transaction<'a> {
 
     /// The batch and the effects; ends the transaction.
     pub(crate) fn finish(self) -> Result<(Batch, Effects, Counters, Vec<PreparedChunk>)> {
-        let mut effects = Effects { windows: self.windows, ..Effects::default() };
+        let mut effects = Effects {
+            windows: self.windows,
+            moves_entries: self.moves_entries,
+            ..Effects::default()
+        };
         let mut batch = Batch::new();
         for (family, changes) in self.changes {
             for (key, value) in changes {
@@ -242,10 +261,15 @@ impl<'a> Transaction<'a> {
             ));
             inside.rfind(|(_, value)| value.is_some())
         });
-        // Below, skip what this transaction changed: deleted, or already seen above.
+        // Below, skip what this transaction changed: deleted, or already seen above. Behind the
+        // entry found there nothing can be nearer to `key`.
+        let nearest = changed.map(|(key, _)| key.as_slice());
         let mut at = key.to_vec();
         let stored = loop {
             match self.kv.last_at_or_before(family, &at)? {
+                Some((found, _)) if nearest.is_some_and(|near| near >= found.as_slice()) => {
+                    break None;
+                }
                 Some((found, value)) if found.as_slice() >= from => {
                     if !changes.is_some_and(|changes| changes.contains_key(&found)) {
                         break Some((found, value));
@@ -323,8 +347,13 @@ impl<'a> Transaction<'a> {
     }
 
     /// The layer's entries in these windows changed.
-    pub(crate) fn touch_windows(&mut self, layer: LayerId, start: u64, end: u64) {
-        self.windows.push((layer, start, end));
+    pub(crate) fn touch_windows(&mut self, touched: Touched) {
+        self.windows.push(touched);
+    }
+
+    /// This op takes entries out of layers that readers may still look at.
+    pub(crate) fn moves_entries(&mut self) {
+        self.moves_entries = true;
     }
 
     // ---- chunks (I1: a chunk's count equals the map blocks naming it)

@@ -109,6 +109,8 @@ impl Tables {
 }
 
 pub(crate) fn check(core: &Core, data: bool) -> Result<CheckReport> {
+    // Compaction would take segments from under the directories that are read here.
+    let _gc = core.gc.lock();
     let view = core.kv.view();
     let mut findings = Findings::default();
     let tables = Tables::load(view.as_ref())?;

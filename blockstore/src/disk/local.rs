@@ -88,8 +88,12 @@ impl Disk for LocalDisk {
 
     fn remove(&self, name: FileName) -> Result<()> {
         let path = self.path(name);
-        std::fs::remove_file(&path)
-            .map_err(|source| Error::io("remove", path.display().to_string(), source))
+        match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(Error::io("remove", path.display().to_string(), source))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn sync_names(&self) -> Result<()> {

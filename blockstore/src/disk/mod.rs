@@ -73,7 +73,7 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// `Io`; also when there is none.
     fn open(&self, name: FileName) -> Result<Arc<dyn DiskFile>>;
 
-    /// Removes a file. Those who hold it open can go on reading it.
+    /// Removes a file, if it is there. Those who hold it open can go on reading it.
     ///
     /// # Errors
     /// `Io`.

@@ -1,0 +1,194 @@
+//! Faults that a review and a stress test found, each with the test that showed it.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use common::{Fixture, assert_sound, bytes, options, path};
+use slackwater_blockstore::disk::{Disk, Fault, FileRole, MemoryDisk};
+use slackwater_blockstore::kv::{Kv, MemoryKv};
+use slackwater_blockstore::{
+    InodeId, Options, SetAttributes, SnapshotRequest, Source, Stability, Store,
+};
+
+fn set_size(store: &Store, inode: InodeId, size_bytes: u64) {
+    let set = SetAttributes { size_bytes: Some(size_bytes), ..SetAttributes::default() };
+    store.set_attributes(inode, &set, None).unwrap();
+}
+
+fn write(store: &Store, inode: InodeId, block: u64, data: Bytes) {
+    store.write(inode, block * 4096, data, Stability::Unstable).unwrap();
+}
+
+fn block(file: u64, number: u64) -> Bytes {
+    let generation = if number < 30 { 5000 } else { 100 };
+    bytes(generation + file * 100 + number, 4096)
+}
+
+/// Six files, most of whose segments are worth compacting.
+fn worn() -> Fixture {
+    let fixture = Fixture::new();
+    for file in 0..6 {
+        let made = fixture.store.create_file(&path(&format!("f{file}")), 0).unwrap();
+        let inode = made.attributes.inode;
+        let old = (0..40).map(|number| (number, bytes(100 + file * 100 + number, 4096)));
+        for (number, data) in old.chain((0..30).map(|number| (number, block(file, number)))) {
+            fixture.store.write(inode, number * 4096, data, Stability::FileSync).unwrap();
+        }
+    }
+    fixture
+}
+
+/// A sync that fails in the commit of a compaction leaves the commit on the disk or not; both
+/// must find their chunks after the restart.
+#[test]
+fn a_failed_sync_of_a_compaction_loses_nothing() {
+    for syncs in 0.. {
+        let fixture = worn();
+        fixture.disk.inject(Fault::Sync(syncs));
+        let done = fixture.store.gc().is_ok();
+        let Fixture { kv, disk, store } = fixture;
+        drop(store);
+        disk.inject(Fault::Sync(u64::MAX));
+        let fixture = Fixture::open(Arc::new(kv.crash()), disk);
+        fixture.check();
+        for file in 0..6 {
+            let inode = fixture.store.resolve(&path(&format!("f{file}"))).unwrap().inode;
+            for number in 0..40 {
+                let read = fixture.store.read(Source::File(inode), number * 4096, 4096).unwrap();
+                assert!(read.to_vec() == block(file, number), "sync {syncs}, f{file} {number}");
+            }
+        }
+        if done {
+            assert!(syncs > 0, "no sync failed");
+            return;
+        }
+    }
+}
+
+/// A compaction that finds the disk full takes its half-written file away.
+#[test]
+fn a_compaction_on_a_full_disk_leaves_no_file() {
+    let fixture = worn();
+    for _ in 0..3 {
+        fixture.disk.inject(Fault::NoSpace(0));
+        fixture.store.gc().unwrap_err();
+    }
+    let files = fixture.disk.list().unwrap();
+    let compacted = files.iter().filter(|name| name.role == FileRole::Compacted).count();
+    assert_eq!(compacted, 0, "half-written files stay");
+}
+
+/// Rewriting scattered blocks, each a run of its own, costs in proportion to their number.
+#[test]
+fn rewriting_scattered_blocks_is_not_quadratic() {
+    let fixture = Fixture::new();
+    let inode = fixture.store.create_file(&path("f"), 0).unwrap().attributes.inode;
+    let mut took = Duration::ZERO;
+    for round in 0..2 {
+        for number in 0..2000 {
+            write(&fixture.store, inode, number * 2, bytes(round * 10_000 + number + 8, 4096));
+        }
+        let start = Instant::now();
+        fixture.store.commit(inode).unwrap();
+        took = start.elapsed();
+    }
+    assert!(took < Duration::from_millis(500), "2000 scattered blocks took {took:?}");
+}
+
+/// A hole over 64 TiB is one entry; neither truncate nor diff visits its windows one by one.
+#[test]
+fn a_huge_hole_costs_nothing() {
+    let fixture = Fixture::new();
+    let store = &fixture.store;
+    let (name, huge) = (path("f"), 1 << 42);
+    let inode = store.create_file(&name, huge).unwrap().attributes.inode;
+    write(store, inode, 0, bytes(9, 8192));
+    let base = store.snapshot(&name, SnapshotRequest::default()).unwrap().id;
+    set_size(store, inode, 4096);
+    set_size(store, inode, huge);
+    let target = store.snapshot(&name, SnapshotRequest::default()).unwrap().id;
+    let start = Instant::now();
+    store.diff(Some(base), target, 0, 100).unwrap();
+    let diff = start.elapsed();
+    assert!(diff < Duration::from_millis(500), "diff took {diff:?}");
+    set_size(store, inode, 4096);
+    let both = start.elapsed();
+    assert!(both < Duration::from_secs(1), "diff and truncate took {both:?}");
+}
+
+/// Readers of a file whose lower layer collapses in several slices see its bytes all the time.
+#[test]
+fn readers_during_a_collapse_see_no_holes() {
+    let store = {
+        let mut options = Options::new("unused");
+        options.background = false;
+        options.compress = false;
+        let kv: Arc<dyn Kv> = Arc::new(MemoryKv::new());
+        Store::open_with(kv, Arc::new(MemoryDisk::new()), options).unwrap()
+    };
+    let data: Vec<Bytes> = (0..40).map(|part| bytes(part + 8, 1 << 20)).collect();
+    let fill = |name: &str| {
+        let inode = store.create_file(&path(name), 0).unwrap().attributes.inode;
+        for (part, data) in (0..).zip(&data) {
+            write(&store, inode, part * 256, data.clone());
+        }
+        store.commit(inode).unwrap();
+        inode
+    };
+    fill("keeps the chunks");
+    let (current, stop, wrong) = (AtomicU64::new(0), AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for reader in 0..12_u64 {
+            let (store, data, current, stop, wrong) = (&store, &data, &current, &stop, &wrong);
+            scope.spawn(move || {
+                let mut random = reader;
+                while !stop.load(Ordering::SeqCst) {
+                    random = random.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+                    let (part, inside) = ((random >> 33) % 6, (random >> 45) % 200 * 4096);
+                    let source = Source::File(InodeId::new(current.load(Ordering::SeqCst)));
+                    if let Ok(read) = store.read(source, (part << 20) + inside, 4096) {
+                        let at = usize::try_from(inside).unwrap();
+                        let expected = &data[usize::try_from(part).unwrap()][at..at + 4096];
+                        wrong.fetch_add(u64::from(read.to_vec() != expected), Ordering::SeqCst);
+                    }
+                }
+            });
+        }
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(15) && wrong.load(Ordering::SeqCst) == 0 {
+            let inode = fill("x");
+            current.store(inode.get(), Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(5));
+            // Freezes the layer, which then collapses.
+            set_size(&store, inode, 36 << 20);
+            store.gc().unwrap();
+            current.store(0, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(50));
+            store.remove_path(&path("x")).unwrap();
+        }
+        stop.store(true, Ordering::SeqCst);
+    });
+    assert_eq!(wrong.load(Ordering::SeqCst), 0, "reads of bytes that nobody wrote");
+}
+
+/// A file whose dirty blocks no longer fit can still be cut.
+#[test]
+fn a_truncate_works_when_the_store_is_full() {
+    let mut options = options();
+    options.capacity_bytes = Some(8 << 20);
+    let store =
+        Store::open_with(Arc::new(MemoryKv::new()), Arc::new(MemoryDisk::new()), options).unwrap();
+    let inode = store.create_file(&path("f"), 0).unwrap().attributes.inode;
+    for part in 0..12 {
+        write(&store, inode, part * 256, bytes(part + 8, 1 << 20));
+    }
+    store.commit(inode).unwrap_err();
+    set_size(&store, inode, 0);
+    store.commit(inode).unwrap();
+    assert_sound(&store);
+}
