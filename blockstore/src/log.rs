@@ -198,6 +198,8 @@ pub(crate) struct Recovered {
 pub(crate) struct Recovery<'a> {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) segments: Arc<Segments>,
+    /// The store that the index is of, if it knows; the first file decides it else.
+    pub(crate) store: Option<StoreId>,
     /// `None` for an index that was never flushed.
     pub(crate) position: Option<LogPosition>,
     /// Takes each batch that is not in the index yet, and the position behind it.
@@ -293,6 +295,11 @@ impl Recovery<'_> {
         let length = usize::try_from(file.length_bytes()?).unwrap_or(usize::MAX);
         let bytes = file.read_at(0, length)?;
         let store = format::decode_file_header(name, &bytes)?;
+        let expected = *self.store.get_or_insert(store);
+        if store != expected {
+            let reason = format!("it is of store {store}, the others are of store {expected}");
+            return Err(Error::corrupt(name.to_string(), reason));
+        }
         let start = match self.position {
             Some(at) if at.segment == segment => at.offset_bytes,
             _ => 0,
@@ -339,12 +346,16 @@ impl Recovery<'_> {
         let tail_bytes = u64::try_from(whole).unwrap_or(u64::MAX);
         let end = FileEnd { store, tail_bytes, directory_offset_bytes };
         if end.directory_offset_bytes.is_none() {
-            check_tail(name, &bytes[whole..], is_last, scan.sequence)?;
-            if whole < length {
-                tracing::info!(%name, from = whole, bytes = length - whole, "cut an unfinished append");
-                file.truncate(tail_bytes)?;
-                file.sync()?;
+            if whole < replay_from {
+                return Err(Error::corrupt(
+                    name.to_string(),
+                    format!(
+                        "no whole record at {whole}, yet the index holds all up to {replay_from}"
+                    ),
+                ));
             }
+            check_tail(name, &bytes[whole..], is_last, scan.sequence)?;
+            cut(name, file.as_ref(), (whole, length))?;
         }
         self.register(segment, directory, &end);
         Ok(end)
@@ -394,6 +405,16 @@ struct FileEnd {
     store: StoreId,
     tail_bytes: u64,
     directory_offset_bytes: Option<u64>,
+}
+
+/// Cuts off what lies behind the last whole record, if anything does.
+fn cut(name: FileName, file: &dyn DiskFile, (whole, length): (usize, usize)) -> Result<()> {
+    if whole == length {
+        return Ok(());
+    }
+    tracing::info!(%name, from = whole, bytes = length - whole, "cut an unfinished append");
+    file.truncate(u64::try_from(whole).unwrap_or(u64::MAX))?;
+    file.sync()
 }
 
 /// What lies behind the last whole record must be an append that was never synced. Anything

@@ -116,6 +116,8 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
     let recovered = Recovery {
         disk: Arc::clone(&disk),
         segments: Arc::clone(&segments),
+        // Nothing is changed before it is sure that index and log belong together.
+        store: known_store(kv.as_ref())?.map(|(store, _)| store),
         position: durable,
         apply: &mut |mut batch, position| {
             let key = key::META_POSITION.to_vec();
@@ -212,7 +214,7 @@ fn total_bytes(disk: &dyn Disk, segments: &Segments) -> Result<u64> {
 
 /// The store's id, the key of file handles, and the counters; made anew for a new store.
 fn identity(kv: &dyn Kv, recovered: &Recovered) -> Result<(StoreId, [u8; 32], Counters)> {
-    let Some(bytes) = kv.get(Family::Meta, key::META_STORE)? else {
+    let Some((store, handle_key)) = known_store(kv)? else {
         let mut handle_key = [0; 32];
         getrandom::fill(&mut handle_key).map_err(|error| {
             Error::io("read random bytes", "the operating system", std::io::Error::other(error))
@@ -220,21 +222,21 @@ fn identity(kv: &dyn Kv, recovered: &Recovered) -> Result<(StoreId, [u8; 32], Co
         let counters = Counters { next_inode: 1, next_layer: 1, ..Counters::default() };
         return Ok((recovered.log.store(), handle_key, counters));
     };
+    let counters = kv.get(Family::Meta, key::META_COUNTERS)?;
+    let counters = counters.as_deref().map(Counters::decode).transpose()?.unwrap_or_default();
+    Ok((store, handle_key, counters))
+}
+
+/// The store that the index is of and its key of handles; refuses another format.
+fn known_store(kv: &dyn Kv) -> Result<Option<(StoreId, [u8; 32])>> {
+    let Some(bytes) = kv.get(Family::Meta, key::META_STORE)? else { return Ok(None) };
     let mut d = Decoder::versioned("store record", &bytes, STORE_RECORD_VERSION)?;
     let (got, store, handle_key) = (d.u32()?, StoreId::from_bytes(d.array()?), d.array()?);
     d.end()?;
     if got != FORMAT_VERSION {
         return Err(Error::Format { got, expected: FORMAT_VERSION });
     }
-    if store != recovered.log.store() {
-        return Err(Error::corrupt(
-            "index",
-            format!("it is of store {store}, the log is of store {}", recovered.log.store()),
-        ));
-    }
-    let counters = kv.get(Family::Meta, key::META_COUNTERS)?;
-    let counters = counters.as_deref().map(Counters::decode).transpose()?.unwrap_or_default();
-    Ok((store, handle_key, counters))
+    Ok(Some((store, handle_key)))
 }
 
 /// The first commit of a new store: its identity and its root directory.

@@ -362,10 +362,14 @@ fn find_directory(rest: &[u8], offset: usize) -> Result<Option<(Found, usize)>> 
     let length = pages
         .saturating_mul(PLACE_PAGE_BYTES + HASH_PAGE_BYTES)
         .saturating_add(DIRECTORY_HEADER_BYTES);
-    if crc != crc32c::crc32c(covered) || rest.len() < length {
-        return Ok(None);
-    }
-    Ok(Some((Found::Directory, offset + length)))
+    let Some(body) = rest.get(DIRECTORY_HEADER_BYTES..length) else { return Ok(None) };
+    let (places, hashes) = body.split_at(pages * PLACE_PAGE_BYTES);
+    let page_is_whole = |page: &[u8]| page_body("segment directory", page).is_ok();
+    let whole = crc == crc32c::crc32c(covered)
+        && places.chunks(PLACE_PAGE_BYTES).all(page_is_whole)
+        && hashes.chunks(HASH_PAGE_BYTES).all(page_is_whole);
+    // One that was not synced whole is no directory: the chunks are all in the groups before it.
+    Ok(whole.then_some((Found::Directory, offset + length)))
 }
 
 /// The highest sequence number of a whole commit record anywhere in `bytes`.

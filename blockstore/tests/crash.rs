@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::{Fixture, assert_sound, bytes, content, open, path};
-use slackwater_blockstore::disk::{Fault, MemoryDisk};
+use slackwater_blockstore::disk::{Disk, Fault, MemoryDisk};
 use slackwater_blockstore::kv::MemoryKv;
 use slackwater_blockstore::{
     Error, ErrorKind, SetAttributes, SnapshotId, SnapshotRequest, Source, Stability, Store,
@@ -295,4 +295,48 @@ fn damage_in_the_middle_of_the_log_is_refused_not_cut_off() {
     disk.flip_bit(name, 6000);
     let error = open(&kv, &disk).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+}
+
+#[test]
+fn damage_before_the_position_of_the_index_is_refused_not_cut_off() {
+    let fixture = Fixture::new();
+    let inode = fixture.store.create_file(&path("f"), 0).unwrap().attributes.inode;
+    for block in 0..6 {
+        let data = bytes(100 + block, 4096);
+        fixture.store.write(inode, block * 4096, data, Stability::FileSync).unwrap();
+    }
+    // The index is durable up to the end of the log, so nothing will be replayed.
+    let fixture = fixture.restart();
+    fixture.store.close().unwrap();
+    let name = Disk::list(&fixture.disk).unwrap()[0];
+    let length = Disk::open(&fixture.disk, name).unwrap().length_bytes().unwrap();
+    // In the last commit record, whose crc covers it.
+    fixture.disk.flip_bit(name, usize::try_from(length).unwrap() - 10);
+    let error = open(&fixture.kv, &fixture.disk).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert_eq!(Disk::open(&fixture.disk, name).unwrap().length_bytes().unwrap(), length);
+}
+
+#[test]
+fn a_torn_seal_is_no_seal() {
+    let fixture = Fixture::new();
+    let inode = fixture.store.create_file(&path("f"), 0).unwrap().attributes.inode;
+    let data = bytes(100, 200 << 10);
+    fixture.store.write(inode, 0, data.clone(), Stability::FileSync).unwrap();
+    let logs = Disk::list(&fixture.disk).unwrap();
+    assert_eq!(logs.len(), 1, "one append fills the segment");
+    let sealed = Disk::open(&fixture.disk, logs[0]).unwrap().length_bytes().unwrap();
+    fixture.store.create_file(&path("next"), 0).unwrap();
+    let disk = fixture.disk.crash(|| true);
+    let logs = Disk::list(&disk).unwrap();
+    assert_eq!(logs.len(), 2, "the next commit sealed it");
+    // The crash came before the new file was made, and a sector of the directory was lost.
+    Disk::remove(&disk, logs[1]).unwrap();
+    disk.flip_bit(logs[0], usize::try_from(sealed).unwrap() + 100);
+    let kv = Arc::new(fixture.kv.crash());
+    let store = open(&kv, &disk).unwrap();
+    assert!(content(&store, Source::File(inode)) == data);
+    assert_sound(&store);
+    store.create_file(&path("again"), 0).unwrap();
+    assert_sound(&store);
 }

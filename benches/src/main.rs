@@ -1,0 +1,50 @@
+//! The command `slackwater-bench`: experiments that hold promises of SPECIFICATION.md, each
+//! against a rival in the same run.
+//!
+//! ```text
+//! arguments -> clone: appliance  a slackwaterd on a temporary store
+//!                     cases      files of many sizes, extents and depths on it
+//!                     latency    snapshot and clone of each, by turns
+//!                     embedded   clone in a store without any server
+//!                     reflink    the rival: cp --reflink=always on XFS
+//!                     report     table, JSON, verdict
+//! ```
+
+mod appliance;
+mod arguments;
+mod cases;
+mod clone;
+mod embedded;
+mod failure;
+mod latency;
+mod process;
+mod reflink;
+mod report;
+mod statistics;
+mod stop;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use arguments::{Arguments, Command};
+
+/// A promise was broken, or its rival was not run.
+const EXIT_BROKEN: u8 = 1;
+
+/// The experiment itself failed or was stopped. (2 is wrong usage, as clap has it.)
+const EXIT_FAILURE: u8 = 3;
+
+fn main() -> ExitCode {
+    let outcome = match Arguments::parse().command {
+        Command::Clone(arguments) => clone::run(&arguments),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(EXIT_BROKEN),
+        Err(failure) => {
+            eprintln!("slackwater-bench: {failure}");
+            ExitCode::from(EXIT_FAILURE)
+        }
+    }
+}
