@@ -16,7 +16,7 @@ RELEASE := $(CARGO_TARGET_DIR)/release
 IMAGE_DIR := .cache/image
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check needs test-needs image up down clean-data
+.PHONY: help run build test check bench needs test-needs test-compose image up down clean-data
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -45,6 +45,13 @@ test: check ## Install what is missing, then formatting, lints, and every test
 	cargo test --release --workspace --all-features
 	cargo build --release --workspace --bins
 	@if [ -x tests/guest/run ]; then SLACKWATERD=$(RELEASE)/slackwaterd tests/guest/run; fi
+
+bench: build ## Hold the promises on latency against XFS, side by side (as root)
+	@deploy/install-needs bench
+	$(RELEASE)/slackwater-bench clone $(ARGS)
+
+test-compose: build ## Try `make up` and `make down` on a Docker of its own (as root)
+	tests/compose/run
 
 # The image takes the programs that were built here, so that no compiler and no registry is
 # needed inside: only the base image.

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slackwater_blockstore::{Options, Store};
 use slackwater_nfs::{NfsError, NfsMetrics, NfsMetricsSnapshot, NfsOptions, Squash};
@@ -123,5 +123,18 @@ impl Server {
 
     pub fn counters(&self) -> NfsMetricsSnapshot {
         self.metrics.snapshot()
+    }
+
+    /// Waits until the counters are as they should become.
+    pub async fn wait_until(&self, reached: impl Fn(&NfsMetricsSnapshot) -> bool) {
+        let deadline = Instant::now() + LIMIT;
+        loop {
+            let counters = self.counters();
+            if reached(&counters) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{counters:?}");
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
     }
 }

@@ -146,8 +146,9 @@ async fn two_thousand_writes_are_in_flight_on_one_connection() {
         assert_eq!(read, block(number), "block {number}");
     }
     assert_eq!(client.getattr(&file).await.unwrap().size, u64::from(WRITES) * 4096);
-    let counters = server.counters();
-    assert_eq!((counters.calls_in_flight, counters.bytes_in_flight), (0, 0));
+    server
+        .wait_until(|counters| (counters.calls_in_flight, counters.bytes_in_flight) == (0, 0))
+        .await;
 }
 
 #[tokio::test]
@@ -185,4 +186,40 @@ async fn the_counts_of_calls_and_errors_are_kept() {
     assert_eq!(of("mount", "MNT"), (1, 0));
     assert_eq!(of("nfs", "READ"), (0, 0));
     assert_eq!((counters.connections_accepted, counters.connections_open), (1, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_largest_file_is_cut_and_grown_at_once() {
+    use slackwater_blockstore::{FilePath, SnapshotRequest};
+    const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+    let server = Server::start().await;
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let mut file = client.create(&root, b"file").await.unwrap();
+    for is_clone in [false, true] {
+        if is_clone {
+            let taken = server.blocking(|store| {
+                let path = |text| FilePath::parse(text).unwrap();
+                let taken = store.snapshot(&path("file"), SnapshotRequest::default()).unwrap();
+                store.clone_snapshot(taken.id, &path("clone")).unwrap();
+            });
+            taken.await;
+            file = client.lookup(&root, b"clone").await.unwrap();
+        }
+        for size in [1 << 62, (1 << 60) + 5, 1 << 62, 1 << 61, 12_345, 1 << 62] {
+            let set = SetAttr::size(size);
+            let set = tokio::time::timeout(SOON, client.setattr(&file, &set)).await;
+            set.expect("in time, whatever the size").unwrap();
+            if size > 4096 {
+                for offset in [0, size / 2, size - 4096] {
+                    let write = client.write(&file, offset, &[1; 4096], FILE_SYNC);
+                    tokio::time::timeout(SOON, write).await.expect("in time").unwrap();
+                }
+            }
+            assert_eq!(client.getattr(&file).await.unwrap().size, size);
+        }
+    }
+    for name in [&b"clone"[..], b"file"] {
+        tokio::time::timeout(SOON, client.remove(&root, name)).await.expect("in time").unwrap();
+    }
 }

@@ -98,14 +98,11 @@ async fn copies_sent_together_are_run_once() {
     }
     client.send(&stream).await;
     // Each copy is dropped or answered again; once all are counted, so are the replies.
-    let seen = |counters: &slackwater_nfs::NfsMetricsSnapshot| {
-        counters.duplicates_dropped + counters.duplicates_replayed
-    };
-    let deadline = tokio::time::Instant::now() + crate::common::server::LIMIT;
-    while seen(&server.counters()) < u64::from(CALLS) {
-        assert!(tokio::time::Instant::now() < deadline, "{:?}", server.counters());
-        tokio::time::sleep(std::time::Duration::from_millis(2)).await;
-    }
+    server
+        .wait_until(|counters| {
+            counters.duplicates_dropped + counters.duplicates_replayed == u64::from(CALLS)
+        })
+        .await;
     let replies = u64::from(CALLS) + server.counters().duplicates_replayed;
     for _ in 0..replies {
         assert_eq!(status_of(&client.receive().await), status::OK);

@@ -10,7 +10,6 @@ use slackwater_blockstore::{Options, Result, Store};
 use tokio::time::timeout;
 
 use crate::common::client::{Cred, FILE_SYNC, NFS, UNSTABLE, call, proc, record, write_args};
-use crate::common::server::LIMIT;
 use crate::common::{Args, Body, Server, SetAttr, root_options, status};
 
 /// A disk whose syncs wait while its gate is shut.
@@ -27,8 +26,10 @@ struct Gate {
 }
 
 impl Gate {
-    fn shut(&self) {
+    /// Shuts the gate until what it answers is dropped: also by a test that fails.
+    fn shut(&self) -> Shut<'_> {
         *self.is_shut.lock() = true;
+        Shut(self)
     }
 
     fn open(&self) {
@@ -38,8 +39,18 @@ impl Gate {
 
     fn pass(&self) {
         let mut is_shut = self.is_shut.lock();
-        // A test that fails must not leave threads behind for ever.
-        while *is_shut && !self.opened.wait_for(&mut is_shut, LIMIT).timed_out() {}
+        while *is_shut {
+            self.opened.wait(&mut is_shut);
+        }
+    }
+}
+
+/// A shut gate.
+struct Shut<'a>(&'a Gate);
+
+impl Drop for Shut<'_> {
+    fn drop(&mut self) {
+        self.0.open();
     }
 }
 
@@ -124,7 +135,7 @@ async fn a_stalled_disk_stalls_what_waits_for_it_and_nothing_else() {
     let file = client.create(&root, b"file").await.unwrap();
     let other = client.create(&root, b"other").await.unwrap();
     client.write(&other, 0, b"content", FILE_SYNC).await.unwrap();
-    disk.gate.shut();
+    let shut = disk.gate.shut();
     let user = Cred::user(0, 0);
     let mut stream = Vec::new();
     for number in 0..WRITES {
@@ -161,7 +172,7 @@ async fn a_stalled_disk_stalls_what_waits_for_it_and_nothing_else() {
     };
     let answered = timeout(Duration::from_secs(5), reads).await;
     assert!(server.counters().calls_in_flight >= u64::from(WRITES), "they do wait");
-    disk.gate.open();
+    drop(shut);
     assert!(answered.is_ok(), "metadata and reads waited for the disk");
     for _ in statistics_answered..WRITES + DIRECTORIES + STATISTICS {
         let mut reply = Body::new(writer.receive().await);

@@ -1,0 +1,261 @@
+#!/usr/bin/env bash
+# The steps of tests/compose/run, which reads this file. Each runs in a shell of its own with
+# `set -e`; what one leaves for the next is a file in $scratch.
+# shellcheck disable=SC2154  # the variables of `run`
+
+DISK_BYTES=$((64 * 1024 * 1024))
+# What the disk image holds at its start; the rest is a hole.
+DISK_DATA_BYTES=$((24 * 1024 * 1024))
+CHANGE_BYTES=10000
+# Neither begins on a block boundary.
+SOURCE_CHANGE_OFFSET=5000
+CLONE_CHANGE_OFFSET=9000001
+
+engine_answers() {
+    wait_until 30 "docker version" timeout 5 docker version
+    timeout 5 docker info --format '{{.ServerVersion}}, {{.Driver}}, root {{.DockerRootDir}}'
+    # It is ours, and empty.
+    [ "$(docker info --format '{{.DockerRootDir}} {{.Containers}}')" = "$scratch/data 0" ]
+}
+
+# ---- images
+
+# make_image NAME OPTION...: Debian 12 into the cache, once, by mmdebstrap. As with apt, proxies
+# count here.
+make_image() {
+    local image
+    image=$cache/$1-$(dpkg --print-architecture).tar
+    shift
+    [ ! -e "$image" ] || return 0
+    mkdir -p "$cache"
+    timeout 300 env -u no_proxy -u NO_PROXY mmdebstrap --quiet --format=tar "$@" bookworm "$image.$$"
+    mv "$image.$$" "$image"
+}
+
+load_images() {
+    local architecture
+    architecture=$(dpkg --print-architecture)
+    make_image debian-12 --variant=minbase
+    # The package is unpacked and never configured: nothing of it runs outside the container.
+    make_image registry-2 --variant=extract --include=docker-registry,ca-certificates
+    docker import --change 'CMD ["bash"]' "$cache/debian-12-$architecture.tar" debian:12
+    # The program, the command and the volume of the image that has this name elsewhere.
+    mkdir "$scratch/registry"
+    cat >"$scratch/registry/Dockerfile" <<'END'
+FROM registry-packages
+COPY config.yml /etc/docker/registry/config.yml
+VOLUME /var/lib/registry
+ENTRYPOINT ["docker-registry", "serve"]
+CMD ["/etc/docker/registry/config.yml"]
+END
+    cat >"$scratch/registry/config.yml" <<'END'
+version: 0.1
+storage:
+  filesystem:
+    rootdirectory: /var/lib/registry
+http:
+  addr: :5000
+END
+    docker import "$cache/registry-2-$architecture.tar" registry-packages
+    docker build --tag registry:2 "$scratch/registry"
+}
+
+# ---- up and down
+
+compose() {
+    local command=(docker-compose)
+    ! docker compose version >/dev/null 2>&1 || command=(docker compose)
+    SLACKWATER_IMAGE_TARGET=prebuilt timeout 200 "${command[@]}" \
+        --file "$root/docker-compose.yml" "$@"
+}
+
+default_ports() {
+    compose config >"$scratch/config.yml"
+    grep -E 'SLACKWATER_NFS_LISTEN: .?127\.0\.0\.1:2049' "$scratch/config.yml"
+    grep -E 'SLACKWATER_API_LISTEN: .?127\.0\.0\.1:8049' "$scratch/config.yml"
+    grep -E 'REGISTRY_HTTP_ADDR: .?127\.0\.0\.1:5000' "$scratch/config.yml"
+}
+
+# The programs are there; whether they are new is for `make test-compose`, which builds first.
+make_target() {
+    SLACKWATER_NFS_LISTEN=127.0.0.1:$nfs_port SLACKWATER_API_LISTEN=127.0.0.1:$api_port \
+        REGISTRY_LISTEN=127.0.0.1:$registry_port \
+        timeout 300 make --no-print-directory --directory "$root" --old-file=build "$1"
+}
+
+container() {
+    compose ps --quiet "$1"
+}
+
+inspect() {
+    docker inspect --format "$2" "$(container "$1")"
+}
+
+is_healthy() {
+    [ "$(inspect slackwater '{{.State.Health.Status}}')" = healthy ]
+}
+
+listens() {
+    (: >"/dev/tcp/127.0.0.1/$1") 2>/dev/null
+}
+
+make_up() {
+    make_target up
+    [ "$(inspect slackwater '{{.State.Running}}')" = true ]
+    [ "$(inspect registry '{{.State.Running}}')" = true ]
+}
+
+appliance_healthy() {
+    wait_until "$HEALTHY_LIMIT_SECONDS" "the container is healthy" is_healthy || {
+        compose logs --tail=20
+        inspect slackwater '{{json .State.Health}}'
+        return 1
+    }
+    curl --silent --show-error --fail --max-time 10 "$SLACKWATER_API/readyz"
+}
+
+appliance_confined() {
+    local name
+    name=$(container slackwater)
+    [ "$(docker exec "$name" id -u)" = 10049 ]
+    [ "$(docker exec "$name" sed -n 's/^CapEff:\s*//p' /proc/1/status)" = 0000000000000000 ]
+    docker exec "$name" bash -c '! : >/usr/local/bin/probe' 2>&1 | grep "Read-only file system"
+}
+
+# The check of the compose file, run by hand against a port where nobody is.
+health_check_fails() {
+    local name check
+    name=$(container slackwater)
+    check=$(docker inspect --format '{{index .Config.Healthcheck.Test 3}}' "$name")
+    docker exec "$name" bash -c "$check"
+    for address in 127.0.0.1:1 '[::1]:1'; do
+        not docker exec --env "SLACKWATER_API_LISTEN=$address" "$name" bash -c "$check"
+    done
+}
+
+# An NFSv3 NULL call in one record; the reply must be an accepted success of the same number.
+nfs_answers() {
+    local call='\x80\x00\x00\x28\x00\x00\x10\x49\x00\x00\x00\x00\x00\x00\x00\x02'
+    call+='\x00\x01\x86\xa3\x00\x00\x00\x03\x00\x00\x00\x00'
+    call+='\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00'
+    exec {socket}<>"/dev/tcp/127.0.0.1/$nfs_port"
+    # shellcheck disable=SC2059  # the call has no percent sign
+    printf "$call" >&"$socket"
+    timeout 10 head --bytes=28 <&"$socket" | od -A n -t x1 -v | tr -d ' \n' >"$scratch/reply"
+    cat "$scratch/reply"
+    [ "$(cat "$scratch/reply")" = \
+        80000018000010490000000100000000000000000000000000000000 ]
+}
+
+# ---- data
+
+import_disk() {
+    head --bytes="$DISK_DATA_BYTES" /dev/urandom >"$scratch/original.img"
+    truncate --size="$DISK_BYTES" "$scratch/original.img"
+    "$slackwater" file create /empty.img 1GiB
+    [ "$("$slackwater" --json file stat /empty.img | grep -o '"size_bytes": *[0-9]*' \
+        | grep -o '[0-9]*$')" = $((1024 * 1024 * 1024)) ]
+    "$slackwater" import --verify "$scratch/original.img" /disk.img
+}
+
+# change PATH COPY OFFSET: new bytes into the file, and into the copy that says what it must hold.
+change() {
+    head --bytes="$CHANGE_BYTES" /dev/urandom >"$scratch/change"
+    curl --silent --show-error --fail --max-time 30 --request PUT \
+        --header 'Content-Type: application/octet-stream' \
+        --data-binary "@$scratch/change" "$SLACKWATER_API/v1/files/$1/data?offset=$3"
+    dd if="$scratch/change" of="$2" oflag=seek_bytes seek="$3" conv=notrunc status=none
+}
+
+take_snapshot() {
+    "$slackwater" snapshot create /disk.img --name before >"$scratch/snapshot"
+    cp --sparse=always "$scratch/original.img" "$scratch/source.img"
+    change disk.img "$scratch/source.img" "$SOURCE_CHANGE_OFFSET"
+}
+
+make_clone() {
+    "$slackwater" clone before /clone.img
+    cp --sparse=always "$scratch/original.img" "$scratch/clone.img"
+    change clone.img "$scratch/clone.img" "$CLONE_CHANGE_OFFSET"
+}
+
+# Three ways to read; three different contents.
+all_equal() {
+    curl --silent --show-error --fail --max-time 60 --output "$scratch/read.img" \
+        "$SLACKWATER_API/v1/snapshots/$(cat "$scratch/snapshot")/data"
+    cmp "$scratch/original.img" "$scratch/read.img"
+    "$slackwater" export --force before "$scratch/read.img"
+    cmp "$scratch/original.img" "$scratch/read.img"
+    "$slackwater" export --force --file /disk.img "$scratch/read.img"
+    cmp "$scratch/source.img" "$scratch/read.img"
+    "$slackwater" export --force --file /clone.img "$scratch/read.img"
+    cmp "$scratch/clone.img" "$scratch/read.img"
+    not cmp --silent "$scratch/clone.img" "$scratch/original.img"
+    not cmp --silent "$scratch/source.img" "$scratch/original.img"
+}
+
+# ---- the registry
+
+registry_answers() {
+    wait_until 30 "the registry listens" listens "$registry_port"
+    curl --silent --show-error --fail --max-time 10 "http://127.0.0.1:$registry_port/v2/"
+}
+
+push_and_pull() {
+    local name=127.0.0.1:$registry_port/probe:1
+    head --bytes=100000 /dev/urandom >"$scratch/probe"
+    tar --create --directory "$scratch" probe | docker import - "$name"
+    timeout 60 docker push "$name"
+    docker image rm "$name"
+    timeout 60 docker pull "$name"
+    docker create --name probe --network none "$name" /probe
+    docker cp probe:/probe "$scratch/probe.pulled"
+    docker rm probe
+    cmp "$scratch/probe" "$scratch/probe.pulled"
+}
+
+# ---- endurance
+
+restart_keeps() {
+    local started_before
+    started_before=$(inspect slackwater '{{.State.StartedAt}}')
+    # Its own limit is two minutes, after which it would be killed.
+    compose restart slackwater
+    [ "$(inspect slackwater '{{.State.StartedAt}}')" != "$started_before" ]
+    # What it says last before it ends in order, and no sooner.
+    docker logs "$(container slackwater)" >"$scratch/log" 2>&1
+    cat "$scratch/log"
+    [ "$(grep -c 'closed$' "$scratch/log")" = 1 ]
+    appliance_healthy
+    all_equal
+}
+
+# Both volumes, and no container in any state.
+only_volumes_left() {
+    [ -z "$(docker ps --all --quiet)" ]
+    [ "$(docker volume ls --quiet --filter name=slackwater- | sort | tr '\n' ' ')" \
+        = "slackwater-data slackwater-registry " ]
+}
+
+make_down() {
+    make_target down
+    only_volumes_left
+    not listens "$api_port"
+}
+
+up_again() {
+    make_target up
+    appliance_healthy
+    all_equal
+    "$slackwater" check
+    timeout 60 docker pull "127.0.0.1:$registry_port/probe:1"
+}
+
+down_again() {
+    make_target down
+    only_volumes_left
+    local port
+    for port in "$nfs_port" "$api_port" "$registry_port"; do
+        not listens "$port"
+    done
+}
