@@ -16,7 +16,7 @@ RELEASE := $(CARGO_TARGET_DIR)/release
 IMAGE_DIR := .cache/image
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check bench needs test-needs test-compose image up down clean-data
+.PHONY: help run build test check bench needs test-needs test-compose test-engines image up down clean-data
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -45,6 +45,7 @@ test: check ## Install what is missing, then formatting, lints, and every test
 	cargo test --release --workspace --all-features
 	cargo build --release --workspace --bins
 	@if [ -x tests/guest/run ]; then SLACKWATERD=$(RELEASE)/slackwaterd tests/guest/run; fi
+	tests/engines/run
 
 bench: build ## Hold the promises on latency against XFS, side by side (as root)
 	@deploy/install-needs bench
@@ -52,6 +53,9 @@ bench: build ## Hold the promises on latency against XFS, side by side (as root)
 
 test-compose: build ## Try `make up` and `make down` on a Docker of its own (as root)
 	tests/compose/run
+
+test-engines: build ## Try the driver under real Docker and containerd (as root)
+	tests/engines/run $(ARGS)
 
 # The image takes the programs that were built here, so that no compiler and no registry is
 # needed inside: only the base image.

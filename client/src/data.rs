@@ -214,7 +214,13 @@ impl Client {
         range: Option<ByteRange>,
     ) -> Result<DataStream, ClientError> {
         let call = data_call(source, range);
-        self.repeat(true, async |_| self.open_stream(&call, range).await).await
+        let mut tries = self.tries(true);
+        loop {
+            match self.open_stream(&call, range).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => tries.wait_after(error).await?,
+            }
+        }
     }
 
     /// `GET .../data` of a range into memory, sent again until it is there as a whole. The
@@ -230,22 +236,29 @@ impl Client {
         let range = range.at_most(READ_BYTES_MAX);
         let call = data_call(source, Some(range));
         let timeout = self.transfer_timeout(range.length_bytes());
-        let once = async |_| {
-            let whole = async {
-                let mut stream = self.open_stream(&call, Some(range)).await?;
-                let capacity = usize::try_from(stream.length_bytes()).unwrap_or_default();
-                let mut bytes = BytesMut::with_capacity(capacity);
-                while let Some(piece) = stream.next().await? {
-                    bytes.extend_from_slice(&piece);
-                }
-                Ok(bytes.freeze())
-            };
-            match tokio::time::timeout(timeout, whole).await {
+        let mut tries = self.tries(true);
+        loop {
+            let whole = self.read_whole(&call, range);
+            let outcome = match tokio::time::timeout(timeout, whole).await {
                 Ok(outcome) => outcome,
                 Err(_) => Err(self.timed_out(&call, timeout)),
+            };
+            match outcome {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) => tries.wait_after(error).await?,
             }
-        };
-        self.repeat(true, once).await
+        }
+    }
+
+    /// One try of [`Self::read_bytes`].
+    async fn read_whole(&self, call: &Call, range: ByteRange) -> Result<Bytes, ClientError> {
+        let mut stream = self.open_stream(call, Some(range)).await?;
+        let capacity = usize::try_from(stream.length_bytes()).unwrap_or_default();
+        let mut bytes = BytesMut::with_capacity(capacity);
+        while let Some(piece) = stream.next().await? {
+            bytes.extend_from_slice(&piece);
+        }
+        Ok(bytes.freeze())
     }
 
     /// `PUT /v1/files/{path}/data`: writes the bytes at the offset, durably once it answers.

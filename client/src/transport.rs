@@ -132,6 +132,33 @@ impl Call {
     }
 }
 
+/// Counts the tries of one logical call.
+#[derive(Debug)]
+pub(crate) struct Tries {
+    retry: RetryPolicy,
+    may_repeat: bool,
+    /// An earlier try may have been carried out.
+    is_repeated: bool,
+    attempt: u32,
+}
+
+impl Tries {
+    /// Waits until the call may be tried again after `error`, or gives the error back if it may
+    /// not.
+    pub(crate) async fn wait_after(&mut self, error: ClientError) -> Result<(), ClientError> {
+        let repeatable = error.was_never_sent() || (self.may_repeat && error.is_passing());
+        // Without random bytes (never seen on Linux) the waits are only less spread.
+        let random = getrandom::u64().unwrap_or_default();
+        match self.retry.delay(self.attempt, random, error.retry_after()) {
+            Some(delay) if repeatable => tokio::time::sleep(delay).await,
+            _ => return Err(error),
+        }
+        self.is_repeated |= !error.was_not_carried_out();
+        self.attempt += 1;
+        Ok(())
+    }
+}
+
 /// A whole answer.
 #[derive(Debug)]
 pub(crate) struct Answer {
@@ -179,44 +206,33 @@ impl Client {
 
     /// Makes the call and gives its answer.
     pub(crate) async fn answer(&self, call: &Call) -> Result<Answer, ClientError> {
-        self.repeat(call.may_repeat(), |_| self.answer_once(call)).await
+        let mut tries = self.tries(call.may_repeat());
+        loop {
+            match self.answer_once(call).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => tries.wait_after(error).await?,
+            }
+        }
     }
 
     /// Deletes; a try that was answered with "not found" after one that was cut off means that
     /// the earlier one had succeeded.
     pub(crate) async fn delete(&self, route: String) -> Result<(), ClientError> {
         let call = Call::new(Method::DELETE, route);
-        let once = async |is_repeated: bool| match self.answer_once(&call).await {
-            Err(error) if is_repeated && error.is_not_found() => Ok(()),
-            other => other.map(|_| ()),
-        };
-        self.repeat(true, once).await
+        let mut tries = self.tries(true);
+        loop {
+            match self.answer_once(&call).await {
+                Ok(_) => return Ok(()),
+                Err(error) if tries.is_repeated && error.is_not_found() => return Ok(()),
+                Err(error) => tries.wait_after(error).await?,
+            }
+        }
     }
 
-    /// Does `once` until it succeeds, fails for good, or no try is left. `once` is told whether
-    /// an earlier try may have been carried out.
-    pub(crate) async fn repeat<T>(
-        &self,
-        may_repeat: bool,
-        mut once: impl AsyncFnMut(bool) -> Result<T, ClientError>,
-    ) -> Result<T, ClientError> {
-        let mut is_repeated = false;
-        let mut attempt = 1;
-        loop {
-            let error = match once(is_repeated).await {
-                Ok(value) => return Ok(value),
-                Err(error) => error,
-            };
-            let repeatable = error.was_never_sent() || (may_repeat && error.is_passing());
-            // Without random bytes (never seen on Linux) the waits are only less spread.
-            let random = getrandom::u64().unwrap_or_default();
-            match self.retry.delay(attempt, random, error.retry_after()) {
-                Some(delay) if repeatable => tokio::time::sleep(delay).await,
-                _ => return Err(error),
-            }
-            is_repeated |= !error.was_not_carried_out();
-            attempt += 1;
-        }
+    /// The tries of one logical call. They are a loop of the caller's, and not a closure given
+    /// to this, so that the futures of the library are `Send` for every caller.
+    pub(crate) fn tries(&self, may_repeat: bool) -> Tries {
+        Tries { retry: self.retry, may_repeat, is_repeated: false, attempt: 1 }
     }
 
     async fn answer_once(&self, call: &Call) -> Result<Answer, ClientError> {

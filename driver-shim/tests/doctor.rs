@@ -1,25 +1,47 @@
-//! The command as a person runs it.
+//! `doctor` and `engine-config` as a person runs them.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
 use std::io::{Read, Write};
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Output};
 
-fn doctor(api: &str) -> Output {
+/// Exit code of a doctor that found something missing.
+const PROBLEMS: i32 = 6;
+
+fn run(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_slackwater-driver"))
-        .args(["doctor", "--api", api])
-        .env_remove("SLACKWATER_TOKEN_FILE")
+        .args(arguments)
+        .env_clear()
+        .env("PATH", std::env::var_os("PATH").unwrap())
         .output()
         .unwrap()
 }
 
+fn doctor(api: &str) -> String {
+    // Engines that happen to run on this machine are not part of the test.
+    let nowhere = ["--docker-host", "unix:///nonexistent/d.sock", "--containerd", "/nonexistent/c"];
+    let output = run(&[&["doctor", "--api", api][..], &nowhere].concat());
+    assert_eq!(output.status.code(), Some(PROBLEMS), "{output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The line about one need.
+fn line<'a>(text: &'a str, what: &str) -> &'a str {
+    let found = text.lines().find(|line| line.get(6..).is_some_and(|rest| rest.starts_with(what)));
+    found.unwrap_or_else(|| panic!("no line about {what}:\n{text}"))
+}
+
+fn closed_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
 #[test]
 fn an_appliance_that_is_not_there_is_named() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let output = doctor(&format!("http://127.0.0.1:{port}"));
-    assert_eq!(output.status.code(), Some(1));
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.contains(&format!("127.0.0.1:{port}")), "{text}");
+    let address = closed_address();
+    let text = doctor(&format!("http://{address}"));
+    let rest = line(&text, "appliance, REST");
+    assert!(rest.starts_with("FAIL") && rest.contains(&address.to_string()), "{rest}");
+    assert!(line(&text, "appliance, NFS").starts_with("FAIL"), "{text}");
 }
 
 #[test]
@@ -36,9 +58,32 @@ fn an_appliance_that_refuses_is_reported_with_its_reason() {
         let answer = format!("{head}connection: close\r\ncontent-length: {length}\r\n\r\n{body}");
         stream.write_all(answer.as_bytes()).unwrap();
     });
-    let output = doctor(&api);
+    let text = doctor(&api);
     server.join().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert!(text.contains("a sync failed"), "{text}");
+    assert!(line(&text, "appliance, REST").contains("a sync failed"), "{text}");
+}
+
+#[test]
+fn what_the_machine_has_is_listed_and_absent_engines_are_no_fault() {
+    let text = doctor(&format!("http://{}", closed_address()));
+    assert!(line(&text, "loop devices").starts_with("ok"), "{text}");
+    assert!(line(&text, "mkfs.ext4").starts_with("ok"), "{text}");
+    for engine in ["Docker", "containerd"] {
+        let line = line(&text, engine);
+        assert!(line.starts_with("warn") && line.contains("/nonexistent/"), "{line}");
+    }
+}
+
+#[test]
+fn every_engine_has_its_configuration_with_the_paths_that_are_served() {
+    for engine in ["docker-containerd", "containerd-1", "containerd-2", "cri"] {
+        let output = run(&["engine-config", engine, "--containerd-socket", "/run/mine.sock"]);
+        assert!(output.status.success(), "{output:?}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.contains("address = \"/run/mine.sock\""), "{text}");
+    }
+    let output =
+        run(&["engine-config", "docker", "--docker-socket", "/run/docker/plugins/me.sock"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(text.contains("\"storage-driver\": \"me\""), "{text}");
 }

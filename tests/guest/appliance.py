@@ -52,11 +52,12 @@ class Appliance:
     """One data directory and the server process that owns it."""
 
     def __init__(self, program, data_dir, log_path, client="127.0.0.0/8:rw",
-                 squash="no_root_squash"):
+                 squash="no_root_squash", capacity=CAPACITY):
         self._program = program
         self._data_dir = data_dir
         self.log_path = log_path
         self._access = ["--nfs-client", client, "--squash", squash]
+        self._capacity = capacity
         self.nfs_port = free_port()
         self.api_port = free_port()
         self._process = None
@@ -67,7 +68,7 @@ class Appliance:
             self._program, "--data-dir", str(self._data_dir),
             "--nfs-listen", f"127.0.0.1:{self.nfs_port}",
             "--api-listen", f"127.0.0.1:{self.api_port}",
-            "--capacity", CAPACITY, *self._access,
+            "--capacity", self._capacity, *self._access,
         ]
         # Nothing but the command line configures the server: the caller's environment does not.
         environment = {

@@ -1,0 +1,219 @@
+//! What differs between two trees, in the words of `docker diff`.
+//!
+//! Directories are compared by their attributes and not by their times and sizes; one whose
+//! children changed counts as modified, but for the root. A file of the same size and time has the
+//! same content. Files that are one (hard links) in one tree and not in the other are modified.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Stat};
+
+use crate::error::{ArchiveError, failed};
+use crate::root::{Entry, Place, Root, is_directory, modified};
+
+/// How a path changed. The numbers are those of Docker's protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum ChangeKind {
+    /// It is in both trees.
+    Modified = 0,
+    /// It is in the newer tree only.
+    Added = 1,
+    /// It is in the older tree only.
+    Deleted = 2,
+}
+
+/// A path that changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// The path, from `/` of the layer.
+    pub path: PathBuf,
+    /// How it changed.
+    pub kind: ChangeKind,
+}
+
+/// What changed from the tree `older` (nothing, if there is none) to the tree `newer`, sorted.
+///
+/// # Errors
+/// A tree cannot be read.
+pub fn changes(older: Option<&Path>, newer: &Path) -> Result<Vec<Change>, ArchiveError> {
+    let older = older.map(Root::open).transpose()?;
+    let found = Comparison::run(older.as_ref(), &Root::open(newer)?)?;
+    let from_root = |(path, kind)| Change { path: Path::new("/").join(path), kind };
+    Ok(found.into_iter().map(from_root).collect())
+}
+
+/// The paths of the files that are one, by inode.
+type Links = HashMap<u64, BTreeSet<PathBuf>>;
+
+/// A comparison under way. Paths are below the root.
+pub(crate) struct Comparison<'a> {
+    older: Option<&'a Root>,
+    newer: &'a Root,
+    found: BTreeMap<PathBuf, ChangeKind>,
+    older_links: Links,
+    newer_links: Links,
+    /// The inode of each path of `older_links`.
+    older_inodes: HashMap<PathBuf, u64>,
+}
+
+impl<'a> Comparison<'a> {
+    /// What changed, by path below the root.
+    pub(crate) fn run(
+        older: Option<&'a Root>,
+        newer: &'a Root,
+    ) -> Result<BTreeMap<PathBuf, ChangeKind>, ArchiveError> {
+        let mut comparison = Self {
+            older,
+            newer,
+            found: BTreeMap::new(),
+            older_links: Links::new(),
+            newer_links: Links::new(),
+            older_inodes: HashMap::new(),
+        };
+        // A list of what is to be done and no recursion: a tree may be deep.
+        let mut directories = vec![(PathBuf::new(), older.is_some())];
+        while let Some((path, is_in_both)) = directories.pop() {
+            comparison.directory(&path, is_in_both, &mut directories)?;
+        }
+        comparison.compare_links();
+        Ok(comparison.found)
+    }
+
+    /// Compares the entries of a directory.
+    fn directory(
+        &mut self,
+        path: &Path,
+        is_in_both: bool,
+        directories: &mut Vec<(PathBuf, bool)>,
+    ) -> Result<(), ArchiveError> {
+        let older = self.older.filter(|_| is_in_both).map(|root| root.entries(path)).transpose()?;
+        let older = older.unwrap_or_default().into_iter();
+        let mut older: HashMap<OsString, Stat> =
+            older.map(|entry| (entry.name, entry.stat)).collect();
+        for Entry { name, stat } in self.newer.entries(path)? {
+            let here = path.join(&name);
+            let before = older.remove(&name);
+            match &before {
+                None => self.mark(&here, ChangeKind::Added),
+                Some(before) => {
+                    note_link(&mut self.older_links, &here, before);
+                    if !is_directory(before) && before.st_nlink > 1 {
+                        self.older_inodes.insert(here.clone(), before.st_ino);
+                    }
+                    if self.differs(&here, before, &stat)? {
+                        self.mark(&here, ChangeKind::Modified);
+                    }
+                }
+            }
+            note_link(&mut self.newer_links, &here, &stat);
+            if is_directory(&stat) {
+                directories.push((here, before.as_ref().is_some_and(is_directory)));
+            }
+        }
+        for name in older.into_keys() {
+            self.mark(&path.join(name), ChangeKind::Deleted);
+        }
+        Ok(())
+    }
+
+    /// Takes a change in, and with it the directories it is in.
+    fn mark(&mut self, path: &Path, kind: ChangeKind) {
+        self.found.insert(path.to_owned(), kind);
+        let parents = path.ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty());
+        for parent in parents {
+            if self.found.contains_key(parent) {
+                // With all of its own.
+                return;
+            }
+            self.found.insert(parent.to_owned(), ChangeKind::Modified);
+        }
+    }
+
+    /// Whether something is not what it was.
+    fn differs(&self, path: &Path, older: &Stat, newer: &Stat) -> Result<bool, ArchiveError> {
+        let state = |stat: &Stat| {
+            let changed = (stat.st_ctime, stat.st_ctime_nsec);
+            (attributes(stat), stat.st_ino, changed, stat.st_size, modified(stat))
+        };
+        if state(older) == state(newer) {
+            // The newer disk is a clone of the older, and nobody touched the inode since.
+            return Ok(false);
+        }
+        if attributes(older) != attributes(newer) {
+            return Ok(true);
+        }
+        let is_same_content = (older.st_size, modified(older)) == (newer.st_size, modified(newer));
+        if !is_directory(newer) && !is_same_content {
+            return Ok(true);
+        }
+        let Some(older_root) = self.older else {
+            return Ok(true);
+        };
+        let before = older_root.resolved(path).map_err(failed("open the parent of", path))?;
+        let after = self.newer.resolved(path).map_err(failed("open the parent of", path))?;
+        if FileType::from_raw_mode(newer.st_mode) == FileType::Symlink
+            && before.link_target()? != after.link_target()?
+        {
+            return Ok(true);
+        }
+        Ok(before.xattrs()? != after.xattrs()?)
+    }
+
+    /// Finds files that became one, or ceased to be. Only paths of both trees are in the older
+    /// links, so that a link which was deleted makes no difference to the others.
+    fn compare_links(&mut self) {
+        let nothing = BTreeSet::new();
+        let mut linked = HashSet::new();
+        let mut differing = Vec::new();
+        for group in self.newer_links.values() {
+            for path in group {
+                linked.insert(path);
+                let inode = self.older_inodes.get(path);
+                let before = inode.and_then(|inode| self.older_links.get(inode));
+                let before = before.unwrap_or(&nothing);
+                if group != before && (group.len() > 1 || before.len() > 1) {
+                    differing.push(path.clone());
+                }
+            }
+        }
+        for group in self.older_links.values().filter(|group| group.len() > 1) {
+            differing.extend(group.iter().filter(|path| !linked.contains(path)).cloned());
+        }
+        for path in differing {
+            if !self.found.contains_key(&path) {
+                self.mark(&path, ChangeKind::Modified);
+            }
+        }
+    }
+
+    /// Whether the attributes of the roots themselves differ.
+    pub(crate) fn root_differs(older: Option<&Root>, newer: &Root) -> Result<bool, ArchiveError> {
+        let Some(older) = older else {
+            return Ok(true);
+        };
+        let place = |root: &Root| {
+            root.resolved(Path::new("")).map_err(failed("open the root", Path::new("/")))
+        };
+        let (older, newer) = (place(older)?, place(newer)?);
+        let of = |place: &Place| Ok((place.stat()?.as_ref().map(attributes), place.xattrs()?));
+        Ok(of(&older)? != of(&newer)?)
+    }
+}
+
+/// What is compared of everything.
+fn attributes(stat: &Stat) -> (u32, u32, u32, u64) {
+    let is_device = matches!(
+        FileType::from_raw_mode(stat.st_mode),
+        FileType::CharacterDevice | FileType::BlockDevice
+    );
+    (stat.st_mode, stat.st_uid, stat.st_gid, if is_device { stat.st_rdev } else { 0 })
+}
+
+fn note_link(links: &mut Links, path: &Path, stat: &Stat) {
+    if !is_directory(stat) && stat.st_nlink > 1 {
+        links.entry(stat.st_ino).or_default().insert(path.to_owned());
+    }
+}

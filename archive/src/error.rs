@@ -1,0 +1,130 @@
+//! What can go wrong with a layer archive, said so that its user knows what to do.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// A failure of this crate.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArchiveError {
+    /// The stream that the archive comes from failed.
+    #[error("reading the archive failed: {source}")]
+    Read {
+        /// The cause.
+        source: io::Error,
+    },
+    /// The stream that an archive goes to failed.
+    #[error("writing the archive failed: {source}")]
+    Write {
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file system refused.
+    #[error("cannot {action} `{}`: {source}", path.display())]
+    File {
+        /// What was tried.
+        action: &'static str,
+        /// The path, below the root where it is one of a tree.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The archive ends too early: a transfer was cut off.
+    #[error(
+        "the archive is truncated: it ends at byte {offset}, before its end marker; fetch it again"
+    )]
+    Truncated {
+        /// How many bytes there were.
+        offset: u64,
+    },
+    /// The bytes are no tar header.
+    #[error("the archive is corrupt or no tar archive: {reason} in the header at byte {offset}")]
+    BadHeader {
+        /// Where the header begins.
+        offset: u64,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A member's name or hard link leads above the root of the layer.
+    #[error("member `{member}`: the name `{name}` leads out of the layer; refusing it")]
+    Escapes {
+        /// The member.
+        member: String,
+        /// The name that escapes: the member's own, or its link's.
+        name: String,
+    },
+    /// A member that cannot be made.
+    #[error("member `{member}`: {reason}")]
+    Member {
+        /// The member.
+        member: String,
+        /// What is wrong with it, and what would be right.
+        reason: String,
+    },
+    /// The file cannot be put into a layer.
+    #[error("`{}` cannot be packed: {reason}", path.display())]
+    Unpackable {
+        /// The path below the root.
+        path: PathBuf,
+        /// Why not.
+        reason: &'static str,
+    },
+    /// A file changed while it was read.
+    #[error("`{}` had {expected} bytes and ended after {got}: it changed while it was packed", path.display())]
+    Changed {
+        /// The path below the root.
+        path: PathBuf,
+        /// The size that its header says.
+        expected: u64,
+        /// What could be read.
+        got: u64,
+    },
+    /// A file is not what it was when its layer was unpacked.
+    #[error("`{}` is not what was unpacked: expected {expected}, got {got}", path.display())]
+    ContentDiffers {
+        /// The path below the root.
+        path: PathBuf,
+        /// Size and hash at that time.
+        expected: String,
+        /// Size and hash now.
+        got: String,
+    },
+    /// The recording of an archive cannot be used.
+    #[error("the recording `{}` is damaged: {reason}; pull the image again", path.display())]
+    BadRecording {
+        /// The recording.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The reference cannot be read.
+    #[error("the layer's reference to a snapshot is not valid: {reason}")]
+    BadReference {
+        /// What is wrong.
+        reason: String,
+    },
+    /// A reference is followed by more members.
+    #[error("the layer's reference to a snapshot is followed by `{member}`; it must be alone")]
+    ReferenceNotAlone {
+        /// The next member.
+        member: String,
+    },
+}
+
+/// Turns the failure of `action` on `path` into an error.
+pub(crate) fn failed<E: Into<io::Error>>(
+    action: &'static str,
+    path: &Path,
+) -> impl FnOnce(E) -> ArchiveError {
+    move |source| ArchiveError::File { action, path: path.to_owned(), source: source.into() }
+}
+
+/// Bytes of a name that an error message shows.
+const SHOWN_BYTES_MAX: usize = 200;
+
+/// A name from an archive for a message: readable, and never overlong.
+pub(crate) fn shown(name: &[u8]) -> String {
+    let end = name.len().min(SHOWN_BYTES_MAX);
+    let text = name[..end].escape_ascii().to_string();
+    if end < name.len() { format!("{text}...") } else { text }
+}

@@ -1,0 +1,37 @@
+//! Layer archives: references, hostile-proof unpacking, exact replay, changes.
+//!
+//! ```text
+//!  tar stream --> recognise --+--> Reference            (a few hundred bytes name a snapshot)
+//!                             +--> Ordinary --> unpack --> directory tree
+//!                                                  |            |
+//!                                                  v            v
+//!                                              recording --> replay --> the same tar, byte for byte
+//!
+//!  older tree, newer tree --> changes --> pack --> tar stream (OCI whiteouts)
+//! ```
+//!
+//! Invariants:
+//! - Nothing outside the root is read or changed, whatever names an archive or a tree holds
+//!   (`root.rs` is the only module that opens anything in a tree).
+//! - An archive that was cut off anywhere is refused.
+//! - `replay` writes exactly what was unpacked, or fails; it says which file is not what it was.
+//! - `pack` writes the same bytes for the same trees.
+
+mod changes;
+mod error;
+mod header;
+mod members;
+mod pack;
+mod pax;
+mod recording;
+mod reference;
+mod replay;
+mod root;
+mod unpack;
+
+pub use changes::{Change, ChangeKind, changes};
+pub use error::ArchiveError;
+pub use pack::{Packed, pack};
+pub use reference::{Prefixed, REFERENCE_MEMBER, Recognised, Reference, recognise};
+pub use replay::replay;
+pub use unpack::{Unpacked, unpack};

@@ -1,0 +1,274 @@
+//! What changed between two trees as the archive of a layer, the same bytes each time.
+//!
+//! Members come in the order of their paths, a directory before what is in it. What does not fit a
+//! POSIX header (long names, nanoseconds, large numbers, extended attributes) is in PAX records.
+//! Deletions are OCI whiteouts.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FileType, Stat, major, minor};
+
+use crate::changes::{ChangeKind, Comparison};
+use crate::error::{ArchiveError, failed};
+use crate::header::{self, BLOCK_BYTES, Builder};
+use crate::pax::{self, Records, Time};
+use crate::root::{Place, Root, modified, size_bytes};
+use crate::unpack::WHITEOUT_PREFIX;
+
+/// Bytes moved at once.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// The name of extended headers. Readers ignore it.
+const EXTENSION_NAME: &[u8] = b"PaxHeaders";
+
+/// What was packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Packed {
+    /// The sum of the files' sizes.
+    pub size_bytes: u64,
+    /// The number of members.
+    pub entries: u64,
+}
+
+/// Writes the archive that makes the tree `newer` of the tree `older`, or of nothing. Neither may
+/// change meanwhile. Sockets are left out: they mean nothing without their process.
+///
+/// # Errors
+/// A tree cannot be read or changed meanwhile, a name cannot be said in a layer, or `out` fails.
+pub fn pack(
+    older: Option<&Path>,
+    newer: &Path,
+    out: &mut impl Write,
+) -> Result<Packed, ArchiveError> {
+    let older = older.map(Root::open).transpose()?;
+    let newer = Root::open(newer)?;
+    let found = Comparison::run(older.as_ref(), &newer)?;
+    let mut packer = Packer { root: &newer, out, links: HashMap::new(), packed: Packed::default() };
+    if Comparison::root_differs(older.as_ref(), &newer)? {
+        packer.present(Path::new(""))?;
+    }
+    packer.all(&found)?;
+    packer.write(&[0; 2 * BLOCK_BYTES])?;
+    packer.out.flush().map_err(|source| ArchiveError::Write { source })?;
+    Ok(packer.packed)
+}
+
+/// The fields of a member.
+struct Fields {
+    kind: u8,
+    name: Vec<u8>,
+    link: Vec<u8>,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    modified: Time,
+    size_bytes: u64,
+    device: (u32, u32),
+    xattrs: Records,
+}
+
+/// An archive under way.
+struct Packer<'a, W> {
+    root: &'a Root,
+    out: &'a mut W,
+    /// The first path of each file that has several, by inode.
+    links: HashMap<u64, PathBuf>,
+    packed: Packed,
+}
+
+impl<W: Write> Packer<'_, W> {
+    fn all(&mut self, found: &BTreeMap<PathBuf, ChangeKind>) -> Result<(), ArchiveError> {
+        for (path, kind) in found {
+            let name = path.file_name().unwrap_or_default();
+            if name.as_bytes().starts_with(WHITEOUT_PREFIX) {
+                let reason = "names that begin with `.wh.` mean deletions in a layer; rename it";
+                return Err(ArchiveError::Unpackable { path: path.clone(), reason });
+            }
+            match kind {
+                ChangeKind::Deleted => self.whiteout(path)?,
+                ChangeKind::Added | ChangeKind::Modified => self.present(path)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes that a path is gone.
+    fn whiteout(&mut self, path: &Path) -> Result<(), ArchiveError> {
+        let name = path.file_name().unwrap_or_default();
+        let name = [WHITEOUT_PREFIX, name.as_bytes()].concat();
+        let name = path.with_file_name(OsStr::from_bytes(&name));
+        self.member(&Fields {
+            kind: b'0',
+            name: name.as_os_str().as_bytes().to_vec(),
+            link: Vec::new(),
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            modified: Time::default(),
+            size_bytes: 0,
+            device: (0, 0),
+            xattrs: Records::new(),
+        })
+    }
+
+    /// Writes what is at a path now.
+    fn present(&mut self, path: &Path) -> Result<(), ArchiveError> {
+        let place = self.root.resolved(path).map_err(failed("open the parent of", path))?;
+        let stat = place.stat()?;
+        let stat = stat
+            .ok_or_else(|| failed::<rustix::io::Errno>("pack", path)(rustix::io::Errno::NOENT))?;
+        let kind = FileType::from_raw_mode(stat.st_mode);
+        if kind == FileType::Socket {
+            // Something else may have been there.
+            return self.whiteout(path);
+        }
+        let mut fields = fields(&place, &stat, kind)?;
+        if kind != FileType::Directory && stat.st_nlink > 1 {
+            if let Some(first) = self.links.get(&stat.st_ino) {
+                fields.kind = b'1';
+                fields.link = first.as_os_str().as_bytes().to_vec();
+                fields.size_bytes = 0;
+                return self.member(&fields);
+            }
+            self.links.insert(stat.st_ino, path.to_owned());
+        }
+        self.member(&fields)?;
+        if kind == FileType::RegularFile && fields.size_bytes > 0 {
+            self.content(path, fields.size_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Writes the headers of a member.
+    fn member(&mut self, fields: &Fields) -> Result<(), ArchiveError> {
+        let records = records(fields);
+        if !records.is_empty() {
+            let content = pax::compose(&records);
+            let size_bytes = content.len() as u64;
+            let header = Builder::new(b'x')
+                .text(header::NAME, EXTENSION_NAME)
+                .number(header::MODE, 0o644)
+                .number(header::UID, 0)
+                .number(header::GID, 0)
+                .number(header::SIZE, size_bytes)
+                .number(header::MTIME, 0);
+            self.write(&header.finish())?;
+            self.write(&content)?;
+            self.write(&vec![0; header::padding_bytes(size_bytes)])?;
+        }
+        let header = Builder::new(fields.kind)
+            .text(header::NAME, &fields.name)
+            .text(header::LINK, &fields.link)
+            .number(header::MODE, fields.mode.into())
+            .number(header::UID, fields.uid.into())
+            .number(header::GID, fields.gid.into())
+            .number(header::SIZE, fields.size_bytes)
+            .number(header::MTIME, u64::try_from(fields.modified.seconds).unwrap_or_default())
+            .number(header::MAJOR, fields.device.0.into())
+            .number(header::MINOR, fields.device.1.into());
+        self.write(&header.finish())?;
+        self.packed.entries += 1;
+        self.packed.size_bytes += fields.size_bytes;
+        Ok(())
+    }
+
+    /// Writes the content of a file and what fills its last block.
+    fn content(&mut self, path: &Path, size_bytes: u64) -> Result<(), ArchiveError> {
+        let file = self.root.file(path).map_err(failed("open", path))?;
+        let mut file = file.take(size_bytes);
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let mut got = 0;
+        loop {
+            let length = file.read(&mut buffer).map_err(failed("read", path))?;
+            if length == 0 {
+                break;
+            }
+            self.write(&buffer[..length])?;
+            got += length as u64;
+        }
+        if got != size_bytes {
+            return Err(ArchiveError::Changed { path: path.to_owned(), expected: size_bytes, got });
+        }
+        self.write(&vec![0; header::padding_bytes(size_bytes)])
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), ArchiveError> {
+        self.out.write_all(bytes).map_err(|source| ArchiveError::Write { source })
+    }
+}
+
+/// The fields of what is at a place.
+fn fields(place: &Place, stat: &Stat, kind: FileType) -> Result<Fields, ArchiveError> {
+    let mut name = place.path.as_os_str().as_bytes().to_vec();
+    let mut fields = Fields {
+        kind: b'0',
+        name: Vec::new(),
+        link: Vec::new(),
+        mode: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        modified: modified(stat),
+        size_bytes: 0,
+        device: (0, 0),
+        xattrs: place.xattrs()?,
+    };
+    match kind {
+        FileType::RegularFile => fields.size_bytes = size_bytes(stat),
+        FileType::Symlink => {
+            fields.kind = b'2';
+            fields.link = place.link_target()?.as_bytes().to_vec();
+        }
+        FileType::Directory => {
+            fields.kind = b'5';
+            // The root is `./`.
+            name = if name.is_empty() { b"./".to_vec() } else { [&name[..], b"/"].concat() };
+        }
+        FileType::Fifo => fields.kind = b'6',
+        FileType::CharacterDevice | FileType::BlockDevice => {
+            fields.kind = if kind == FileType::BlockDevice { b'4' } else { b'3' };
+            fields.device = (major(stat.st_rdev), minor(stat.st_rdev));
+        }
+        _ => {
+            let reason = "it is of a kind that this program does not know";
+            return Err(ArchiveError::Unpackable { path: place.path.clone(), reason });
+        }
+    }
+    fields.name = name;
+    Ok(fields)
+}
+
+/// What a POSIX header cannot say of a member.
+fn records(fields: &Fields) -> Records {
+    let mut records = Records::new();
+    let mut add = |key: &[u8], value: Vec<u8>| records.insert(key.to_vec(), value);
+    if fields.name.len() > header::NAME.len() {
+        add(b"path", fields.name.clone());
+    }
+    if fields.link.len() > header::LINK.len() {
+        add(b"linkpath", fields.link.clone());
+    }
+    let numbers = [
+        (&b"uid"[..], header::UID, u64::from(fields.uid)),
+        (b"gid", header::GID, u64::from(fields.gid)),
+        (b"size", header::SIZE, fields.size_bytes),
+    ];
+    for (key, field, value) in numbers {
+        if !header::fits(&field, value) {
+            add(key, value.to_string().into_bytes());
+        }
+    }
+    let is_time_whole = fields.modified.nanoseconds == 0
+        && u64::try_from(fields.modified.seconds)
+            .is_ok_and(|seconds| header::fits(&header::MTIME, seconds));
+    if !is_time_whole {
+        add(b"mtime", pax::compose_time(fields.modified));
+    }
+    for (name, value) in &fields.xattrs {
+        add(&[pax::XATTR_PREFIX, name].concat(), value.clone());
+    }
+    records
+}

@@ -1,0 +1,269 @@
+//! References: archives of one small member that stand for a snapshot of the appliance.
+//!
+//! ```text
+//! ustar header ".slackwater-reference", mode 0444, everything else zero   512 bytes
+//! {"slackwater":1,"store_id":"...","snapshot_id":"...","size_bytes":N}\n   padded to 512
+//! end marker                                                             1024
+//! ```
+//! The same reference is always the same bytes: engines know a layer by the hash of its archive.
+
+use std::io::{Cursor, Read};
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::error::{ArchiveError, shown};
+use crate::header::{self, BLOCK_BYTES, Builder};
+use crate::members::{Kind, Member, Members, Next};
+use crate::root::clean;
+
+/// The name of a reference's only member.
+pub const REFERENCE_MEMBER: &str = ".slackwater-reference";
+
+/// The version of the text below.
+const VERSION: u32 = 1;
+
+/// Bytes of a reference's text. One has about 150; with this limit the archive stays below 4 KiB.
+const TEXT_BYTES_MAX: usize = 1024;
+
+/// Bytes that may follow the member: the end marker, and what pads an archive to 20 blocks.
+const TRAILING_BYTES_MAX: usize = 64 << 10;
+
+/// Permissions of the member: readable, should it ever be unpacked by somebody else.
+const MODE: u64 = 0o444;
+
+/// A snapshot of an appliance, named in an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reference {
+    /// The appliance's store.
+    pub store_id: String,
+    /// The snapshot in it.
+    pub snapshot_id: Uuid,
+    /// The size of the disk that the snapshot is of.
+    pub size_bytes: u64,
+}
+
+/// A reference as it is written.
+#[derive(Serialize, Deserialize)]
+struct Text {
+    slackwater: u32,
+    #[serde(flatten)]
+    reference: Reference,
+}
+
+impl Reference {
+    /// The archive that stands for the snapshot: always the same bytes.
+    #[must_use]
+    pub fn to_archive(&self) -> Vec<u8> {
+        let store_id = serde_json::Value::from(self.store_id.as_str());
+        let text = format!(
+            "{{\"slackwater\":{VERSION},\"store_id\":{store_id},\"snapshot_id\":\"{}\",\"size_bytes\":{}}}\n",
+            self.snapshot_id, self.size_bytes
+        );
+        let size_bytes = text.len() as u64;
+        let header = Builder::new(b'0')
+            .text(header::NAME, REFERENCE_MEMBER.as_bytes())
+            .number(header::MODE, MODE)
+            .number(header::UID, 0)
+            .number(header::GID, 0)
+            .number(header::SIZE, size_bytes)
+            .number(header::MTIME, 0)
+            .finish();
+        let mut archive = header.to_vec();
+        archive.extend_from_slice(text.as_bytes());
+        let end_bytes = 2 * BLOCK_BYTES;
+        archive.resize(archive.len() + header::padding_bytes(size_bytes) + end_bytes, 0);
+        archive
+    }
+
+    /// Reads the content of the member [`REFERENCE_MEMBER`].
+    ///
+    /// # Errors
+    /// The bytes are no reference, or one of a newer version.
+    pub fn from_member(bytes: &[u8]) -> Result<Self, ArchiveError> {
+        let bad = |reason: String| ArchiveError::BadReference { reason };
+        if bytes.len() > TEXT_BYTES_MAX {
+            let length = bytes.len();
+            return Err(bad(format!("it has {length} bytes, at most {TEXT_BYTES_MAX}")));
+        }
+        let text: Text = serde_json::from_slice(bytes).map_err(|error| bad(error.to_string()))?;
+        if text.slackwater != VERSION {
+            let got = text.slackwater;
+            return Err(bad(format!(
+                "it has version {got}, this program knows {VERSION}; update slackwater-driver"
+            )));
+        }
+        if text.reference.store_id.is_empty() {
+            return Err(bad("it names no store".to_owned()));
+        }
+        Ok(text.reference)
+    }
+}
+
+/// What an archive turned out to be.
+#[derive(Debug)]
+pub enum Recognised<R: Read> {
+    /// A reference; the stream was read to its end.
+    Reference(Reference),
+    /// Anything else: the same bytes again, from the first one.
+    Ordinary(Prefixed<R>),
+}
+
+/// A stream that begins with bytes which were read from it already.
+#[derive(Debug)]
+pub struct Prefixed<R> {
+    prefix: Cursor<Vec<u8>>,
+    rest: R,
+}
+
+impl<R: Read> Read for Prefixed<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        match self.prefix.read(buffer)? {
+            0 => self.rest.read(buffer),
+            length => Ok(length),
+        }
+    }
+}
+
+/// Tells a reference from an ordinary layer by its first member.
+///
+/// # Errors
+/// The stream fails, is no tar archive, or is a reference that is not valid, not whole, or not
+/// alone.
+pub fn recognise<R: Read>(reader: R) -> Result<Recognised<R>, ArchiveError> {
+    let mut members = Members::new(reader);
+    let prefix = match members.next()? {
+        Next::Member(member) if is_reference(&member) => {
+            return read_reference(&member, &mut members).map(Recognised::Reference);
+        }
+        Next::Member(member) => member.raw,
+        Next::End(raw) => raw,
+    };
+    let prefix = Cursor::new(prefix);
+    Ok(Recognised::Ordinary(Prefixed { prefix, rest: members.into_inner() }))
+}
+
+fn is_reference(member: &Member) -> bool {
+    let path = clean(&member.shown(), &member.name);
+    member.kind == Kind::File && path.is_ok_and(|path| path == Path::new(REFERENCE_MEMBER))
+}
+
+/// Reads a reference and the rest of its archive.
+fn read_reference<R: Read>(
+    member: &Member,
+    members: &mut Members<R>,
+) -> Result<Reference, ArchiveError> {
+    if member.size_bytes > TEXT_BYTES_MAX as u64 {
+        let got = member.size_bytes;
+        let reason = format!("it has {got} bytes, at most {TEXT_BYTES_MAX}");
+        return Err(ArchiveError::BadReference { reason });
+    }
+    let mut text = vec![0; TEXT_BYTES_MAX];
+    let length = members.content(&mut text)?;
+    members.padding()?;
+    let reference = Reference::from_member(&text[..length])?;
+    if let Next::Member(next) = members.next()? {
+        return Err(ArchiveError::ReferenceNotAlone { member: shown(&next.name) });
+    }
+    let mut trailing = vec![0; TRAILING_BYTES_MAX + 1];
+    let length = members.trailing(&mut trailing)?;
+    if length > TRAILING_BYTES_MAX || trailing[..length].iter().any(|byte| *byte != 0) {
+        let reason = "something follows the end of its archive".to_owned();
+        return Err(ArchiveError::BadReference { reason });
+    }
+    Ok(reference)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reference() -> Reference {
+        Reference {
+            store_id: "store \"one\"".to_owned(),
+            snapshot_id: Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef),
+            size_bytes: 64 << 30,
+        }
+    }
+
+    #[test]
+    fn the_bytes_of_a_reference_never_change() {
+        let mut expected = [0; 2048];
+        let mut put =
+            |at: usize, bytes: &[u8]| expected[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, b".slackwater-reference");
+        put(100, b"0000444\x000000000\x000000000\x00");
+        put(124, b"00000000172\x0000000000000\x00");
+        put(148, b"012040\x00 0");
+        put(257, b"ustar\x0000");
+        let text = "{\"slackwater\":1,\"store_id\":\"store \\\"one\\\"\",\
+            \"snapshot_id\":\"01234567-89ab-cdef-0123-456789abcdef\",\"size_bytes\":68719476736}\n";
+        put(512, text.as_bytes());
+        assert_eq!(reference().to_archive(), expected);
+    }
+
+    #[test]
+    fn a_reference_is_recognised_and_read_back() {
+        let archive = reference().to_archive();
+        let mut padded = archive.clone();
+        padded.resize(10_240, 0);
+        for archive in [archive, padded] {
+            let mut stream = Cursor::new(archive);
+            let Recognised::Reference(read) = recognise(&mut stream).unwrap() else {
+                panic!("not recognised");
+            };
+            assert_eq!(read, reference());
+            assert_eq!(stream.position(), stream.get_ref().len() as u64, "not read to its end");
+        }
+    }
+
+    #[test]
+    fn damaged_references_are_refused() {
+        let archive = reference().to_archive();
+        for length in (1..archive.len()).filter(|length| *length != archive.len() - 512) {
+            assert!(recognise(&archive[..length]).is_err(), "{length} bytes");
+        }
+        let twice = [&archive[..1024], &archive[..]].concat();
+        let error = recognise(&twice[..]).unwrap_err();
+        assert!(matches!(error, ArchiveError::ReferenceNotAlone { .. }), "{error}");
+        let followed = [&archive[..], b"x"].concat();
+        assert!(recognise(&followed[..]).is_err());
+        let mut other = archive;
+        other[512] = b'x';
+        assert!(recognise(&other[..]).is_err());
+    }
+
+    #[test]
+    fn other_texts_are_refused_with_the_reason() {
+        let valid = "{\"slackwater\":1,\"store_id\":\"s\",\
+            \"snapshot_id\":\"01234567-89ab-cdef-0123-456789abcdef\",\"size_bytes\":1}";
+        assert!(Reference::from_member(valid.as_bytes()).is_ok());
+        let cases = [
+            (valid.replace(":1,", ":2,"), "version 2"),
+            (valid.replace("\"s\"", "\"\""), "no store"),
+            (valid.replace("cdef\"", "\""), "UUID"),
+            (valid.replace("\"size_bytes\":1", "\"size_bytes\":-1"), "-1"),
+            ("x".to_owned(), "expected"),
+            ("x".repeat(1025), "1025"),
+        ];
+        for (text, expected) in cases {
+            let error = Reference::from_member(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error} does not say {expected}");
+        }
+    }
+
+    #[test]
+    fn other_archives_come_out_as_they_went_in() {
+        let mut archive = Builder::new(b'0').text(header::NAME, b"a").finish().to_vec();
+        archive.resize(archive.len() + 1024, 0);
+        for archive in [archive, vec![0; 1024], vec![0; 512]] {
+            let Recognised::Ordinary(mut stream) = recognise(&archive[..]).unwrap() else {
+                panic!("taken for a reference");
+            };
+            let mut bytes = Vec::new();
+            stream.read_to_end(&mut bytes).unwrap();
+            assert_eq!(bytes, archive);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! The face of the crate: every operation runs as a task of its own, so that a caller who stops
+//! waiting leaves nothing half done.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::export::{Export, STATISTICS};
+use crate::probe::{self, Probe};
+use crate::{Access, AttachError, Method, Mounted, Options, Source};
+
+/// The attached export. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Attach {
+    export: Arc<Export>,
+}
+
+/// Runs `work` to its end even if nobody waits for it any more.
+async fn to_the_end<Done: Send + 'static>(
+    work: impl Future<Output = Result<Done, AttachError>> + Send + 'static,
+) -> Result<Done, AttachError> {
+    tokio::spawn(work).await.unwrap_or(Err(AttachError::Interrupted))
+}
+
+/// A source that a task can own.
+enum OwnedSource {
+    File(String),
+    Snapshot(uuid::Uuid),
+}
+
+impl From<Source<'_>> for OwnedSource {
+    fn from(source: Source<'_>) -> Self {
+        match source {
+            Source::File(path) => Self::File(path.to_owned()),
+            Source::Snapshot(id) => Self::Snapshot(id),
+        }
+    }
+}
+
+impl OwnedSource {
+    fn borrow(&self) -> Source<'_> {
+        match self {
+            Self::File(path) => Source::File(path),
+            Self::Snapshot(id) => Source::Snapshot(*id),
+        }
+    }
+}
+
+impl Attach {
+    /// What this machine has of what attaching needs, for a method or for whichever works.
+    pub async fn probe(method: Option<Method>) -> Probe {
+        probe::probe(method).await
+    }
+
+    /// Mounts the export, or adopts what an earlier process with the same state directory left:
+    /// its mounts go on, what it had frozen is thawed, loop devices that it had not mounted yet
+    /// are freed. An appliance that is away does not make it fail; mounting a disk does then.
+    ///
+    /// A FUSE export that is adopted goes on with the command line it was started with.
+    pub async fn open(options: Options) -> Result<Self, AttachError> {
+        to_the_end(async move { Ok(Self { export: Arc::new(Export::open(options).await?) }) }).await
+    }
+
+    /// Takes a local directory as the export; the snapshots are the files of its `.snapshot`.
+    pub async fn on_directory(options: Options, directory: PathBuf) -> Result<Self, AttachError> {
+        let open = async move { Export::local(options, &directory).await };
+        Ok(Self { export: Arc::new(to_the_end(open).await?) })
+    }
+
+    /// How the export is attached.
+    pub fn method(&self) -> Method {
+        self.export.method
+    }
+
+    /// Where the export is visible.
+    pub fn export_directory(&self) -> &Path {
+        &self.export.directory
+    }
+
+    /// The mounts that were lost because every process that served them was killed. They are
+    /// unmounted; what was synced is on the appliance.
+    pub fn lost(&self) -> &[Mounted] {
+        &self.export.lost
+    }
+
+    /// Mounts a source at `target`, which is made. Ok if that is so already; `Occupied` if
+    /// something else is mounted there. A snapshot is read-only whatever `access` says.
+    pub async fn mount(
+        &self,
+        source: Source<'_>,
+        target: &Path,
+        access: Access,
+    ) -> Result<(), AttachError> {
+        let (export, source, target) =
+            (self.export.clone(), OwnedSource::from(source), target.to_owned());
+        to_the_end(async move { export.mount(source.borrow(), &target, access).await }).await
+    }
+
+    /// Unmounts and removes the directory; Ok if that is so already. What was written is on the
+    /// appliance then. The loop device is free, or will be when the last mount namespace or
+    /// process that uses the disk lets go: see `is_released`.
+    pub async fn unmount(&self, target: &Path) -> Result<(), AttachError> {
+        let (export, target) = (self.export.clone(), target.to_owned());
+        to_the_end(async move { export.unmount(&target).await }).await
+    }
+
+    /// Whether no loop device is on the source any more.
+    pub async fn is_released(&self, source: Source<'_>) -> Result<bool, AttachError> {
+        self.export.is_released(source)
+    }
+
+    /// Brings all data to the appliance and stops writes until `thaw`. Frozen already is Ok.
+    pub async fn freeze(&self, target: &Path) -> Result<(), AttachError> {
+        let (export, target) = (self.export.clone(), target.to_owned());
+        to_the_end(async move { export.freeze(&target).await }).await
+    }
+
+    /// Lets writes go on. Not frozen, or not mounted, is Ok.
+    pub async fn thaw(&self, target: &Path) -> Result<(), AttachError> {
+        let (export, target) = (self.export.clone(), target.to_owned());
+        to_the_end(async move { export.thaw(&target).await }).await
+    }
+
+    /// Brings all data to the appliance, committed there.
+    pub async fn sync(&self, target: &Path) -> Result<(), AttachError> {
+        let (export, target) = (self.export.clone(), target.to_owned());
+        to_the_end(async move { export.sync(&target).await }).await
+    }
+
+    /// Makes an empty ext4 on the file at this path of the export: the same bytes each time for
+    /// the same size, without lost+found. The file must be new, that is, all zeros.
+    pub async fn make_file_system(&self, path: &str) -> Result<(), AttachError> {
+        let (export, path) = (self.export.clone(), path.to_owned());
+        to_the_end(async move { export.make_file_system(&path).await }).await
+    }
+
+    /// Grows the ext4 on the file to the file's size. It must not be mounted.
+    pub async fn grow_file_system(&self, path: &str) -> Result<(), AttachError> {
+        let (export, path) = (self.export.clone(), path.to_owned());
+        to_the_end(async move { export.grow_file_system(&path).await }).await
+    }
+
+    /// The disks that are mounted below the state directory. Paths are without symbolic links.
+    pub async fn mounts(&self) -> Result<Vec<Mounted>, AttachError> {
+        self.export.disks()
+    }
+
+    /// Unmounts the export and ends the processes that serve it; `Busy` if a disk is in use.
+    pub async fn shut_down(&self) -> Result<(), AttachError> {
+        let export = self.export.clone();
+        to_the_end(async move { export.close().await }).await
+    }
+
+    /// The file with the statistics of the FUSE server; `None` with NFS.
+    pub fn statistics_file(&self) -> Option<PathBuf> {
+        (self.method() == Method::Fuse).then(|| self.export.directory.join(STATISTICS))
+    }
+}

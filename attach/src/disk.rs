@@ -1,0 +1,362 @@
+//! The disks: loop devices on files of the export, and the ext4 mounted from them.
+//!
+//! Invariants:
+//! - A file is under at most one loop device that writes. A second mount of it takes the same
+//!   device, and with it the same file system in the kernel.
+//! - A loop device is marked to be freed by its last user as soon as it has one, so that no
+//!   order of deaths leaves one behind for good. What is left between the two is found by the
+//!   next `open`.
+//! - Nothing is frozen, synced or unmounted that the mount table does not show as a loop mount:
+//!   the directory below is the machine's own disk.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use crate::export::{Export, Place, make_directory};
+use crate::kernel::{self, LoopDevice, MountPoint};
+use crate::tools::{FSFREEZE, LOSETUP, MOUNT, SYNC, TOOL_TIME_LIMIT, UMOUNT, says, timed_out};
+use crate::{Access, AttachError, Source};
+
+/// How a disk is mounted. Reads shall not write (`noatime`), the inode tables of a sparse file
+/// are zeros already (`noinit_itable`), and after an error nothing more is written.
+const WRITE_OPTIONS: &str = "rw,noatime,noinit_itable,errors=remount-ro";
+
+/// How a snapshot is mounted. Its device refuses writes, so a journal that was not clean cannot
+/// be replayed and the mount fails: a snapshot of a running disk is no disk to start from.
+const READ_OPTIONS: &str = "ro,noatime,errors=continue";
+
+/// How often a mount is tried when the loop device that it wanted to share went away meanwhile.
+const MOUNT_ATTEMPTS: u32 = 5;
+
+/// How long a loop device that is losing its last user is waited for.
+const RELEASE_PAUSE: Duration = Duration::from_millis(50);
+
+/// How many mounts on top of each other are taken off one directory.
+const STACK_MAX: u32 = 16;
+
+impl Access {
+    fn is_read_only(self) -> bool {
+        self == Self::ReadOnly
+    }
+}
+
+/// The directory as the kernel prints it: its parent without links, made if it is not there.
+fn target_path(target: &Path) -> Result<PathBuf, AttachError> {
+    match (target.parent(), target.file_name()) {
+        (Some(parent), Some(name)) => Ok(make_directory(parent)?.join(name)),
+        _ => Err(AttachError::Path {
+            got: target.display().to_string(),
+            reason: "a disk is mounted at a directory with a name",
+        }),
+    }
+}
+
+impl Export {
+    pub(crate) async fn mount(
+        &self,
+        source: Source<'_>,
+        target: &Path,
+        access: Access,
+    ) -> Result<(), AttachError> {
+        let access = match source {
+            Source::File(_) => access,
+            Source::Snapshot(_) => Access::ReadOnly,
+        };
+        let place = self.place(source)?;
+        let target = target_path(target)?;
+        let _target_turn = self.locks.lock(&target).await;
+        let _source_turn = self.locks.lock(&place.file).await;
+        if self.is_mounted(&place, &target, access)? {
+            return Ok(());
+        }
+        self.require().await?;
+        make_directory(&target)?;
+        let mounted = self.mount_locked(&place, &target, access).await;
+        if mounted.is_err() {
+            // Fails if it was mounted after all, or is not empty; then it stays.
+            let _kept = fs::remove_dir(&target);
+        }
+        mounted
+    }
+
+    /// Whether the target is that mount already; an error if it is another.
+    fn is_mounted(
+        &self,
+        place: &Place,
+        target: &Path,
+        access: Access,
+    ) -> Result<bool, AttachError> {
+        let Some(point) = kernel::mounted_at(target)? else {
+            return Ok(false);
+        };
+        let (got, read_only) = match self.disk(&point) {
+            Some(disk) => (disk.source, disk.read_only),
+            None => (point.source.display().to_string(), point.read_only),
+        };
+        if got == place.path && read_only == access.is_read_only() {
+            return Ok(true);
+        }
+        let describe = |source: &str, read_only| {
+            format!("`{source}` {}", if read_only { "read-only" } else { "writable" })
+        };
+        Err(AttachError::Occupied {
+            target: target.to_owned(),
+            got: describe(&got, read_only),
+            expected: describe(&place.path, access.is_read_only()),
+        })
+    }
+
+    async fn mount_locked(
+        &self,
+        place: &Place,
+        target: &Path,
+        access: Access,
+    ) -> Result<(), AttachError> {
+        for attempt in 1.. {
+            let shared = self.device_on(place)?;
+            let device = match &shared {
+                Some(device) if device.read_only == access.is_read_only() => device.device.clone(),
+                Some(device) => {
+                    return Err(AttachError::InUse {
+                        path: place.path.clone(),
+                        loop_device: device.device.clone(),
+                    });
+                }
+                None => self.attach_device(place, access).await?,
+            };
+            let mounted = self.mount_device(place, &device, target, access).await;
+            // With a mount this leaves the device to it; without, it is free at once.
+            let freed = self.detach_device(&device).await;
+            if shared.is_none() {
+                return mounted.and(freed);
+            }
+            // The device can have lost its last user just before, and can have a new file.
+            let is_the_one = kernel::loop_device(&device).is_some_and(|d| d.file == place.file);
+            match mounted {
+                Ok(()) if is_the_one => return Ok(()),
+                Ok(()) => self.unmount_top(target).await?,
+                Err(error) if is_the_one || attempt >= MOUNT_ATTEMPTS => return Err(error),
+                Err(_) => tokio::time::sleep(RELEASE_PAUSE).await,
+            }
+        }
+        Err(AttachError::Interrupted)
+    }
+
+    /// The loop device that is on the file, in whatever mount namespace it is mounted.
+    fn device_on(&self, place: &Place) -> Result<Option<LoopDevice>, AttachError> {
+        Ok(kernel::loop_devices(|file| file == place.file)?.pop())
+    }
+
+    async fn attach_device(&self, place: &Place, access: Access) -> Result<PathBuf, AttachError> {
+        // Direct: else every block would be cached twice, and the loop driver would handle one
+        // request after the other.
+        let call = self.tools.call(LOSETUP).arguments(["--find", "--show", "--direct-io=on"]);
+        let call = match access {
+            Access::ReadOnly => call.argument("--read-only"),
+            Access::ReadWrite => call,
+        };
+        match call.argument(&place.file).run().await {
+            Ok(device) => Ok(device.into()),
+            Err(error) => {
+                // It can have attached the device before it was given up.
+                if let Some(device) = self.device_on(place)? {
+                    self.detach_device(&device.device).await?;
+                }
+                Err(match error {
+                    error if says(&error, "No such file") => AttachError::NotFound {
+                        address: self.tools.address(),
+                        path: place.path.clone(),
+                    },
+                    other => other,
+                })
+            }
+        }
+    }
+
+    /// Frees the device, or has the kernel free it with its last user.
+    async fn detach_device(&self, device: &Path) -> Result<(), AttachError> {
+        match self.tools.call(LOSETUP).argument("--detach").argument(device).run().await {
+            // It is free already.
+            Err(error) if says(&error, "No such device") => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    async fn mount_device(
+        &self,
+        place: &Place,
+        device: &Path,
+        target: &Path,
+        access: Access,
+    ) -> Result<(), AttachError> {
+        let options = match access {
+            Access::ReadWrite => WRITE_OPTIONS,
+            Access::ReadOnly => READ_OPTIONS,
+        };
+        let call = self.tools.call(MOUNT).arguments(["-n", "-i", "-t", "ext4", "-o", options]);
+        let mounted = call.argument(device).argument(target).run().await;
+        mounted.map(drop).map_err(|error| match error {
+            AttachError::Tool { reason, .. } if is_damage(&reason) => {
+                AttachError::Damaged { path: place.path.clone(), reason }
+            }
+            other => other,
+        })
+    }
+
+    pub(crate) async fn unmount(&self, target: &Path) -> Result<(), AttachError> {
+        let target = target_path(target)?;
+        let _turn = self.locks.lock(&target).await;
+        self.unmount_locked(&target).await?;
+        match fs::remove_dir(&target) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(AttachError::System { action: "remove", path: target, source: error })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    async fn unmount_locked(&self, target: &Path) -> Result<(), AttachError> {
+        for _ in 0..STACK_MAX {
+            let Some(point) = kernel::mounted_at(target)? else {
+                return Ok(());
+            };
+            if !is_disk(&point) {
+                return Err(AttachError::Occupied {
+                    target: target.to_owned(),
+                    got: format!("{} ({})", point.source.display(), point.kind),
+                    expected: "a disk of the appliance".to_owned(),
+                });
+            }
+            if self.is_noted_frozen(target) {
+                self.unfreeze(target).await?;
+            }
+            self.unmount_top(target).await?;
+        }
+        Err(AttachError::Busy { targets: vec![target.to_owned()] })
+    }
+
+    /// Takes off what is mounted on top. What uses it may go on and lets go when it ends, as
+    /// other mount namespaces do; what it wrote until now is on the appliance.
+    async fn unmount_top(&self, target: &Path) -> Result<(), AttachError> {
+        let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c"]);
+        match call.argument(target).run().await {
+            Err(error) if says(&error, "target is busy") => {
+                self.tools.call(SYNC).argument("--file-system").argument(target).run().await?;
+                let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c", "--lazy"]);
+                call.argument(target).run().await.map(drop)
+            }
+            Err(error) if says(&error, "not mounted") => Ok(()),
+            other => other.map(drop),
+        }
+    }
+
+    pub(crate) fn is_released(&self, source: Source<'_>) -> Result<bool, AttachError> {
+        Ok(self.device_on(&self.place(source)?)?.is_none())
+    }
+
+    /// Refuses a target at which no disk is mounted.
+    fn require_disk(target: &Path) -> Result<(), AttachError> {
+        if kernel::mounted_at(target)?.as_ref().is_some_and(is_disk) {
+            return Ok(());
+        }
+        Err(AttachError::NotMounted { target: target.to_owned() })
+    }
+
+    pub(crate) async fn freeze(self: Arc<Self>, target: &Path) -> Result<(), AttachError> {
+        let target = target_path(target)?;
+        let _turn = self.locks.lock(&target).await;
+        Self::require_disk(&target)?;
+        self.note_frozen(&target, true);
+        // No signal reaches a freeze that waits for the appliance, and it goes on when that is
+        // back. So it is not given up on, but undone when it has come to its end.
+        let call = self.tools.call(FSFREEZE).argument("--freeze").argument(&target);
+        let mut freezing = tokio::spawn(call.without_limit().run());
+        let Ok(frozen) = tokio::time::timeout(TOOL_TIME_LIMIT, &mut freezing).await else {
+            let (export, late) = (self.clone(), target.clone());
+            tokio::spawn(async move {
+                let _whatever = freezing.await;
+                if let Err(error) = export.thaw(&late).await {
+                    tracing::error!(%error, "a disk stays frozen");
+                }
+            });
+            let command = format!("fsfreeze --freeze {}", target.display());
+            return Err(timed_out(&command, self.tools.address(), TOOL_TIME_LIMIT));
+        };
+        let frozen = frozen.map_err(|_| AttachError::Interrupted)?;
+        match frozen {
+            // It is frozen already.
+            Err(error) if says(&error, "Device or resource busy") => Ok(()),
+            Err(error) => {
+                self.note_frozen(&target, false);
+                Err(error)
+            }
+            Ok(_) => Ok(()),
+        }
+    }
+
+    pub(crate) async fn thaw(&self, target: &Path) -> Result<(), AttachError> {
+        let target = target_path(target)?;
+        let _turn = self.locks.lock(&target).await;
+        match Self::require_disk(&target) {
+            Err(AttachError::NotMounted { .. }) => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => self.unfreeze(&target).await,
+        }
+    }
+
+    async fn unfreeze(&self, target: &Path) -> Result<(), AttachError> {
+        let call = self.tools.call(FSFREEZE).argument("--unfreeze").argument(target);
+        match call.run().await {
+            // It was not frozen.
+            Err(error) if !says(&error, "Invalid argument") => Err(error),
+            _ => {
+                self.note_frozen(target, false);
+                Ok(())
+            }
+        }
+    }
+
+    fn note_frozen(&self, target: &Path, is_frozen: bool) {
+        let mut frozen = self.frozen.lock().unwrap_or_else(PoisonError::into_inner);
+        if is_frozen {
+            frozen.insert(target.to_owned());
+        } else {
+            frozen.remove(target);
+        }
+    }
+
+    fn is_noted_frozen(&self, target: &Path) -> bool {
+        self.frozen.lock().unwrap_or_else(PoisonError::into_inner).contains(target)
+    }
+
+    pub(crate) async fn sync(&self, target: &Path) -> Result<(), AttachError> {
+        let target = target_path(target)?;
+        let _turn = self.locks.lock(&target).await;
+        Self::require_disk(&target)?;
+        self.tools.call(SYNC).argument("--file-system").argument(&target).run().await.map(drop)
+    }
+
+    /// Refuses a file that a loop device is on.
+    pub(crate) fn require_unused(&self, place: &Place) -> Result<(), AttachError> {
+        match self.device_on(place)? {
+            None => Ok(()),
+            Some(LoopDevice { device, .. }) => {
+                Err(AttachError::InUse { path: place.path.clone(), loop_device: device })
+            }
+        }
+    }
+}
+
+fn is_disk(point: &MountPoint) -> bool {
+    point.kind == "ext4" && point.source.to_string_lossy().starts_with("/dev/loop")
+}
+
+/// Whether `mount` complains of what is on the disk.
+fn is_damage(reason: &str) -> bool {
+    // EINVAL and EFSBADCRC, EIO, EUCLEAN, EROFS for a journal that cannot be replayed.
+    let complaints =
+        ["bad superblock", "read superblock", "needs cleaning", "read-only", "write-protected"];
+    complaints.iter().any(|complaint| reason.contains(complaint))
+}

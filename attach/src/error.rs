@@ -1,0 +1,148 @@
+//! What can go wrong when a disk is attached, and what to do about it.
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+use std::time::Duration;
+
+/// A failed attach, detach or care of one. Its text is what the user of Docker reads.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AttachError {
+    /// The text names no way to attach.
+    #[error("`{got}` is no way to attach: write `nfs` or `fuse`")]
+    UnknownMethod {
+        /// The text.
+        got: String,
+    },
+    /// The kernel or the machine lacks what is needed.
+    #[error("{what} is missing on this machine: {advice}")]
+    Missing {
+        /// What is missing.
+        what: String,
+        /// What to do.
+        advice: String,
+    },
+    /// A path leads out of the export, or is none.
+    #[error("`{got}` is no path of a file below the export ({reason})")]
+    Path {
+        /// The path.
+        got: String,
+        /// What is wrong with it.
+        reason: &'static str,
+    },
+    /// The export cannot be mounted.
+    #[error(
+        "cannot mount {export} of the appliance at {address}: {reason}; see that slackwaterd is running there and lets this machine in (--nfs-client)"
+    )]
+    Export {
+        /// The appliance.
+        address: SocketAddr,
+        /// The export.
+        export: String,
+        /// What the kernel or the tool said.
+        reason: String,
+    },
+    /// The directory of the export shows another appliance, and disks of it are mounted.
+    #[error(
+        "{got} is mounted where {expected} should be, and disks of it are in use: stop what uses them, or take another state directory"
+    )]
+    OtherExport {
+        /// What is mounted.
+        got: String,
+        /// What should be.
+        expected: String,
+    },
+    /// The file or snapshot is not on the appliance.
+    #[error("the appliance at {address} has no `{path}`")]
+    NotFound {
+        /// The appliance.
+        address: SocketAddr,
+        /// The path below the export.
+        path: String,
+    },
+    /// Something else is mounted at the target.
+    #[error("{} is taken: {got} is mounted there, not {expected}; unmount it first", target.display())]
+    Occupied {
+        /// The directory.
+        target: PathBuf,
+        /// What is there.
+        got: String,
+        /// What should be there.
+        expected: String,
+    },
+    /// The source is attached in a way that excludes the wanted one.
+    #[error("`{path}` is still in use through {}: wait until the containers that use it have ended", loop_device.display())]
+    InUse {
+        /// The path below the export.
+        path: String,
+        /// The device that is on it.
+        loop_device: PathBuf,
+    },
+    /// The disk holds no file system that can be mounted.
+    #[error(
+        "the file system on `{path}` cannot be mounted: {reason}; a snapshot must be taken of a frozen or unmounted disk, see `e2fsck` and `slackwater check`"
+    )]
+    Damaged {
+        /// The path below the export.
+        path: String,
+        /// What the tool said.
+        reason: String,
+    },
+    /// Nothing of ours is mounted there.
+    #[error("nothing is mounted at {}", target.display())]
+    NotMounted {
+        /// The directory.
+        target: PathBuf,
+    },
+    /// Disks are mounted still.
+    #[error("{} disks are mounted still, the first at {}: stop what uses them", targets.len(), targets.first().map(|target| target.display().to_string()).unwrap_or_default())]
+    Busy {
+        /// Where.
+        targets: Vec<PathBuf>,
+    },
+    /// The appliance, or a tool, did not come to an end.
+    #[error("{action} was given up after {} seconds: the appliance at {address} does not answer; see that slackwaterd is running there", limit.as_secs())]
+    TimedOut {
+        /// What was being done.
+        action: String,
+        /// The appliance.
+        address: SocketAddr,
+        /// The time that it had.
+        limit: Duration,
+    },
+    /// A tool could not be started.
+    #[error("cannot start `{program}` ({source}): install the package {package}")]
+    ToolStart {
+        /// The tool.
+        program: String,
+        /// Debian's package of it.
+        package: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+    /// A tool failed.
+    #[error("`{command}` failed ({status}): {reason}")]
+    Tool {
+        /// The command line.
+        command: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it said.
+        reason: String,
+    },
+    /// A call of the system failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    System {
+        /// What was being done.
+        action: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The work ended without a result, as it does when the program stops.
+    #[error("attaching was interrupted because the program is stopping")]
+    Interrupted,
+}

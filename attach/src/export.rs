@@ -1,0 +1,483 @@
+//! Makes the export visible: mounts it, or adopts what an earlier process mounted.
+
+use std::collections::HashSet;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use uuid::Uuid;
+
+use crate::kernel::{self, MountPoint};
+use crate::locks::Locks;
+use crate::serving::{self, Service, Serving};
+use crate::tools::{FSFREEZE, LOSETUP, MODPROBE, MOUNT, Tools, UMOUNT};
+use crate::{AttachError, Method, Mounted, Options, Source};
+
+/// Where the export shows its snapshots.
+pub(crate) const SNAPSHOTS: &str = ".snapshot";
+
+/// The file of the FUSE export with its statistics.
+pub(crate) const STATISTICS: &str = ".slackwater-stats";
+
+/// The type of a kernel NFS mount.
+const NFS_FILE_SYSTEM: &str = "nfs";
+
+/// How long the first NFS mount may take: the daemon starts even if the appliance is away, and
+/// tries again when a disk is mounted.
+const FIRST_MOUNT_TIME_LIMIT: Duration = Duration::from_secs(10);
+
+/// The export and what is done with it.
+#[derive(Debug)]
+pub(crate) struct Export {
+    options: Options,
+    pub(crate) method: Method,
+    /// A local directory stands for the export, and nothing is to be mounted.
+    is_local: bool,
+    /// Without symbolic links, as the kernel prints it.
+    pub(crate) state_directory: PathBuf,
+    /// Where the export is visible, and where its snapshots are.
+    pub(crate) directory: PathBuf,
+    snapshots: PathBuf,
+    pub(crate) tools: Tools,
+    pub(crate) locks: Locks,
+    /// Targets that were frozen and not thawed.
+    pub(crate) frozen: Mutex<HashSet<PathBuf>>,
+    serving: Mutex<Option<Serving>>,
+    pub(crate) lost: Vec<Mounted>,
+}
+
+/// Where a source is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place {
+    /// Below the export, as `Mounted::source` shows it.
+    pub(crate) path: String,
+    /// On this machine.
+    pub(crate) file: PathBuf,
+}
+
+impl Export {
+    /// Mounts or adopts the export.
+    pub(crate) async fn open(options: Options) -> Result<Self, AttachError> {
+        let state_directory = make_directory(&options.state_directory)?;
+        let directory = state_directory.join("export");
+        let existing = kernel::mounted_at(&directory)?;
+        let tools = Tools::new(options.nfs_address);
+        let method = match (options.method, &existing) {
+            (Some(method), _) => method,
+            (None, Some(point)) if point.kind == serving::FILE_SYSTEM => Method::Fuse,
+            (None, Some(_)) => Method::Nfs,
+            (None, None) => choose_method(&tools).await,
+        };
+        let snapshots = match method {
+            Method::Nfs => state_directory.join("export.snapshot"),
+            Method::Fuse => directory.join(SNAPSHOTS),
+        };
+        let mut export = Self {
+            method,
+            is_local: false,
+            state_directory,
+            directory,
+            snapshots,
+            tools,
+            locks: Locks::default(),
+            frozen: Mutex::default(),
+            serving: Mutex::default(),
+            lost: Vec::new(),
+            options,
+        };
+        export.take(existing).await?;
+        export.tidy().await?;
+        Ok(export)
+    }
+
+    /// Takes a local directory as the export.
+    pub(crate) async fn local(options: Options, directory: &Path) -> Result<Self, AttachError> {
+        let directory = make_directory(directory)?;
+        let export = Self {
+            method: options.method.unwrap_or(Method::Nfs),
+            is_local: true,
+            state_directory: make_directory(&options.state_directory)?,
+            snapshots: directory.join(SNAPSHOTS),
+            directory,
+            tools: Tools::new(options.nfs_address),
+            locks: Locks::default(),
+            frozen: Mutex::default(),
+            serving: Mutex::default(),
+            lost: Vec::new(),
+            options,
+        };
+        export.tidy().await?;
+        Ok(export)
+    }
+
+    /// Goes on with what is mounted, or mounts.
+    async fn take(&mut self, existing: Option<MountPoint>) -> Result<(), AttachError> {
+        let existing = match existing {
+            Some(point) if !self.is_ours(&point) => {
+                self.replace(&point).await?;
+                None
+            }
+            other => other,
+        };
+        match (self.method, existing) {
+            (Method::Nfs, _) => {
+                if let Err(error) = self.mount_nfs(FIRST_MOUNT_TIME_LIMIT).await {
+                    tracing::warn!(%error, "the export is mounted when a disk is");
+                }
+            }
+            (Method::Fuse, None) => self.start_serving()?,
+            (Method::Fuse, Some(_)) => match self.service().adopt()? {
+                Some(serving) => self.set_serving(Some(serving)),
+                None => self.recover().await?,
+            },
+        }
+        Ok(())
+    }
+
+    /// Whether a mount is the export as the options want it.
+    fn is_ours(&self, point: &MountPoint) -> bool {
+        let address = self.options.nfs_address;
+        let port = format!("port={}", address.port());
+        let is_same_kind = match self.method {
+            Method::Nfs => point.kind == NFS_FILE_SYSTEM,
+            Method::Fuse => point.kind == serving::FILE_SYSTEM,
+        };
+        let is_same_port = self.method == Method::Fuse
+            || point.options.split(',').any(|option| option == port)
+            // The kernel does not print the port that NFS has by itself.
+            || (address.port() == 2049 && !point.options.split(',').any(|o| o.starts_with("port=")));
+        is_same_kind && is_same_port && point.source == Path::new(&self.source())
+    }
+
+    /// What the mount table shows as the source of the export.
+    fn source(&self) -> String {
+        let Options { nfs_address, export, .. } = &self.options;
+        match self.method {
+            Method::Nfs => nfs_source(*nfs_address, export),
+            Method::Fuse => format!("{nfs_address}{export}"),
+        }
+    }
+
+    /// Takes away an export of other options, if no disk of it is in use.
+    async fn replace(&self, point: &MountPoint) -> Result<(), AttachError> {
+        if !self.disks()?.is_empty() || !self.devices()?.is_empty() {
+            return Err(AttachError::OtherExport {
+                got: format!("{} ({})", point.source.display(), point.kind),
+                expected: format!("{} ({})", self.source(), self.method),
+            });
+        }
+        let nfs_snapshots = self.state_directory.join("export.snapshot");
+        for directory in [&nfs_snapshots, &self.directory] {
+            self.unmount_all(directory).await?;
+        }
+        if point.kind == serving::FILE_SYSTEM {
+            self.service().end_processes().await;
+        }
+        Ok(())
+    }
+
+    /// Takes away an export that nobody serves any more, with everything on it, and begins anew.
+    async fn recover(&mut self) -> Result<(), AttachError> {
+        self.lost = self.disks()?;
+        tracing::error!(
+            lost = self.lost.len(),
+            "all processes that served the export were killed; its disks are unmounted"
+        );
+        for disk in self.lost.iter().rev() {
+            if !disk.read_only {
+                // A frozen file system outlives its last mount.
+                let _not_frozen = self
+                    .tools
+                    .call(FSFREEZE)
+                    .argument("--unfreeze")
+                    .argument(&disk.target)
+                    .run()
+                    .await;
+            }
+            let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c", "--lazy"]);
+            call.argument(&disk.target).run().await?;
+            let _not_empty = fs::remove_dir(&disk.target);
+        }
+        let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c", "--lazy"]);
+        call.argument(&self.directory).run().await?;
+        self.start_serving()
+    }
+
+    fn start_serving(&self) -> Result<(), AttachError> {
+        make_directory(&self.directory)?;
+        let serving = self.service().start(&self.source(), &self.directory)?;
+        self.set_serving(Some(serving));
+        Ok(())
+    }
+
+    fn service(&self) -> Service {
+        Service::new(self.options.fuse_program.clone(), &self.state_directory)
+    }
+
+    fn set_serving(&self, serving: Option<Serving>) {
+        *self.serving.lock().unwrap_or_else(PoisonError::into_inner) = serving;
+    }
+
+    /// Mounts the export and its snapshots where they are not mounted yet.
+    async fn mount_nfs(&self, limit: Duration) -> Result<(), AttachError> {
+        let _turn = self.locks.lock(&self.directory).await;
+        let export = self.options.export.trim_end_matches('/');
+        let snapshots = format!("{export}/{SNAPSHOTS}");
+        let both = [(export, &self.directory, "rw"), (&*snapshots, &self.snapshots, "ro")];
+        for (export, directory, access) in both {
+            if kernel::mounted_at(directory)?.is_some() {
+                continue;
+            }
+            make_directory(directory)?;
+            let address = self.options.nfs_address;
+            let call = self.tools.call(MOUNT).limit(limit).arguments(["-n", "-i", "-t", "nfs"]);
+            let call = call.argument("-o").argument(nfs_options(address, access));
+            let call = call.argument(nfs_source(address, export)).argument(directory);
+            call.run().await.map_err(|error| match error {
+                AttachError::Tool { reason, .. } => {
+                    AttachError::Export { address, export: export.to_owned(), reason }
+                }
+                other => other,
+            })?;
+        }
+        Ok(())
+    }
+
+    /// See that the export can be used.
+    pub(crate) async fn require(&self) -> Result<(), AttachError> {
+        if self.is_local {
+            return Ok(());
+        }
+        let is_over = match self.method {
+            Method::Nfs => return self.mount_nfs(crate::tools::TOOL_TIME_LIMIT).await,
+            Method::Fuse => {
+                let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
+                serving.as_ref().is_none_or(Serving::is_over)
+            }
+        };
+        if is_over {
+            return Err(AttachError::Export {
+                address: self.options.nfs_address,
+                export: self.options.export.clone(),
+                reason: "its FUSE mount was taken away; restart slackwater-driver".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Where a source is.
+    pub(crate) fn place(&self, source: Source<'_>) -> Result<Place, AttachError> {
+        match source {
+            Source::File(path) => {
+                check_path(path)?;
+                Ok(Place { path: path.to_owned(), file: self.directory.join(path) })
+            }
+            Source::Snapshot(id) => {
+                let file = self.snapshots.join(id.to_string());
+                Ok(Place { path: format!("{SNAPSHOTS}/{id}"), file })
+            }
+        }
+    }
+
+    /// The path below the export of a file that the kernel names. One whose mount is gone from
+    /// the tree is printed without the mount's own path.
+    fn path_of(&self, file: &Path) -> String {
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        if let Ok(id) = file.strip_prefix(&self.snapshots) {
+            return format!("{SNAPSHOTS}/{}", text(id));
+        }
+        let below = file.strip_prefix(&self.directory).or_else(|_| file.strip_prefix("/"));
+        let path = text(below.unwrap_or(file));
+        match Uuid::try_parse(&path) {
+            Ok(_) => format!("{SNAPSHOTS}/{path}"),
+            Err(_) => path,
+        }
+    }
+
+    /// The loop devices on files of the export, whoever mounted them.
+    pub(crate) fn devices(&self) -> Result<Vec<kernel::LoopDevice>, AttachError> {
+        kernel::loop_devices(|file| {
+            file.starts_with(&self.directory) || file.starts_with(&self.snapshots)
+        })
+    }
+
+    /// What a mount of a loop device shows.
+    pub(crate) fn disk(&self, point: &MountPoint) -> Option<Mounted> {
+        let device = kernel::loop_device(&point.source)?;
+        Some(Mounted {
+            target: point.target.clone(),
+            source: self.path_of(&device.file),
+            read_only: point.read_only,
+            loop_device: device.device,
+        })
+    }
+
+    /// The disks that are mounted below the state directory.
+    pub(crate) fn disks(&self) -> Result<Vec<Mounted>, AttachError> {
+        let points = kernel::mount_points()?.into_iter();
+        let ours = points.filter(|point| point.target.starts_with(&self.state_directory));
+        Ok(ours.filter_map(|point| self.disk(&point)).collect())
+    }
+
+    /// Puts right what a killed process left half done.
+    async fn tidy(&self) -> Result<(), AttachError> {
+        for device in self.devices()?.iter().filter(|device| !device.is_autoclear) {
+            // Attached, not yet mounted or not yet marked: the mark frees it, now or later.
+            self.tools.call(LOSETUP).argument("--detach").argument(&device.device).run().await?;
+        }
+        let mut thawing = JoinSet::new();
+        for disk in self.disks()?.into_iter().filter(|disk| !disk.read_only) {
+            let call = self.tools.call(FSFREEZE).argument("--unfreeze").argument(&disk.target);
+            // It says that nothing was frozen, as a rule.
+            thawing.spawn(call.run());
+        }
+        thawing.join_all().await;
+        Ok(())
+    }
+
+    /// Takes the export away.
+    pub(crate) async fn close(&self) -> Result<(), AttachError> {
+        let disks = self.disks()?.into_iter().map(|disk| disk.target);
+        let devices = self.devices()?.into_iter().map(|device| device.device);
+        let targets: Vec<_> = disks.chain(devices).collect();
+        if !targets.is_empty() {
+            return Err(AttachError::Busy { targets });
+        }
+        if self.is_local {
+            return Ok(());
+        }
+        if self.method == Method::Nfs {
+            self.unmount_all(&self.snapshots).await?;
+            let _absent = fs::remove_dir(&self.snapshots);
+        }
+        self.unmount_all(&self.directory).await?;
+        let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(serving) = serving {
+            serving.end().await;
+        }
+        let _absent = fs::remove_dir(&self.directory);
+        Ok(())
+    }
+
+    /// Unmounts a directory as often as something is mounted on it.
+    async fn unmount_all(&self, directory: &Path) -> Result<(), AttachError> {
+        while kernel::mounted_at(directory)?.is_some() {
+            let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c"]);
+            call.argument(directory).run().await?;
+        }
+        Ok(())
+    }
+}
+
+/// Refuses what could lead out of the export, or confuse what reads it back from the kernel.
+fn check_path(path: &str) -> Result<(), AttachError> {
+    let fault = if path.is_empty() {
+        "it is empty"
+    } else if path.chars().any(char::is_control) {
+        "it holds a control character"
+    } else if path.split('/').any(|part| matches!(part, "" | "." | "..")) {
+        "each part must be a name"
+    } else if path.split('/').next() == Some(SNAPSHOTS) {
+        "a snapshot is named by its id"
+    } else {
+        return Ok(());
+    };
+    Err(AttachError::Path { got: path.to_owned(), reason: fault })
+}
+
+/// The options of an NFS mount. `hard`: I/O waits for the appliance and never fails because of
+/// its absence. `lookupcache=positive`: the driver makes files over REST, so that a name which
+/// was not there is looked up again.
+fn nfs_options(address: SocketAddr, access: &str) -> String {
+    let (ip, port) = (address.ip(), address.port());
+    let transport = if address.is_ipv6() { "tcp6" } else { "tcp" };
+    format!(
+        "{access},vers=3,proto={transport},mountproto={transport},addr={ip},mountaddr={ip},\
+         port={port},mountport={port},nolock,hard,rsize=1048576,wsize=1048576,\
+         lookupcache=positive,noatime,nosuid,nodev,noexec"
+    )
+}
+
+fn nfs_source(address: SocketAddr, export: &str) -> String {
+    match address {
+        SocketAddr::V4(address) => format!("{}:{export}", address.ip()),
+        SocketAddr::V6(address) => format!("[{}]:{export}", address.ip()),
+    }
+}
+
+/// NFS where the kernel has it, else FUSE.
+pub(crate) async fn choose_method(tools: &Tools) -> Method {
+    if has_nfs(tools).await { Method::Nfs } else { Method::Fuse }
+}
+
+/// Whether the kernel has an NFS client, as a part or as a module.
+pub(crate) async fn has_nfs(tools: &Tools) -> bool {
+    if !kernel::has_file_system(NFS_FILE_SYSTEM) {
+        // Whether there is such a module shows in the list afterwards.
+        let _absent = tools.call(MODPROBE).arguments(["-q", "nfsv3"]).run().await;
+    }
+    kernel::has_file_system(NFS_FILE_SYSTEM)
+}
+
+/// Makes a directory with those above it; its path as the kernel prints it.
+pub(crate) fn make_directory(path: &Path) -> Result<PathBuf, AttachError> {
+    let failed = |source| AttachError::System {
+        action: "make the directory",
+        path: path.to_owned(),
+        source,
+    };
+    fs::create_dir_all(path).map_err(failed)?;
+    path.canonicalize().map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_that_lead_elsewhere_are_refused() {
+        for path in ["workers/a/disks/b", "a", "a.b/..c"] {
+            assert!(check_path(path).is_ok(), "{path}");
+        }
+        for path in ["", "/a", "a/", "a//b", "..", "a/../b", "./a", "a\nb", ".snapshot/x"] {
+            assert!(check_path(path).is_err(), "{path:?}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_both_families_make_options_that_the_kernel_takes() {
+        let address = "10.0.0.5:2050".parse().unwrap();
+        assert_eq!(nfs_source(address, "/slackwater"), "10.0.0.5:/slackwater");
+        let options = nfs_options(address, "rw");
+        assert!(options.contains("proto=tcp,") && options.contains("addr=10.0.0.5,"), "{options}");
+        assert!(options.contains("port=2050,mountport=2050"), "{options}");
+        let address = "[fd00::1]:2049".parse().unwrap();
+        assert_eq!(nfs_source(address, "/slackwater"), "[fd00::1]:/slackwater");
+        assert!(nfs_options(address, "ro").starts_with("ro,vers=3,proto=tcp6,"));
+    }
+
+    #[tokio::test]
+    async fn a_file_is_known_again_with_and_without_the_path_of_its_mount() {
+        let directory = tempfile::tempdir().unwrap();
+        let options = Options {
+            method: None,
+            nfs_address: "127.0.0.1:2049".parse().unwrap(),
+            export: "/slackwater".to_owned(),
+            state_directory: directory.path().join("state"),
+            fuse_program: Vec::new(),
+        };
+        let export = Export::local(options, &directory.path().join("export")).await.unwrap();
+        let id = Uuid::from_u128(7);
+        let file = export.place(Source::File("workers/w/disks/d")).unwrap();
+        let snapshot = export.place(Source::Snapshot(id)).unwrap();
+        for place in [&file, &snapshot] {
+            assert_eq!(export.path_of(&place.file), place.path);
+            assert_eq!(export.path_of(&Path::new("/").join(&place.path)), place.path);
+        }
+        // The snapshots are a mount of their own over NFS.
+        assert_eq!(export.path_of(Path::new(&format!("/{id}"))), snapshot.path);
+    }
+}

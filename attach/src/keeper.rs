@@ -1,0 +1,101 @@
+//! The keeper: a small process that outlives the daemon and keeps the FUSE export served.
+//!
+//! ```text
+//!   daemon ----starts----> keeper ----starts, again and again----> server
+//!      \                     |                                       |
+//!       `------ /dev/fuse ---+---------------------------------------'
+//! ```
+//!
+//! All of them hold the same `/dev/fuse`, and the kernel ends the connection when the last holder
+//! is gone. So any one of them may be killed, and any two; what the others started goes on. A
+//! server that was killed is started again on the same descriptor with `--resume`.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use crate::AttachError;
+use crate::process::{self, Process};
+
+/// Tells the program that its descriptor has served before.
+pub(crate) const RESUME_FLAG: &str = "--resume";
+
+/// Tells the keeper where to write down its server.
+pub(crate) const SERVER_RECORD_VARIABLE: &str = "SLACKWATER_SERVER_RECORD";
+
+/// The first pause after a server's death. Containers wait meanwhile.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+
+/// The longest pause: what dies at once each time shall not keep a core busy.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
+
+/// A server that ran as long as this was well; its death is not of a kind with the ones before.
+const STEADY: Duration = Duration::from_secs(60);
+
+/// The main loop of the keeper process: serves the export with `program` on the descriptor until
+/// the export is unmounted. It never gives up before, for containers run on it.
+///
+/// `program` gets the descriptor as its standard input, and `--resume` at its end whenever the
+/// descriptor has served before; it is there already if this keeper replaces another.
+pub fn keep_serving(program: &[OsString], fuse: OwnedFd) -> Result<ExitStatus, AttachError> {
+    // Signals that end the daemon's session shall not reach us. It fails only where we lead a
+    // session of our own already.
+    let _leads_already = rustix::process::setsid();
+    let record = std::env::var_os(SERVER_RECORD_VARIABLE).map(PathBuf::from);
+    if let Some(orphan) = record.as_deref().and_then(Process::recorded) {
+        // The server of a keeper that was killed. Two at once would take each other's requests.
+        tracing::info!("waiting for the server of an earlier keeper");
+        orphan.wait(None);
+    }
+    let mut resume = program.iter().any(|word| word == RESUME_FLAG);
+    let mut pause = PAUSE_MIN;
+    while !process::is_disconnected(fuse.as_fd()) {
+        let started = Instant::now();
+        match serve_once(program, &fuse, resume, record.as_deref()) {
+            Ok(status) => tracing::warn!(%status, "the server of the export ended"),
+            Err(error) => tracing::error!(%error, "the server of the export cannot be started"),
+        }
+        resume = true;
+        if started.elapsed() >= STEADY {
+            pause = PAUSE_MIN;
+        }
+        std::thread::sleep(pause);
+        pause = PAUSE_MAX.min(pause * 2);
+    }
+    tracing::info!("the export is unmounted");
+    Ok(ExitStatus::default())
+}
+
+fn serve_once(
+    program: &[OsString],
+    fuse: &OwnedFd,
+    resume: bool,
+    record: Option<&Path>,
+) -> io::Result<ExitStatus> {
+    let mut command = command_of(program)?;
+    if resume && !program.iter().any(|word| word == RESUME_FLAG) {
+        command.arg(RESUME_FLAG);
+    }
+    command.stdin(Stdio::from(fuse.try_clone()?)).env_remove(SERVER_RECORD_VARIABLE);
+    let mut child = command.spawn()?;
+    if let Some(record) = record
+        && let Err(error) = process::record(record, child.id())
+    {
+        // It has ended already, or nobody can adopt it later; it serves all the same.
+        tracing::warn!(%error, "the server of the export is not written down");
+    }
+    child.wait()
+}
+
+/// The command of a program and its arguments.
+pub(crate) fn command_of(program: &[OsString]) -> io::Result<Command> {
+    let (first, rest) = program.split_first().ok_or_else(|| {
+        io::Error::new(io::ErrorKind::InvalidInput, "the command line of the server is empty")
+    })?;
+    let mut command = Command::new::<&OsStr>(first);
+    command.args(rest);
+    Ok(command)
+}

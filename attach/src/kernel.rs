@@ -1,0 +1,225 @@
+//! What the kernel says is mounted and which files its loop devices are on.
+//!
+//! Read from `/proc/self/mountinfo` and sysfs alone. Asking a loop device itself would ask the
+//! file below, and with it an appliance that may not answer: nothing here does.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use crate::AttachError;
+
+const MOUNT_TABLE: &str = "/proc/self/mountinfo";
+const BLOCK_DEVICES: &str = "/sys/block";
+
+/// What the kernel appends to the path of a file whose name it has dropped.
+const DELETED_SUFFIX: &[u8] = b" (deleted)";
+
+/// One line of the mount table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct MountPoint {
+    pub(crate) target: PathBuf,
+    /// `fuse.slackwater`, `nfs`, `ext4`.
+    pub(crate) kind: String,
+    /// The device or the export.
+    pub(crate) source: PathBuf,
+    pub(crate) read_only: bool,
+    /// Options of the file system itself.
+    pub(crate) options: String,
+}
+
+/// The mount table, in the order in which things were mounted.
+pub(crate) fn mount_points() -> Result<Vec<MountPoint>, AttachError> {
+    let text = fs::read(MOUNT_TABLE).map_err(|source| AttachError::System {
+        action: "read",
+        path: MOUNT_TABLE.into(),
+        source,
+    })?;
+    Ok(text.split(|byte| *byte == b'\n').filter_map(parse_line).collect())
+}
+
+/// What is mounted at `target`, on top of whatever else is.
+pub(crate) fn mounted_at(target: &Path) -> Result<Option<MountPoint>, AttachError> {
+    Ok(mount_points()?.into_iter().rfind(|point| point.target == target))
+}
+
+/// `36 35 98:0 / /mnt rw,noatime shared:1 - ext4 /dev/loop0 rw,errors=remount-ro`
+fn parse_line(line: &[u8]) -> Option<MountPoint> {
+    let mut fields = line.split(|byte| *byte == b' ');
+    let target = fields.by_ref().nth(4)?;
+    let own_options = fields.next()?;
+    let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
+    let (kind, source, options) = (fields.next()?, fields.next()?, fields.next()?);
+    let is_read_only = |options: &[u8]| options.split(|byte| *byte == b',').any(|o| o == b"ro");
+    Some(MountPoint {
+        target: unescape(target).into(),
+        kind: String::from_utf8_lossy(kind).into_owned(),
+        source: unescape(source).into(),
+        read_only: is_read_only(own_options) || is_read_only(options),
+        options: String::from_utf8_lossy(options).into_owned(),
+    })
+}
+
+/// Takes back `\040` and the like, which the kernel writes for blanks and backslashes.
+fn unescape(field: &[u8]) -> OsString {
+    let octal = |digits: &[u8]| {
+        let text = std::str::from_utf8(digits).ok()?;
+        text.bytes().all(|byte| (b'0'..=b'7').contains(&byte)).then_some(())?;
+        u8::from_str_radix(text, 8).ok()
+    };
+    let mut bytes = Vec::with_capacity(field.len());
+    let mut rest = field;
+    while let Some((first, others)) = rest.split_first() {
+        let escaped = (*first == b'\\').then(|| others.get(..3).and_then(octal)).flatten();
+        match escaped {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &others[3..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = others;
+            }
+        }
+    }
+    OsString::from_vec(bytes)
+}
+
+/// A loop device that is on a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LoopDevice {
+    pub(crate) device: PathBuf,
+    /// The path of the file as the kernel prints it: without the mount's own path once the mount
+    /// is gone from the tree.
+    pub(crate) file: PathBuf,
+    pub(crate) read_only: bool,
+    /// Whether the kernel frees it with its last user.
+    pub(crate) is_autoclear: bool,
+}
+
+/// The loop devices whose files `wanted` holds for.
+pub(crate) fn loop_devices(wanted: impl Fn(&Path) -> bool) -> Result<Vec<LoopDevice>, AttachError> {
+    let failed =
+        |source| AttachError::System { action: "list", path: BLOCK_DEVICES.into(), source };
+    let mut devices = Vec::new();
+    for entry in fs::read_dir(BLOCK_DEVICES).map_err(failed)? {
+        let entry = entry.map_err(failed)?;
+        if entry.file_name().as_bytes().starts_with(b"loop")
+            && let Some(device) = read_loop_device(&entry.path(), &wanted).map_err(failed)?
+        {
+            devices.push(device);
+        }
+    }
+    Ok(devices)
+}
+
+/// The device at `path` in sysfs; `None` if it is on no file, or not on a wanted one.
+fn read_loop_device(
+    path: &Path,
+    wanted: &impl Fn(&Path) -> bool,
+) -> io::Result<Option<LoopDevice>> {
+    let read = |name: &str| match fs::read(path.join(name)) {
+        Ok(bytes) => Ok(Some(bytes)),
+        // Not in use, or let go at this moment.
+        Err(error) if is_gone(&error) => Ok(None),
+        Err(error) => Err(error),
+    };
+    let Some(file) = read("loop/backing_file")? else {
+        return Ok(None);
+    };
+    let file = backing_path(&file);
+    if !wanted(&file) {
+        return Ok(None);
+    }
+    let (Some(read_only), Some(autoclear)) = (read("ro")?, read("loop/autoclear")?) else {
+        return Ok(None);
+    };
+    let name = path.file_name().unwrap_or_default();
+    Ok(Some(LoopDevice {
+        device: Path::new("/dev").join(name),
+        file,
+        read_only: read_only.starts_with(b"1"),
+        is_autoclear: autoclear.starts_with(b"1"),
+    }))
+}
+
+fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound
+        || error.raw_os_error() == Some(rustix::io::Errno::NODEV.raw_os_error())
+        || error.raw_os_error() == Some(rustix::io::Errno::NXIO.raw_os_error())
+}
+
+fn backing_path(text: &[u8]) -> PathBuf {
+    let line = text.strip_suffix(b"\n").unwrap_or(text);
+    let path = line.strip_suffix(DELETED_SUFFIX).unwrap_or(line);
+    OsString::from_vec(path.to_vec()).into()
+}
+
+/// The loop device at `/dev/loopN`; `None` if it is on no file.
+pub(crate) fn loop_device(device: &Path) -> Option<LoopDevice> {
+    let name = device.strip_prefix("/dev").ok()?;
+    read_loop_device(&Path::new(BLOCK_DEVICES).join(name), &|_: &Path| true).ok().flatten()
+}
+
+/// Whether a file system is in the kernel now. It may be one that a module would bring.
+pub(crate) fn has_file_system(name: &str) -> bool {
+    let text = fs::read_to_string("/proc/filesystems").unwrap_or_default();
+    text.lines().any(|line| line.split_whitespace().next_back() == Some(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_of_the_mount_table_is_understood() {
+        let line = br"42 27 7:0 / /state/my\040disks/a\134b rw,noatime shared:7 master:1 - ext4 /dev/loop0 rw,errors=remount-ro";
+        let expected = MountPoint {
+            target: r"/state/my disks/a\b".into(),
+            kind: "ext4".to_owned(),
+            source: "/dev/loop0".into(),
+            read_only: false,
+            options: "rw,errors=remount-ro".to_owned(),
+        };
+        assert_eq!(parse_line(line), Some(expected));
+    }
+
+    #[test]
+    fn a_line_without_optional_fields_and_read_only_in_either_place() {
+        let line = b"42 27 7:0 / /a ro,noatime - ext4 /dev/loop0 rw";
+        assert!(parse_line(line).unwrap().read_only);
+        let line = b"42 27 7:0 / /a rw - ext4 /dev/loop0 rw,ro";
+        assert!(parse_line(line).unwrap().read_only);
+        let line = b"42 27 7:0 / /a rw,noatime - ext4 /dev/loop0 rw,errors=remount-ro";
+        assert!(!parse_line(line).unwrap().read_only);
+    }
+
+    #[test]
+    fn lines_that_are_none_are_left_out() {
+        for line in [&b""[..], b"42 27 7:0 /", b"42 27 7:0 / /a rw - ext4", b"- - - - - - -"] {
+            assert_eq!(parse_line(line), None, "{}", String::from_utf8_lossy(line));
+        }
+    }
+
+    #[test]
+    fn escapes_that_are_none_stay_as_they_are() {
+        assert_eq!(unescape(br"a\011b"), OsString::from("a\tb"));
+        for text in [r"\", r"\0", r"\99x", r"\+12", r"\777"] {
+            assert_eq!(unescape(text.as_bytes()), OsString::from(text));
+        }
+    }
+
+    #[test]
+    fn the_path_of_a_backing_file_loses_what_the_kernel_adds() {
+        assert_eq!(backing_path(b"/x/disk one\n"), Path::new("/x/disk one"));
+        assert_eq!(backing_path(b"/x/disk (deleted)\n"), Path::new("/x/disk"));
+    }
+
+    #[test]
+    fn the_table_of_this_machine_has_a_root() {
+        assert!(mounted_at(Path::new("/")).unwrap().is_some());
+        assert!(mounted_at(Path::new("/no/such/folder")).unwrap().is_none());
+    }
+}

@@ -1,0 +1,235 @@
+//! The FUSE export: the mount, the keeper process that serves it, and taking it over.
+//!
+//! The daemon holds a copy of `/dev/fuse` too, and watches the keeper: one that was killed is
+//! replaced. A daemon that was killed finds keeper and server by their records and takes a copy
+//! of the descriptor from either.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::Timespec;
+use rustix::mount::MountFlags;
+use tokio::task::JoinHandle;
+
+use crate::AttachError;
+use crate::keeper::{self, RESUME_FLAG, SERVER_RECORD_VARIABLE};
+use crate::process::{self, Process};
+
+/// The type under which the mount table shows the export.
+pub(crate) const FILE_SYSTEM: &str = "fuse.slackwater";
+
+/// The largest read that the kernel may send: as much as the appliance answers at once.
+const READ_SIZE_BYTES_MAX: u32 = 1 << 20;
+
+/// When the log of the server is put aside. Two such files are kept.
+const LOG_SIZE_BYTES_MAX: u64 = 4 << 20;
+
+/// The pause before a keeper that ended is replaced, so that one which ends at once each time
+/// does not keep a core busy.
+const KEEPER_PAUSE: Duration = Duration::from_secs(1);
+
+/// How often the keeper is looked at. Its server goes on without it.
+const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+
+/// How long the processes may take to notice that the export is unmounted.
+const END_TIME_LIMIT: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
+
+/// What is needed to serve the export.
+#[derive(Debug, Clone)]
+pub(crate) struct Service {
+    program: Vec<OsString>,
+    keeper_record: PathBuf,
+    server_record: PathBuf,
+    log: PathBuf,
+}
+
+impl Service {
+    pub(crate) fn new(program: Vec<OsString>, state_directory: &Path) -> Self {
+        Self {
+            program,
+            keeper_record: state_directory.join("keeper.process"),
+            server_record: state_directory.join("server.process"),
+            log: state_directory.join("serve-export.log"),
+        }
+    }
+
+    /// Mounts the export at `directory` and starts what serves it.
+    pub(crate) fn start(&self, source: &str, directory: &Path) -> Result<Serving, AttachError> {
+        require_descriptors()?;
+        let fuse = File::options().read(true).write(true).open("/dev/fuse").map_err(|source| {
+            AttachError::System { action: "open", path: "/dev/fuse".into(), source }
+        })?;
+        let fuse = OwnedFd::from(fuse);
+        mount(source, directory, &fuse).map_err(|source| AttachError::System {
+            action: "mount a FUSE file system at",
+            path: directory.to_owned(),
+            source,
+        })?;
+        if let Err(source) = self.start_keeper(&fuse, false) {
+            // Nothing was served yet, so nothing can be busy.
+            let _unmounted = rustix::mount::unmount(directory, rustix::mount::UnmountFlags::DETACH);
+            let path = self.program.first().map(PathBuf::from).unwrap_or_default();
+            return Err(AttachError::System { action: "start", path, source });
+        }
+        Ok(self.watch(fuse))
+    }
+
+    /// Takes over the export that an earlier daemon mounted. `None` if the kernel has ended its
+    /// connection, or will: nobody is left who could serve it.
+    pub(crate) fn adopt(&self) -> Result<Option<Serving>, AttachError> {
+        require_descriptors()?;
+        for record in [&self.keeper_record, &self.server_record] {
+            let Some(process) = Process::recorded(record) else {
+                continue;
+            };
+            match process.fuse_descriptor() {
+                Some(fuse) if process::is_disconnected(fuse.as_fd()) => return Ok(None),
+                Some(fuse) => return Ok(Some(self.watch(fuse))),
+                // It ended at this moment.
+                None if Process::recorded(record).is_none() => {}
+                None => return Err(no_descriptors()),
+            }
+        }
+        Ok(None)
+    }
+
+    fn start_keeper(&self, fuse: &OwnedFd, resume: bool) -> io::Result<()> {
+        let mut command = keeper::command_of(&self.program)?;
+        if resume {
+            command.arg(RESUME_FLAG);
+        }
+        let log = self.open_log()?;
+        command.env(SERVER_RECORD_VARIABLE, &self.server_record);
+        command.stdin(Stdio::from(fuse.try_clone()?));
+        command.stdout(Stdio::from(log.try_clone()?)).stderr(Stdio::from(log));
+        // The child is let go here. The runtime asks for its end, should it come.
+        let child = tokio::process::Command::from(command).spawn()?;
+        match child.id() {
+            Some(pid) => process::record(&self.keeper_record, pid),
+            None => Err(io::Error::other("the keeper ended at once")),
+        }
+    }
+
+    fn open_log(&self) -> io::Result<File> {
+        if fs::metadata(&self.log).is_ok_and(|metadata| metadata.len() > LOG_SIZE_BYTES_MAX) {
+            fs::rename(&self.log, self.log.with_extension("log.old"))?;
+        }
+        File::options().append(true).create(true).open(&self.log)
+    }
+
+    fn watch(&self, fuse: OwnedFd) -> Serving {
+        let fuse = Arc::new(fuse);
+        let watch = tokio::spawn(replace_keepers(self.clone(), fuse.clone()));
+        Serving { service: self.clone(), fuse, watch }
+    }
+}
+
+/// Starts a keeper whenever there is none, until the export is unmounted.
+async fn replace_keepers(service: Service, fuse: Arc<OwnedFd>) {
+    loop {
+        if let Some(keeper) = Process::recorded(&service.keeper_record) {
+            while !keeper.has_ended() {
+                tokio::time::sleep(WATCH_INTERVAL).await;
+            }
+        }
+        if process::is_disconnected(fuse.as_fd()) {
+            return;
+        }
+        tracing::warn!("the keeper of the export ended; another is started");
+        if let Err(error) = service.start_keeper(&fuse, true) {
+            tracing::error!(%error, "no keeper of the export can be started");
+        }
+        tokio::time::sleep(KEEPER_PAUSE).await;
+    }
+}
+
+/// A FUSE export that is served.
+#[derive(Debug)]
+pub(crate) struct Serving {
+    service: Service,
+    fuse: Arc<OwnedFd>,
+    watch: JoinHandle<()>,
+}
+
+impl Serving {
+    /// Whether the kernel has ended the connection.
+    pub(crate) fn is_over(&self) -> bool {
+        process::is_disconnected(self.fuse.as_fd())
+    }
+
+    /// Waits for the processes of an export that was unmounted, and ends those that do not.
+    pub(crate) async fn end(self) {
+        let service = self.service.clone();
+        drop(self);
+        service.end_processes().await;
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // The keeper goes on; only this daemon's eye on it closes.
+        self.watch.abort();
+    }
+}
+
+impl Service {
+    /// Waits for the processes that served an export, and ends those that stay.
+    pub(crate) async fn end_processes(&self) {
+        let records = [self.keeper_record.clone(), self.server_record.clone()];
+        let wait = move || {
+            for record in &records {
+                if let Some(process) = Process::recorded(record)
+                    && !process.wait(Some(END_TIME_LIMIT))
+                {
+                    tracing::warn!(record = %record.display(), "a process did not end by itself");
+                    process.kill();
+                }
+                // A record without a process says nothing; it may stay.
+                let _removed = fs::remove_file(record);
+            }
+        };
+        if let Err(error) = tokio::task::spawn_blocking(wait).await {
+            tracing::warn!(%error, "the processes of the export were not waited for");
+        }
+    }
+}
+
+fn mount(source: &str, directory: &Path, fuse: &OwnedFd) -> io::Result<()> {
+    // Without `allow_other`: nobody but root has business with the disks of all containers.
+    let data = format!(
+        "fd={},rootmode=40000,user_id=0,group_id=0,max_read={READ_SIZE_BYTES_MAX}",
+        fuse.as_raw_fd()
+    );
+    let data = std::ffi::CString::new(data)?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
+    Ok(rustix::mount::mount(source, directory, FILE_SYSTEM, flags, data.as_c_str())?)
+}
+
+/// Whether the kernel lets a process copy a descriptor of another, which adoption needs.
+pub(crate) fn has_descriptors() -> bool {
+    let this = rustix::process::getpid();
+    let flags = rustix::process::PidfdFlags::empty();
+    let Ok(pidfd) = rustix::process::pidfd_open(this, flags) else {
+        return false;
+    };
+    let flags = rustix::process::PidfdGetfdFlags::empty();
+    rustix::process::pidfd_getfd(&pidfd, pidfd.as_raw_fd(), flags).is_ok()
+}
+
+fn require_descriptors() -> Result<(), AttachError> {
+    if has_descriptors() { Ok(()) } else { Err(no_descriptors()) }
+}
+
+fn no_descriptors() -> AttachError {
+    AttachError::Missing {
+        what: "pidfd_getfd, with which a new daemon takes over the export,".to_owned(),
+        advice: "use Linux 5.6 or newer, run as root with CAP_SYS_PTRACE, or use --attach nfs"
+            .to_owned(),
+    }
+}

@@ -1,0 +1,209 @@
+//! Runs the system's tools as children with a time limit.
+//!
+//! Whatever touches the export can hang for as long as the appliance is away, in a sleep that no
+//! signal ends. A child that hangs so holds nothing of this process: no thread, no descriptor.
+
+use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::process::Command;
+use tokio::sync::Semaphore;
+
+use crate::AttachError;
+
+/// A program and Debian's package of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Tool {
+    pub(crate) program: &'static str,
+    pub(crate) package: &'static str,
+}
+
+pub(crate) const MOUNT: Tool = Tool { program: "mount", package: "mount" };
+pub(crate) const UMOUNT: Tool = Tool { program: "umount", package: "mount" };
+pub(crate) const LOSETUP: Tool = Tool { program: "losetup", package: "mount" };
+pub(crate) const FSFREEZE: Tool = Tool { program: "fsfreeze", package: "util-linux" };
+pub(crate) const SYNC: Tool = Tool { program: "sync", package: "coreutils" };
+pub(crate) const MKFS_EXT4: Tool = Tool { program: "mkfs.ext4", package: "e2fsprogs" };
+pub(crate) const DEBUGFS: Tool = Tool { program: "debugfs", package: "e2fsprogs" };
+pub(crate) const E2FSCK: Tool = Tool { program: "e2fsck", package: "e2fsprogs" };
+pub(crate) const RESIZE2FS: Tool = Tool { program: "resize2fs", package: "e2fsprogs" };
+pub(crate) const MODPROBE: Tool = Tool { program: "modprobe", package: "kmod" };
+
+/// All that disks are attached with.
+pub(crate) const NEEDED: [Tool; 9] =
+    [LOSETUP, MOUNT, UMOUNT, FSFREEZE, SYNC, MKFS_EXT4, DEBUGFS, E2FSCK, RESIZE2FS];
+
+/// How long a tool may take. An appliance that restarts is back within it; an engine that waits
+/// longer for a plugin has given up itself.
+pub(crate) const TOOL_TIME_LIMIT: Duration = Duration::from_secs(60);
+
+/// How many tools run at once: enough for a burst of containers, few enough that an outage does
+/// not fill the machine with processes.
+const CHILDREN_MAX: usize = 64;
+
+/// Where administrators' tools are on machines whose users do not have them in their path.
+const TOOL_FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The folders that tools are looked for in.
+pub(crate) fn search_path() -> OsString {
+    match std::env::var_os("PATH") {
+        Some(mut path) => {
+            path.push(":");
+            path.push(TOOL_FOLDERS);
+            path
+        }
+        None => TOOL_FOLDERS.into(),
+    }
+}
+
+/// Starts tools and remembers whom to name when one hangs.
+#[derive(Debug, Clone)]
+pub(crate) struct Tools {
+    address: SocketAddr,
+    permits: Arc<Semaphore>,
+}
+
+impl Tools {
+    pub(crate) fn new(address: SocketAddr) -> Self {
+        Self { address, permits: Arc::new(Semaphore::new(CHILDREN_MAX)) }
+    }
+
+    /// The appliance that the tools wait for.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Begins a call of a tool.
+    pub(crate) fn call(&self, tool: Tool) -> Call {
+        let mut command = Command::new(tool.program);
+        // Their messages are read here, and `C` has no others.
+        command.env("PATH", search_path()).env("LC_ALL", "C").stdin(Stdio::null());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+        Call { tool, command, tools: self.clone(), limit: Some(TOOL_TIME_LIMIT) }
+    }
+}
+
+/// A call of a tool that is being put together.
+#[derive(Debug)]
+pub(crate) struct Call {
+    tool: Tool,
+    command: Command,
+    tools: Tools,
+    limit: Option<Duration>,
+}
+
+impl Call {
+    pub(crate) fn arguments<const COUNT: usize>(mut self, arguments: [&str; COUNT]) -> Self {
+        self.command.args(arguments);
+        self
+    }
+
+    pub(crate) fn argument(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.command.arg(argument);
+        self
+    }
+
+    pub(crate) fn environment(mut self, name: &str, value: &str) -> Self {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Lets it take as long as it does.
+    pub(crate) fn without_limit(mut self) -> Self {
+        self.limit = None;
+        self
+    }
+
+    /// Gives it this time.
+    pub(crate) fn limit(mut self, limit: Duration) -> Self {
+        self.limit = Some(limit);
+        self
+    }
+
+    /// Runs it; its standard output.
+    pub(crate) async fn run(mut self) -> Result<String, AttachError> {
+        let text = self.text();
+        // Never closed, so it cannot fail.
+        let _permit = self.tools.permits.clone().acquire_owned().await;
+        let child = self.command.spawn().map_err(|source| AttachError::ToolStart {
+            program: self.tool.program.to_owned(),
+            package: self.tool.package,
+            source,
+        })?;
+        let ended = match self.limit {
+            None => child.wait_with_output().await,
+            Some(limit) => match tokio::time::timeout(limit, child.wait_with_output()).await {
+                Ok(ended) => ended,
+                Err(_) => return Err(timed_out(&text, self.tools.address, limit)),
+            },
+        };
+        let output = ended.map_err(|source| AttachError::System {
+            action: "wait for",
+            path: self.tool.program.into(),
+            source,
+        })?;
+        if !output.status.success() {
+            return Err(failed(text, output.status, &output.stderr));
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    }
+
+    /// The command line, for messages.
+    fn text(&self) -> String {
+        let command = self.command.as_std();
+        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+    }
+}
+
+pub(crate) fn timed_out(command: &str, address: SocketAddr, limit: Duration) -> AttachError {
+    AttachError::TimedOut { action: format!("`{command}`"), address, limit }
+}
+
+fn failed(command: String, status: ExitStatus, stderr: &[u8]) -> AttachError {
+    let said = String::from_utf8_lossy(stderr);
+    let lines = said.lines().map(str::trim).filter(|line| {
+        // Lines that help nobody who reads them in the output of an engine.
+        !line.is_empty() && !line.starts_with("dmesg(1)")
+    });
+    let reason = lines.collect::<Vec<_>>().join("; ");
+    AttachError::Tool { command, status, reason }
+}
+
+/// Whether a tool failed with these words.
+pub(crate) fn says(error: &AttachError, words: &str) -> bool {
+    matches!(error, AttachError::Tool { reason, .. } if reason.contains(words))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SLEEP: Tool = Tool { program: "sleep", package: "coreutils" };
+    const LS: Tool = Tool { program: "ls", package: "coreutils" };
+    const NONE: Tool = Tool { program: "slackwater-no-such-tool", package: "nothing" };
+
+    fn tools() -> Tools {
+        Tools::new(SocketAddr::from(([192, 0, 2, 1], 2049)))
+    }
+
+    #[tokio::test]
+    async fn a_tool_that_hangs_is_given_up_and_the_appliance_is_named() {
+        let call = tools().call(SLEEP).arguments(["1000"]).limit(Duration::from_millis(50));
+        let error = call.run().await.unwrap_err();
+        assert!(matches!(error, AttachError::TimedOut { .. }), "{error:?}");
+        assert!(error.to_string().contains("192.0.2.1:2049"), "{error}");
+        assert!(error.to_string().contains("sleep 1000"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_failure_carries_what_the_tool_said() {
+        let error = tools().call(LS).arguments(["/no/such/folder"]).run().await.unwrap_err();
+        assert!(says(&error, "No such file"), "{error:?}");
+        let error = tools().call(NONE).run().await.unwrap_err();
+        assert!(error.to_string().contains("install the package nothing"), "{error}");
+    }
+}

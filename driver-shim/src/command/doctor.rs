@@ -1,0 +1,327 @@
+//! `slackwater-driver doctor`: what is missing for containers to run on the appliance, each with
+//! what to do. It changes nothing.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use slackwater_attach::Attach;
+use slackwater_client::{Client, RetryPolicy};
+use tokio::net::UnixStream;
+
+use super::{print, rpc, workers};
+use crate::engine::containerd::Containerd;
+use crate::engine::daemon::Daemon;
+use crate::engine::docker::Docker;
+use crate::error::DriverError;
+use crate::settings::{Settings, Target};
+
+/// Time to wait for each answer: a diagnosis is to be quick.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Clocks may differ by this much. The appliance takes back a new snapshot that nothing keeps
+/// when the worker said so, by the worker's clock: an hour behind would be at once.
+const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(300);
+
+/// The first release of Docker without graphdriver plugins.
+const DOCKER_WITHOUT_PLUGINS: u32 = 28;
+
+/// Where containerd listens.
+const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
+
+/// What is asked, besides the settings.
+#[derive(Clone, Debug, Args)]
+pub(super) struct DoctorArguments {
+    /// Docker, such as unix:///var/run/docker.sock
+    #[arg(long, value_name = "ADDRESS")]
+    docker_host: Option<String>,
+    /// containerd
+    #[arg(long, value_name = "PATH", default_value = CONTAINERD_SOCKET)]
+    containerd: PathBuf,
+}
+
+/// How a need is met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    Ok,
+    /// Missing, but not needed by everybody.
+    Warn,
+    Fail,
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Ok => "ok",
+            Self::Warn => "warn",
+            Self::Fail => "FAIL",
+        })
+    }
+}
+
+/// One need.
+#[derive(Debug)]
+struct Line {
+    level: Level,
+    what: String,
+    detail: String,
+}
+
+impl Line {
+    fn new(level: Level, what: &str, detail: impl Into<String>) -> Self {
+        Self { level, what: what.to_owned(), detail: detail.into() }
+    }
+}
+
+pub(super) async fn run(
+    arguments: &DoctorArguments,
+    settings: &Settings,
+) -> Result<(), DriverError> {
+    let target = Target::of(settings)?;
+    let client = target.client()?.with_retry(RetryPolicy::never());
+    let mut lines = machine(settings).await;
+    lines.extend(appliance(&target, &client).await);
+    lines.extend(daemon(settings).await);
+    lines.extend(engines(arguments, settings).await);
+    for line in &lines {
+        let separator = if line.detail.is_empty() { "" } else { ": " };
+        print(&format!("{:4}  {}{separator}{}\n", line.level, line.what, line.detail));
+    }
+    match lines.iter().any(|line| line.level == Level::Fail) {
+        true => Err(DriverError::Problems),
+        false => Ok(()),
+    }
+}
+
+/// The kernel and the tools.
+async fn machine(settings: &Settings) -> Vec<Line> {
+    let wanted = settings.attach.and_then(crate::settings::AttachChoice::method);
+    let probe = Attach::probe(wanted).await;
+    let mut lines: Vec<_> = probe
+        .findings
+        .into_iter()
+        .map(|finding| {
+            let level = match (finding.is_present, finding.is_required) {
+                (true, _) => Level::Ok,
+                (false, true) => Level::Fail,
+                (false, false) => Level::Warn,
+            };
+            Line::new(level, &finding.what, finding.advice)
+        })
+        .collect();
+    lines.push(match probe.method {
+        Some(method) => Line::new(Level::Ok, "disks are attached by", method.to_string()),
+        None => Line::new(Level::Fail, "attaching", "no way works; see the lines above"),
+    });
+    lines
+}
+
+/// The appliance, by both its faces.
+async fn appliance(target: &Target, client: &Client) -> Vec<Line> {
+    let mut lines = vec![rest(target, client).await];
+    let reached = lines.iter().all(|line| line.level == Level::Ok);
+    match target.nfs_address().await {
+        Ok(address) => {
+            for (name, program) in [("NFS", rpc::NFS), ("MOUNT", rpc::MOUNT)] {
+                let what = format!("appliance, {name}");
+                lines.push(match rpc::null(address, program).await {
+                    Ok(()) => Line::new(Level::Ok, &what, target.nfs.as_str()),
+                    Err(error) => Line::new(
+                        Level::Fail,
+                        &what,
+                        format!("{}: {error}; see --nfs, and slackwaterd's --nfs-listen and --nfs-client", target.nfs),
+                    ),
+                });
+            }
+        }
+        Err(error) => lines.push(Line::new(Level::Fail, "appliance, NFS", error.to_string())),
+    }
+    if reached {
+        lines.push(clock(client).await);
+    }
+    lines
+}
+
+async fn rest(target: &Target, client: &Client) -> Line {
+    let ask = async {
+        client.readyz().await?;
+        client.stats().await
+    };
+    let what = "appliance, REST";
+    match tokio::time::timeout(TIMEOUT, ask).await {
+        Ok(Ok(stats)) if stats.export_path != target.export_path => {
+            let (got, expected) = (&target.export_path, &stats.export_path);
+            let detail = format!("export-path is {got}, the appliance exports {expected}");
+            Line::new(Level::Fail, what, detail)
+        }
+        Ok(Ok(stats)) => {
+            let available = stats.available_bytes;
+            Line::new(Level::Ok, what, format!("{}, {available} bytes available", target.api))
+        }
+        Ok(Err(error)) => Line::new(Level::Fail, what, error.to_string()),
+        Err(_) => {
+            let seconds = TIMEOUT.as_secs();
+            let detail = format!("no answer from {} within {seconds} s", target.api);
+            Line::new(Level::Fail, what, detail)
+        }
+    }
+}
+
+/// Compares the clocks by the last heartbeat of this machine: it holds the worker's time, and
+/// the file has the appliance's.
+async fn clock(client: &Client) -> Line {
+    let what = "clock";
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let workers = match tokio::time::timeout(TIMEOUT, workers::find(client)).await {
+        Ok(Ok(workers)) => workers,
+        Ok(Err(error)) => return Line::new(Level::Warn, what, error.to_string()),
+        Err(_) => return Line::new(Level::Warn, what, "the appliance takes long to answer"),
+    };
+    let of_this_machine = workers.values().filter_map(|found| {
+        let lease = found.lease.as_ref().filter(|lease| lease.host == host.trim())?;
+        Some((lease.renewed_at.as_nanos(), found.heard_at?.as_nanos()))
+    });
+    match of_this_machine.max() {
+        None => Line::new(Level::Ok, what, "not compared: no heartbeat of this machine yet"),
+        Some((ours, theirs)) => {
+            let difference = Duration::from_nanos(ours.abs_diff(theirs));
+            let seconds = difference.as_secs();
+            match difference <= CLOCK_DIFFERENCE_MAX {
+                true => Line::new(Level::Ok, what, format!("{seconds} s from the appliance's")),
+                false => Line::new(
+                    Level::Fail,
+                    what,
+                    format!("{seconds} s from the appliance's; run NTP on both machines"),
+                ),
+            }
+        }
+    }
+}
+
+/// The daemon and its sockets.
+async fn daemon(settings: &Settings) -> Vec<Line> {
+    let mut lines = Vec::new();
+    let in_state = settings.state_dir.as_ref().map(|state| state.join("control.sock"));
+    if let Some(socket) = settings.control_socket.clone().or(in_state) {
+        let what = "daemon";
+        lines.push(match Daemon::new(&socket).status().await {
+            Ok(status) => {
+                let worker = status["worker_id"].as_str().unwrap_or_default();
+                Line::new(Level::Ok, what, format!("worker {worker}"))
+            }
+            Err(error) => Line::new(Level::Warn, what, error.to_string()),
+        });
+    }
+    let sockets = [
+        ("plugin socket for Docker", &settings.docker_socket),
+        ("plugin socket for containerd", &settings.containerd_socket),
+    ];
+    for (what, socket) in sockets {
+        if let Some(socket) = socket {
+            lines.push(listening(what, socket).await);
+        }
+    }
+    lines
+}
+
+async fn listening(what: &str, socket: &Path) -> Line {
+    match UnixStream::connect(socket).await {
+        Ok(_) => Line::new(Level::Ok, what, socket.display().to_string()),
+        Err(error) => {
+            let detail = format!("{}: {error}; start slackwater-driver", socket.display());
+            Line::new(Level::Fail, what, detail)
+        }
+    }
+}
+
+/// The engines that run here: only those whose socket the settings name must be configured.
+async fn engines(arguments: &DoctorArguments, settings: &Settings) -> Vec<Line> {
+    vec![
+        docker(arguments, settings.docker_socket.as_deref()).await,
+        containerd(arguments, settings.containerd_socket.as_deref()).await,
+    ]
+}
+
+async fn docker(arguments: &DoctorArguments, socket: Option<&Path>) -> Line {
+    let what = "Docker";
+    let needed = if socket.is_some() { Level::Fail } else { Level::Warn };
+    let docker = match &arguments.docker_host {
+        Some(host) => Docker::new(host),
+        None => Ok(Docker::usual()),
+    };
+    let asked = match docker {
+        Ok(docker) => docker.info().await,
+        Err(error) => Err(error),
+    };
+    let info = match asked {
+        Ok(info) => info,
+        Err(error) => return Line::new(Level::Warn, what, error.to_string()),
+    };
+    let (version, driver) = (&info.server_version, &info.driver);
+    let plugin = plugin_name(socket);
+    if *driver == plugin {
+        return Line::new(Level::Ok, what, format!("{version}, storage driver {driver}"));
+    }
+    let which = match major(version) {
+        Some(major) if major >= DOCKER_WITHOUT_PLUGINS => "docker-containerd",
+        _ => "docker",
+    };
+    let detail = format!(
+        "{version} has the storage driver {driver}, not {plugin}: see `slackwater-driver \
+         engine-config {which}`"
+    );
+    Line::new(needed, what, detail)
+}
+
+/// Docker calls a plugin by the name of its socket.
+pub(super) fn plugin_name(socket: Option<&Path>) -> String {
+    let stem = socket.and_then(Path::file_stem).and_then(|stem| stem.to_str());
+    stem.unwrap_or("slackwater").to_owned()
+}
+
+fn major(version: &str) -> Option<u32> {
+    version.split('.').next()?.parse().ok()
+}
+
+async fn containerd(arguments: &DoctorArguments, socket: Option<&Path>) -> Line {
+    let what = "containerd";
+    let needed = if socket.is_some() { Level::Fail } else { Level::Warn };
+    let ask = async {
+        let containerd = Containerd::connect(&arguments.containerd, "default").await?;
+        containerd.snapshotters().await
+    };
+    match tokio::time::timeout(TIMEOUT, ask).await {
+        Ok(Ok(names)) if names.iter().any(|name| name == "slackwater") => {
+            Line::new(Level::Ok, what, "has the snapshotter slackwater")
+        }
+        Ok(Ok(names)) => {
+            let names = names.join(", ");
+            let detail = format!(
+                "its snapshotters are {names}; see `slackwater-driver engine-config containerd-1` \
+                 and containerd-2"
+            );
+            Line::new(needed, what, detail)
+        }
+        Ok(Err(error)) => Line::new(Level::Warn, what, error.to_string()),
+        Err(_) => Line::new(Level::Warn, what, "it does not answer"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plugin_is_called_by_its_socket() {
+        assert_eq!(plugin_name(Some(Path::new("/run/docker/plugins/mine.sock"))), "mine");
+        assert_eq!(plugin_name(None), "slackwater");
+    }
+
+    #[test]
+    fn releases_are_told_apart() {
+        assert_eq!(major("20.10.24+dfsg1"), Some(20));
+        assert_eq!(major("29.0.0-rc.1"), Some(29));
+        assert_eq!(major(""), None);
+    }
+}

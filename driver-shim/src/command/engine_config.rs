@@ -1,0 +1,288 @@
+//! `slackwater-driver engine-config`: what each engine needs in its own configuration, ready to
+//! paste, with the paths of this driver's settings.
+
+use std::path::Path;
+
+use clap::{Args, ValueEnum};
+
+use super::doctor::plugin_name;
+use super::print;
+use crate::settings::Settings;
+
+/// Where Docker looks for a plugin of this name.
+const DOCKER_SOCKET: &str = "/run/docker/plugins/slackwater.sock";
+
+/// Where the snapshotter's socket is by default.
+const CONTAINERD_SOCKET: &str = "/run/slackwater/containerd.sock";
+
+/// Where the systemd unit has the state.
+const STATE_DIR: &str = "/var/lib/slackwater-driver";
+
+/// Which engine.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct EngineConfigArguments {
+    /// The engine
+    engine: Engine,
+}
+
+/// An engine, as far as its configuration differs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Engine {
+    /// Docker up to 27
+    Docker,
+    /// Docker from 24 on, with the images in containerd
+    DockerContainerd,
+    /// containerd 1.6 and 1.7
+    #[value(name = "containerd-1")]
+    Containerd1,
+    /// containerd 2
+    #[value(name = "containerd-2")]
+    Containerd2,
+    /// Kubernetes with containerd
+    Cri,
+}
+
+/// The paths that appear in what is printed.
+struct Paths {
+    docker_socket: String,
+    plugin: String,
+    containerd_socket: String,
+    state_dir: String,
+    platform: String,
+}
+
+pub(super) fn run(arguments: &EngineConfigArguments, settings: &Settings) {
+    let text = |path: Option<&Path>, usual: &str| {
+        path.map_or_else(|| usual.to_owned(), |path| path.display().to_string())
+    };
+    let paths = Paths {
+        docker_socket: text(settings.docker_socket.as_deref(), DOCKER_SOCKET),
+        plugin: plugin_name(settings.docker_socket.as_deref()),
+        containerd_socket: text(settings.containerd_socket.as_deref(), CONTAINERD_SOCKET),
+        state_dir: text(settings.state_dir.as_deref(), STATE_DIR),
+        platform: format!("linux/{}", crate::image::containerd::architecture()),
+    };
+    print(&match arguments.engine {
+        Engine::Docker => docker(&paths),
+        Engine::DockerContainerd => docker_containerd(&paths),
+        Engine::Containerd1 => containerd_1(&paths),
+        Engine::Containerd2 => containerd_2(&paths),
+        Engine::Cri => cri(&paths),
+    });
+}
+
+fn docker(paths: &Paths) -> String {
+    let Paths { docker_socket, plugin, .. } = paths;
+    format!(
+        r#"# Docker up to 27, by its graphdriver plugins. Docker 28 has none any more: see
+# `slackwater-driver engine-config docker-containerd`.
+#
+# Docker finds the plugin by its socket, which must be there before dockerd starts:
+#   slackwater-driver --docker-socket {docker_socket} ...
+# (Docker looks in /run/docker/plugins; the socket's name is that of the storage driver.)
+
+# ---- /etc/docker/daemon.json
+{{
+  "experimental": true,
+  "storage-driver": "{plugin}"
+}}
+
+# ---- /etc/systemd/system/docker.service.d/slackwater.conf
+[Unit]
+Wants=slackwater-driver.service
+After=slackwater-driver.service
+[Service]
+# Docker 27 asks for this; others ignore it.
+Environment=DOCKERD_DEPRECATED_GRAPHDRIVER_PLUGINS=1
+
+# ---- then
+systemctl daemon-reload && systemctl restart docker
+docker info --format '{{{{.Driver}}}}'     # {plugin}
+
+# Options of one container:
+#   docker run --storage-opt size=100GiB ...     a larger disk
+#   docker run --storage-opt shared=true ...     one read-only root for all of the image
+"#
+    )
+}
+
+fn docker_containerd(paths: &Paths) -> String {
+    let containerd = proxy_plugin(paths, Exports::Plain);
+    format!(
+        r#"# Docker from 24 on, with the containerd image store (from 29 on it is the default).
+#
+# The driver serves the snapshotter:
+#   slackwater-driver --containerd-socket {socket} ...
+
+# ---- /etc/docker/daemon.json
+{{
+  "features": {{ "containerd-snapshotter": true }},
+  "storage-driver": "slackwater"
+}}
+
+# ---- /etc/containerd/config.toml, of the containerd that Docker uses (dockerd
+#      --containerd=/run/containerd/containerd.sock, as the packages have it); write version = 3
+#      for containerd 2
+version = 2
+{containerd}
+# ---- then
+systemctl restart containerd docker
+docker info --format '{{{{.Driver}}}}'     # slackwater
+"#,
+        socket = paths.containerd_socket,
+    )
+}
+
+fn containerd_1(paths: &Paths) -> String {
+    let containerd = proxy_plugin(paths, Exports::Comment);
+    format!(
+        r#"# containerd 1.6 and 1.7.
+#
+# The driver serves the snapshotter:
+#   slackwater-driver --containerd-socket {socket} ...
+
+# ---- /etc/containerd/config.toml
+version = 2
+{containerd}
+# ---- then
+systemctl restart containerd
+ctr images pull --snapshotter slackwater IMAGE
+ctr run --snapshotter slackwater IMAGE NAME
+
+# `ctr images pull` of 1.6 and 1.7 fetches every layer; nerdctl and Kubernetes fetch none that
+# the appliance has. Commit in constant time:
+#   slackwater-driver image commit --containerd /run/containerd/containerd.sock NAME IMAGE
+"#,
+        socket = paths.containerd_socket,
+    )
+}
+
+fn containerd_2(paths: &Paths) -> String {
+    let containerd = proxy_plugin(paths, Exports::Annotations);
+    let platform = &paths.platform;
+    format!(
+        r#"# containerd 2.
+#
+# The driver serves the snapshotter:
+#   slackwater-driver --containerd-socket {socket} ...
+
+# ---- /etc/containerd/config.toml
+version = 3
+{containerd}
+[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+  platform = "{platform}"
+  snapshotter = "slackwater"
+  differ = "walking"
+
+# ---- then
+systemctl restart containerd
+ctr images pull --snapshotter slackwater IMAGE
+ctr run --snapshotter slackwater IMAGE NAME
+
+# Leave max_concurrent_unpacks at 1: unpacking side by side prepares layers without their
+# parents, and then no layer is found on the appliance.
+"#,
+        socket = paths.containerd_socket,
+    )
+}
+
+fn cri(paths: &Paths) -> String {
+    let old = proxy_plugin(paths, Exports::Plain);
+    let new = proxy_plugin(paths, Exports::Annotations);
+    format!(
+        r#"# Kubernetes (the CRI plugin of containerd), on every node.
+#
+# The driver serves the snapshotter:
+#   slackwater-driver --containerd-socket {socket} ...
+
+# ---- /etc/containerd/config.toml of containerd 1.7 (1.6 has no exports; leave them out)
+version = 2
+{old}
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = "slackwater"
+  disable_snapshot_annotations = false
+
+# ---- /etc/containerd/config.toml of containerd 2
+version = 3
+{new}
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "slackwater"
+  disable_snapshot_annotations = false
+
+# ---- then
+systemctl restart containerd kubelet
+
+# The images of the node must be pulled again; the pause image too.
+"#,
+        socket = paths.containerd_socket,
+    )
+}
+
+/// What stands below the plugin.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Exports {
+    /// As a comment: containerd 1.6 does not know them.
+    Comment,
+    /// Where kubelet looks for disk space.
+    Plain,
+    /// And that labels are to be sent.
+    Annotations,
+}
+
+fn proxy_plugin(paths: &Paths, exports: Exports) -> String {
+    let Paths { containerd_socket, state_dir, .. } = paths;
+    let comment = if exports == Exports::Comment { "# 1.7 only: " } else { "" };
+    let mut text = format!(
+        r#"[proxy_plugins.slackwater]
+  type = "snapshot"
+  address = "{containerd_socket}"
+{comment}  [proxy_plugins.slackwater.exports]
+{comment}    root = "{state_dir}"
+"#
+    );
+    if exports == Exports::Annotations {
+        text.push_str("    enable_remote_snapshot_annotations = \"true\"\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn paths() -> Paths {
+        Paths {
+            docker_socket: "/run/docker/plugins/x.sock".to_owned(),
+            plugin: "x".to_owned(),
+            containerd_socket: "/run/x.sock".to_owned(),
+            state_dir: "/state".to_owned(),
+            platform: "linux/amd64".to_owned(),
+        }
+    }
+
+    /// The part of the text that goes into the file of that name, comments left out.
+    fn file(text: &str, name: &str) -> String {
+        let part = text.split("# ---- ").find(|part| part.starts_with(name)).unwrap();
+        part.lines().skip(1).filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn what_is_printed_can_be_pasted() {
+        for text in [docker(&paths()), docker_containerd(&paths())] {
+            let json: serde_json::Value =
+                serde_json::from_str(&file(&text, "/etc/docker/daemon.json")).unwrap();
+            assert!(json["storage-driver"].is_string());
+        }
+        for text in [containerd_1(&paths()), containerd_2(&paths()), cri(&paths())] {
+            let table: toml::Table = file(&text, "/etc/containerd/config.toml").parse().unwrap();
+            let plugin = &table["proxy_plugins"]["slackwater"];
+            assert_eq!(plugin["address"].as_str(), Some("/run/x.sock"));
+        }
+        let second: toml::Table = file(&containerd_2(&paths()), "/etc/containerd").parse().unwrap();
+        assert_eq!(
+            second["proxy_plugins"]["slackwater"]["exports"]["root"].as_str(),
+            Some("/state")
+        );
+        assert_eq!(second["version"].as_integer(), Some(3));
+    }
+}

@@ -1,0 +1,158 @@
+//! `slackwater-driver image`: images by reference where an engine cannot make them itself, and
+//! the way back to ordinary ones.
+
+use std::path::PathBuf;
+
+use clap::{ArgGroup, Args, Subcommand};
+use slackwater_client::types::SnapshotId;
+
+use super::print;
+use crate::engine::containerd::Containerd;
+use crate::engine::daemon::Daemon;
+use crate::engine::docker::Docker;
+use crate::error::DriverError;
+use crate::image::{self, containerd::Images};
+use crate::settings::Config;
+
+/// What to do with images.
+#[derive(Clone, Debug, Subcommand)]
+pub(super) enum ImageCommand {
+    /// Make an image whose layers are references to the layers of another
+    ///
+    /// It is pushed and pulled as any image is, in a few hundred bytes a layer, by workers of
+    /// this appliance.
+    Convert(ConvertArguments),
+    /// Make an image of a container of containerd, by reference, in constant time
+    Commit(CommitArguments),
+    /// Write an image with ordinary layers to an archive, for any engine and any machine
+    Export(ExportArguments),
+    /// List the snapshots that are kept for images in registries
+    Published,
+    /// Keep a snapshot no more; images that refer to it can no longer be pulled
+    Unpublish(UnpublishArguments),
+}
+
+/// Which engine has the image.
+#[derive(Clone, Debug, Args)]
+#[group(skip)]
+#[command(group(ArgGroup::new("engine").required(true).args(["docker_host", "containerd"])))]
+pub(super) struct EngineArguments {
+    /// Docker, such as unix:///var/run/docker.sock
+    #[arg(long, value_name = "ADDRESS")]
+    docker_host: Option<String>,
+    /// containerd, such as /run/containerd/containerd.sock
+    #[arg(long, value_name = "PATH")]
+    containerd: Option<PathBuf>,
+    /// Namespace of containerd
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    namespace: String,
+}
+
+/// Arguments of convert.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ConvertArguments {
+    #[command(flatten)]
+    engine: EngineArguments,
+    /// The image, which this worker has
+    source: String,
+    /// The image that is made
+    target: String,
+}
+
+/// Arguments of commit.
+#[derive(Clone, Debug, Args)]
+pub(super) struct CommitArguments {
+    /// containerd, such as /run/containerd/containerd.sock
+    #[arg(long, value_name = "PATH")]
+    containerd: PathBuf,
+    /// Namespace of containerd
+    #[arg(long, value_name = "NAME", default_value = "default")]
+    namespace: String,
+    /// The container
+    container: String,
+    /// The image that is made
+    target: String,
+}
+
+/// Arguments of export.
+#[derive(Clone, Debug, Args)]
+pub(super) struct ExportArguments {
+    #[command(flatten)]
+    engine: EngineArguments,
+    /// The image, which this worker has
+    source: String,
+    /// The archive, for `docker load`, `ctr images import` and `skopeo`
+    #[arg(long, short, value_name = "FILE")]
+    output: PathBuf,
+}
+
+/// Arguments of unpublish.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct UnpublishArguments {
+    /// The snapshot
+    snapshot: SnapshotId,
+}
+
+/// An engine that has images.
+enum Engine {
+    Docker(Docker),
+    Containerd(Containerd),
+}
+
+impl EngineArguments {
+    async fn connect(&self) -> Result<Engine, DriverError> {
+        match (&self.docker_host, &self.containerd) {
+            (Some(host), _) => Ok(Engine::Docker(Docker::new(host)?)),
+            (None, Some(socket)) => {
+                Ok(Engine::Containerd(Containerd::connect(socket, &self.namespace).await?))
+            }
+            (None, None) => {
+                Err(DriverError::Usage("give --docker-host or --containerd".to_owned()))
+            }
+        }
+    }
+}
+
+pub(super) async fn run(command: ImageCommand, config: &Config) -> Result<(), DriverError> {
+    let daemon = Daemon::new(&config.control_socket);
+    match command {
+        ImageCommand::Convert(arguments) => convert(&arguments, &daemon).await,
+        ImageCommand::Commit(arguments) => {
+            let namespace = arguments.namespace.as_str();
+            let containerd = Containerd::connect(&arguments.containerd, namespace).await?;
+            let images = Images { containerd: &containerd, namespace, daemon: &daemon };
+            images.commit(&arguments.container, &arguments.target).await
+        }
+        ImageCommand::Export(arguments) => export(&arguments, &daemon).await,
+        ImageCommand::Published => {
+            let ids = daemon.published().await?;
+            print(&ids.iter().map(|id| format!("{id}\n")).collect::<String>());
+            Ok(())
+        }
+        ImageCommand::Unpublish(arguments) => Ok(daemon.unpublish(arguments.snapshot).await?),
+    }
+}
+
+async fn convert(arguments: &ConvertArguments, daemon: &Daemon) -> Result<(), DriverError> {
+    let (source, target) = (&arguments.source, &arguments.target);
+    match arguments.engine.connect().await? {
+        Engine::Docker(docker) => image::docker::convert(&docker, daemon, source, target).await,
+        Engine::Containerd(containerd) => {
+            let namespace = &arguments.engine.namespace;
+            let images = Images { containerd: &containerd, namespace, daemon };
+            images.convert(source, target).await
+        }
+    }
+}
+
+async fn export(arguments: &ExportArguments, daemon: &Daemon) -> Result<(), DriverError> {
+    let (source, output) = (&arguments.source, &arguments.output);
+    match arguments.engine.connect().await? {
+        Engine::Docker(docker) => image::docker::export(&docker, daemon, source, output).await,
+        Engine::Containerd(containerd) => {
+            let namespace = &arguments.engine.namespace;
+            let images = Images { containerd: &containerd, namespace, daemon };
+            images.export(source, output).await
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! What a call of containerd can fail with, and which gRPC code says it.
+
+use slackwater_archive::ArchiveError;
+use tonic::{Code, Status};
+
+use crate::worker::{Key, WorkerError};
+
+/// Why a call failed. The text is what a user of containerd reads.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// A name that cannot be.
+    #[error("{what} has {got} bytes: expected 1 to {limit}")]
+    NameLength {
+        /// Which argument.
+        what: &'static str,
+        /// Its length.
+        got: usize,
+        /// The longest.
+        limit: usize,
+    },
+    /// More labels than a snapshot may have.
+    #[error("{got} labels: a snapshot may have {limit}")]
+    LabelCount {
+        /// How many were sent.
+        got: usize,
+        /// How many are allowed.
+        limit: usize,
+    },
+    /// A label larger than containerd itself allows.
+    #[error("label `{label}` has {got} bytes with its value: {limit} are allowed")]
+    LabelSize {
+        /// The beginning of its name.
+        label: String,
+        /// Bytes of name and value.
+        got: usize,
+        /// Bytes that are allowed.
+        limit: usize,
+    },
+    /// A filter that cannot be read.
+    #[error("filter `{filter}`, at byte {position}: expected {expected}")]
+    Filter {
+        /// The filter.
+        filter: String,
+        /// Where reading stopped.
+        position: usize,
+        /// What should have been there.
+        expected: String,
+    },
+    /// Update of what cannot be changed.
+    #[error("field `{field}` of a snapshot cannot be changed: only `labels` and `labels.NAME` can")]
+    Field {
+        /// The field.
+        field: String,
+    },
+    /// A parent that may still change.
+    #[error("parent {parent} is not committed: only a committed snapshot can be a parent")]
+    ParentNotCommitted {
+        /// The parent.
+        parent: Key,
+    },
+    /// Commit with another parent than it was prepared with.
+    #[error("the parent of {key} cannot be changed on commit: it is `{expected}`, got `{got}`")]
+    ParentChanged {
+        /// The snapshot.
+        key: Key,
+        /// The parent sent.
+        got: String,
+        /// Its parent.
+        expected: String,
+    },
+    /// Commit of what is not writable.
+    #[error("{key} is not an active snapshot: only an active one can be committed")]
+    NotActive {
+        /// The snapshot.
+        key: Key,
+    },
+    /// Mounts of what is committed.
+    #[error("{key} is committed: prepare an active snapshot or a view above it to mount it")]
+    NotMountable {
+        /// The snapshot.
+        key: Key,
+    },
+    /// The layer is here already, without having been fetched: good news, which containerd
+    /// wants as an error.
+    #[error("the layer {chain} is on the appliance: snapshot {name} stands for it")]
+    Remote {
+        /// Its chain id.
+        chain: String,
+        /// The snapshot's name.
+        name: String,
+    },
+    /// A reference that was unpacked cannot be read.
+    #[error("the reference in {key} cannot be used: {source}")]
+    Reference {
+        /// The snapshot.
+        key: Key,
+        /// What is wrong with it.
+        source: ArchiveError,
+    },
+    /// An image of another appliance.
+    #[error(
+        "the image refers to a snapshot of the appliance with store id {got}, but this worker \
+         uses the one with store id {expected}: run it on a worker of that appliance, or export \
+         the image there to ordinary layers"
+    )]
+    OtherStore {
+        /// The store in the reference.
+        got: String,
+        /// The worker's.
+        expected: String,
+    },
+    /// A file of the snapshot's directory cannot be read.
+    #[error("read the root directory of {key}: {source}")]
+    Read {
+        /// The snapshot.
+        key: Key,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The worker cannot do it.
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+    /// The appliance took longer than this call may.
+    #[error("the appliance did not answer within {waited_ms} ms; is it reachable?")]
+    Slow {
+        /// How long was waited.
+        waited_ms: u128,
+    },
+}
+
+impl CallError {
+    /// The code that containerd acts on.
+    #[must_use]
+    pub fn code(&self) -> Code {
+        match self {
+            Self::NameLength { .. }
+            | Self::LabelCount { .. }
+            | Self::LabelSize { .. }
+            | Self::Filter { .. }
+            | Self::Field { .. }
+            | Self::ParentNotCommitted { .. }
+            | Self::ParentChanged { .. } => Code::InvalidArgument,
+            Self::NotActive { .. }
+            | Self::NotMountable { .. }
+            | Self::Reference { .. }
+            | Self::OtherStore { .. } => Code::FailedPrecondition,
+            Self::Remote { .. } => Code::AlreadyExists,
+            Self::Read { .. } => Code::Internal,
+            Self::Slow { .. } => Code::Unavailable,
+            Self::Worker(error) => worker_code(error),
+        }
+    }
+}
+
+/// An unknown snapshot of the appliance is no "not found": containerd would take that for a
+/// missing parent and unpack everything below once more.
+fn worker_code(error: &WorkerError) -> Code {
+    match error {
+        WorkerError::NotFound { .. } | WorkerError::ParentNotFound { .. } => Code::NotFound,
+        WorkerError::Exists { .. } => Code::AlreadyExists,
+        WorkerError::HasChildren { .. }
+        | WorkerError::UnknownSnapshot { .. }
+        | WorkerError::OtherStore { .. }
+        | WorkerError::Busy { .. }
+        | WorkerError::ReadOnly { .. } => Code::FailedPrecondition,
+        WorkerError::Appliance { .. } => Code::Unavailable,
+        _ => Code::Internal,
+    }
+}
+
+impl From<CallError> for Status {
+    fn from(error: CallError) -> Self {
+        Self::new(error.code(), error.to_string())
+    }
+}
+
+/// The socket cannot be served any more.
+#[derive(Debug, thiserror::Error)]
+#[error("serve the snapshotter's socket: {source}")]
+pub struct ServeError {
+    /// Why.
+    #[from]
+    source: tonic::transport::Error,
+}

@@ -1,0 +1,256 @@
+//! Labels: those that mean something here, and the bounds of all.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::str::FromStr;
+
+use slackwater_client::types::{Labels, SnapshotId};
+
+use super::error::CallError;
+
+/// Names the chain id of the layer that Prepare is about: containerd's own label.
+pub const CHAIN: &str = "containerd.io/snapshot.ref";
+
+/// `STORE/SNAPSHOT/SIZE`: where the layer is; an annotation of the layer in the manifest, which
+/// containerd hands down because of its prefix.
+pub const REFERENCE: &str = "containerd.io/snapshot/slackwater";
+
+/// `true`: the root is the read-only mount that all snapshots above this parent share.
+pub const SHARED: &str = "containerd.io/snapshot/slackwater.shared";
+
+/// A label of a snapshot on the appliance, by itself or followed by a dot and more: its value is
+/// a chain id whose content the snapshot is.
+pub const PROOF: &str = "slackwater.chain";
+
+/// Most labels of a snapshot. containerd sends about ten.
+const COUNT_MAX: usize = 256;
+
+/// Most bytes of one label with its value: containerd's own limit.
+const LABEL_BYTES_MAX: usize = 4096;
+
+/// How a snapshot that is being unpacked is called: `extract-RANDOM CHAIN`.
+const UNPACK_PREFIX: &str = "extract-";
+
+/// The id of a stack of layers: the hash of the hashes of their tars. Whatever has the same
+/// chain id has the same content.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainId(String);
+
+/// Not a chain id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a chain id is `sha256:` and 64 lower-case hexadecimal digits")]
+pub struct NotAChainId;
+
+impl ChainId {
+    /// As text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for ChainId {
+    type Err = NotAChainId;
+
+    fn from_str(text: &str) -> Result<Self, NotAChainId> {
+        let digits = text.strip_prefix("sha256:").ok_or(NotAChainId)?;
+        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        if digits.len() == 64 && digits.bytes().all(is_digit) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(NotAChainId)
+        }
+    }
+}
+
+impl fmt::Display for ChainId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The chain id of the layer that a labelled snapshot is.
+pub(super) fn chain(labels: &BTreeMap<String, String>) -> Option<ChainId> {
+    labels.get(CHAIN)?.parse().ok()
+}
+
+/// The chain id of the layer that was unpacked into `key` and is now committed as `name`, for
+/// clients that send no labels (`ctr images pull` of containerd 1.6): both names end in it.
+pub(super) fn unpacked_chain(key: &str, name: &str) -> Option<ChainId> {
+    let (unpack, in_key) = key.rsplit_once(' ')?;
+    let unpack = unpack.rsplit('/').next()?;
+    let in_name = name.rsplit('/').next()?;
+    let is_unpacked = unpack.starts_with(UNPACK_PREFIX) && in_key == in_name;
+    if is_unpacked { in_name.parse().ok() } else { None }
+}
+
+/// Whether the labels ask for the shared root.
+pub(super) fn is_shared(labels: &BTreeMap<String, String>) -> bool {
+    labels.get(SHARED).is_some_and(|value| value == "true")
+}
+
+/// Whether a snapshot on the appliance is known to be the content of the chain.
+pub(super) fn proves(labels: &Labels, chain: &ChainId) -> bool {
+    labels.iter().any(|(name, value)| {
+        let rest = name.strip_prefix(PROOF);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')) && value == chain.as_str()
+    })
+}
+
+/// Where a layer is said to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Located {
+    pub store_id: String,
+    pub snapshot: SnapshotId,
+    pub size_bytes: u64,
+}
+
+impl Located {
+    /// Reads `STORE/SNAPSHOT/SIZE`.
+    pub(super) fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split('/');
+        let (store_id, snapshot, size) = (parts.next()?, parts.next()?, parts.next()?);
+        if parts.next().is_some() || store_id.is_empty() {
+            return None;
+        }
+        Some(Self {
+            store_id: store_id.to_owned(),
+            snapshot: snapshot.parse().ok()?,
+            size_bytes: size.parse().ok()?,
+        })
+    }
+}
+
+/// The labels as they are kept: within their bounds, and without empty ones, which mean "none".
+pub(super) fn checked(
+    labels: HashMap<String, String>,
+) -> Result<BTreeMap<String, String>, CallError> {
+    if labels.len() > COUNT_MAX {
+        return Err(CallError::LabelCount { got: labels.len(), limit: COUNT_MAX });
+    }
+    for (name, value) in &labels {
+        let got = name.len() + value.len();
+        if got > LABEL_BYTES_MAX {
+            let label = name.chars().take(64).collect();
+            return Err(CallError::LabelSize { label, got, limit: LABEL_BYTES_MAX });
+        }
+    }
+    Ok(labels.into_iter().filter(|(_, value)| !value.is_empty()).collect())
+}
+
+/// The labels after an Update with these field paths.
+pub(super) fn updated(
+    old: &BTreeMap<String, String>,
+    new: HashMap<String, String>,
+    paths: &[String],
+) -> Result<BTreeMap<String, String>, CallError> {
+    let mut new = new;
+    if paths.is_empty() {
+        return checked(new);
+    }
+    let mut labels: HashMap<String, String> = old.clone().into_iter().collect();
+    for path in paths {
+        if path == "labels" {
+            labels.clone_from(&new);
+        } else if let Some(name) = path.strip_prefix("labels.") {
+            labels.insert(name.to_owned(), new.remove(name).unwrap_or_default());
+        } else {
+            return Err(CallError::Field { field: path.chars().take(128).collect() });
+        }
+    }
+    checked(labels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chain_text(digit: char) -> String {
+        format!("sha256:{}", digit.to_string().repeat(64))
+    }
+
+    fn map<M: FromIterator<(String, String)>>(pairs: &[(&str, &str)]) -> M {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    #[test]
+    fn chain_ids() {
+        assert_eq!(chain_text('a').parse::<ChainId>().unwrap().as_str(), chain_text('a'));
+        let long = format!("{}0", chain_text('a'));
+        for bad in ["", "sha256:", "sha256:00", &chain_text('g'), &chain_text('A'), &long] {
+            assert_eq!(bad.parse::<ChainId>(), Err(NotAChainId), "{bad}");
+        }
+        assert_eq!(chain(&map(&[(CHAIN, "bad")])), None);
+        assert_eq!(chain(&map(&[(CHAIN, &chain_text('1'))])).unwrap().as_str(), chain_text('1'));
+    }
+
+    #[test]
+    fn an_unpacked_layer_is_known_by_its_names() {
+        let (one, two) = (chain_text('1'), chain_text('2'));
+        let key = format!("default/7/extract-775838128-m-A0 {one}");
+        assert_eq!(
+            unpacked_chain(&key, &format!("default/8/{one}")).unwrap().as_str(),
+            one.as_str()
+        );
+        assert!(unpacked_chain(&key, &one).is_some());
+        assert_eq!(unpacked_chain(&key, &two), None, "another layer");
+        assert_eq!(unpacked_chain(&format!("default/7/build {one}"), &one), None);
+        assert_eq!(unpacked_chain("default/7/extract-1 x", "default/8/x"), None);
+        assert_eq!(unpacked_chain(&one, &one), None);
+    }
+
+    #[test]
+    fn only_a_label_of_the_appliance_proves_a_chain() {
+        let one: ChainId = chain_text('1').parse().unwrap();
+        assert!(proves(&map(&[("slackwater.chain", one.as_str())]), &one));
+        assert!(proves(&map(&[("slackwater.chain.1111", one.as_str())]), &one));
+        assert!(!proves(&map(&[("slackwater.chains", one.as_str())]), &one));
+        assert!(!proves(&map(&[("note", one.as_str())]), &one));
+        assert!(!proves(&map(&[("slackwater.chain", &chain_text('2'))]), &one));
+    }
+
+    #[test]
+    fn located() {
+        let id = "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11";
+        let good = Located::parse(&format!("store/{id}/4096")).unwrap();
+        assert_eq!((good.store_id.as_str(), good.size_bytes), ("store", 4096));
+        assert_eq!(good.snapshot.to_string(), id);
+        for bad in [
+            String::new(),
+            format!("store/{id}"),
+            format!("/{id}/1"),
+            format!("store/{id}/1/2"),
+            format!("store/{id}/-1"),
+            "store/../1".to_owned(),
+        ] {
+            assert_eq!(Located::parse(&bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn labels_are_bounded() {
+        let many = (0..257).map(|index| (index.to_string(), "x".to_owned())).collect();
+        assert!(matches!(checked(many), Err(CallError::LabelCount { got: 257, limit: 256 })));
+        let large = map(&[("name", &"x".repeat(4093))]);
+        assert!(matches!(checked(large), Err(CallError::LabelSize { got: 4097, .. })));
+        let largest: HashMap<_, _> = map(&[("name", &"x".repeat(4092)), ("empty", "")]);
+        assert_eq!(checked(largest).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn update_changes_what_its_paths_name() {
+        let old: BTreeMap<_, _> = map(&[("a", "1"), ("b.c", "2")]);
+        let paths =
+            |paths: &[&str]| paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>();
+        let run = |new: &[(&str, &str)], names: &[&str]| updated(&old, map(new), &paths(names));
+        assert_eq!(run(&[("z", "9")], &[]).unwrap(), map(&[("z", "9")]));
+        assert_eq!(run(&[("z", "9")], &["labels"]).unwrap(), map(&[("z", "9")]));
+        assert_eq!(
+            run(&[("b.c", "3"), ("z", "9")], &["labels.b.c"]).unwrap(),
+            map(&[("a", "1"), ("b.c", "3")])
+        );
+        assert_eq!(run(&[], &["labels.a"]).unwrap(), map(&[("b.c", "2")]));
+        assert!(matches!(run(&[], &["labels.a", "kind"]), Err(CallError::Field { .. })));
+        assert!(matches!(run(&[], &["labels2"]), Err(CallError::Field { .. })));
+    }
+}

@@ -1,0 +1,28 @@
+//! The snapshotter plugin of containerd: its snapshots are volumes of the worker.
+//!
+//! ```text
+//! server      the gRPC face: paths, limits, codes
+//!    |
+//! snapshotter one method a call: Prepare, View, Mounts, Commit, Remove, Stat, Update, List, ...
+//!    |    \
+//! remote   labels  filter     images that are on the appliance already;  what containerd sends
+//!    |
+//! worker/
+//! ```
+//!
+//! - A name is opaque: it is a key of the worker's volumes and never part of a path.
+//! - Prepare and View answer when their directory is mounted; Mounts mounts it again after a
+//!   restart of the machine.
+//! - A layer's snapshot is shared under its chain id only if every layer below it is true to its
+//!   chain id too ([`labels::ChainId`]).
+
+mod error;
+mod filter;
+pub mod labels;
+pub mod proto;
+mod remote;
+mod server;
+mod snapshotter;
+
+pub use error::{CallError, ServeError};
+pub use server::{SERVICE, serve};

@@ -1,0 +1,251 @@
+//! Layers that are on the appliance already: nothing is fetched, nothing is unpacked.
+//!
+//! ```text
+//! Prepare, with the chain id in a label
+//!   a committed snapshot of this worker has that chain id and parent?   it is the one
+//!   the manifest's annotation names a snapshot, and the appliance says
+//!     that this snapshot is that chain?                                 adopt it
+//!   a snapshot of the appliance is named after the chain id?            adopt it
+//!   else                                                                unpack as usual
+//!
+//! Commit, of a client that fetched and unpacked a reference as if it were a layer
+//!   one file was added, and it is a reference                           adopt what it names
+//! ```
+//!
+//! An annotation is a stranger's word: without the appliance's own label that the snapshot is
+//! that chain, a manifest could put any content under a chain id that others trust.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use slackwater_archive::{REFERENCE_MEMBER, Reference};
+use slackwater_client::types::SnapshotId;
+use uuid::Uuid;
+
+use super::error::CallError;
+use super::labels::{self, ChainId, Located};
+use super::snapshotter::extra;
+use crate::worker::{
+    Access, ContainerdExtra, Content, Engine, Extra, Key, Kind, SnapshotRef, Volume, Worker,
+    WorkerError, now,
+};
+
+/// What a snapshot is called until it is adopted. containerd's names begin with a namespace,
+/// whose name cannot be empty.
+const UNFINISHED: &str = "/adopting/";
+
+/// Largest file that may be a reference.
+const REFERENCE_BYTES_MAX: u64 = 4096;
+
+/// Whether this is a snapshot in the middle of being adopted.
+pub(super) fn is_unfinished(key: &Key) -> bool {
+    key.name.starts_with(UNFINISHED)
+}
+
+/// Removes what could not be finished. What cannot be removed either is tried again at the next
+/// start, or by containerd, which removes snapshots that it does not know.
+pub(super) async fn forget(worker: &Worker, key: &Key) {
+    if let Err(error) = worker.remove(key).await {
+        tracing::warn!(%key, %error, "an unfinished snapshot stays for now");
+    }
+}
+
+/// The committed snapshot that is the layer `chain` above `parent`, made if the appliance has
+/// the layer; `None` if it has to be unpacked.
+pub(super) async fn adopt(
+    worker: &Worker,
+    chain: &ChainId,
+    parent: Option<&Volume>,
+    labels: &BTreeMap<String, String>,
+) -> Result<Option<String>, CallError> {
+    let parent = parent.map(|parent| parent.key.clone());
+    if let Some(name) = local(worker, chain, parent.as_ref()) {
+        return Ok(Some(name));
+    }
+    let Some(snapshot) = locate(worker, chain, labels).await? else { return Ok(None) };
+    let key = Key::containerd(format!("{UNFINISHED}{}", Uuid::new_v4()));
+    let mut extra = ContainerdExtra {
+        kind: Kind::Active,
+        labels: labels.clone(),
+        updated_at: now(),
+        is_shared: false,
+        chain: Some(chain.to_string()),
+    };
+    worker.create(key.clone(), parent.clone(), Extra::Containerd(extra.clone())).await?;
+    extra.kind = Kind::Committed;
+    let adopted = finish(worker, &key, snapshot, &Layer { chain, parent, extra }).await;
+    if worker.get(&key).is_some() {
+        forget(worker, &key).await;
+    }
+    adopted
+}
+
+/// A layer that is being adopted.
+struct Layer<'a> {
+    chain: &'a ChainId,
+    parent: Option<Key>,
+    extra: ContainerdExtra,
+}
+
+/// Gives what is adopted its content and its name in one step; or finds that another call was
+/// faster.
+async fn finish(
+    worker: &Worker,
+    key: &Key,
+    snapshot: SnapshotId,
+    layer: &Layer<'_>,
+) -> Result<Option<String>, CallError> {
+    let Layer { chain, parent, extra } = layer;
+    let above = parent.as_ref().map_or("nothing", |parent| parent.name.as_str());
+    let names = [
+        chain.to_string(),
+        format!("{chain} above {above}"),
+        format!("{chain} {}", Uuid::new_v4()),
+    ];
+    for name in names {
+        let to = Key::containerd(name.clone());
+        let extra = Extra::Containerd(extra.clone());
+        match worker.commit_bound(key, to, snapshot, extra).await {
+            Ok(_) => return Ok(Some(name)),
+            Err(WorkerError::Exists { .. }) => {
+                if let Some(name) = local(worker, chain, parent.as_ref()) {
+                    return Ok(Some(name));
+                }
+            }
+            // It went away since it was found: unpack.
+            Err(WorkerError::UnknownSnapshot { .. }) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
+/// The committed snapshot of this worker that is this layer above this parent.
+fn local(worker: &Worker, chain: &ChainId, parent: Option<&Key>) -> Option<String> {
+    let is_it = |volume: &Volume| {
+        volume.parent.as_ref() == parent
+            && extra(volume).is_ok_and(|extra| {
+                extra.kind == Kind::Committed
+                    && labels::chain(&extra.labels).as_ref() == Some(chain)
+            })
+    };
+    worker.list(Engine::Containerd).into_iter().find(is_it).map(|volume| volume.key.name)
+}
+
+/// The snapshot of the appliance that is this layer.
+async fn locate(
+    worker: &Worker,
+    chain: &ChainId,
+    labels: &BTreeMap<String, String>,
+) -> Result<Option<SnapshotId>, CallError> {
+    if let Some(annotation) = labels.get(labels::REFERENCE) {
+        match Located::parse(annotation) {
+            Some(located) => match proven(worker, chain, &located).await? {
+                Ok(snapshot) => return Ok(Some(snapshot)),
+                Err(doubt) => tracing::warn!(%chain, annotation, doubt, "annotation not believed"),
+            },
+            None => tracing::warn!(%chain, annotation, "annotation is not STORE/SNAPSHOT/SIZE"),
+        }
+    }
+    let found = worker.find_named(&worker.chain_name(chain.as_str())).await?;
+    Ok(found.map(|snapshot| snapshot.id))
+}
+
+/// The snapshot that an annotation names, if the appliance says that it is this chain; else why
+/// it is not believed.
+async fn proven(
+    worker: &Worker,
+    chain: &ChainId,
+    located: &Located,
+) -> Result<Result<SnapshotId, &'static str>, CallError> {
+    if worker.store_id().await? != located.store_id {
+        return Ok(Err("it names another appliance"));
+    }
+    let snapshot = match worker.client().snapshot(located.snapshot).await {
+        Ok(snapshot) => snapshot,
+        Err(error) if error.is_not_found() => {
+            return Ok(Err("the appliance has no such snapshot"));
+        }
+        Err(error) => return Err(WorkerError::from(error).into()),
+    };
+    Ok(if !labels::proves(&snapshot.labels, chain) {
+        Err("the snapshot has no label that says it is this chain")
+    } else if snapshot.size_bytes != located.size_bytes {
+        Err("the snapshot has another size")
+    } else {
+        Ok(located.snapshot)
+    })
+}
+
+/// The snapshot that was meant, where a reference was unpacked as if it were a layer: the
+/// reference is all that was added to the root directory.
+pub(super) async fn unpacked_reference(
+    worker: &Worker,
+    volume: &Volume,
+) -> Result<Option<SnapshotId>, CallError> {
+    if !matches!(volume.content, Content::Disk { .. }) {
+        return Ok(None);
+    }
+    let root = worker.ensure_mounted(&volume.key, Access::ReadWrite).await?;
+    let Some(member) = on_disk(&volume.key, root.clone(), read_member).await? else {
+        return Ok(None);
+    };
+    let mut names = on_disk(&volume.key, root, names_in).await?;
+    names.remove(&OsString::from(REFERENCE_MEMBER));
+    let below = match &volume.parent {
+        Some(parent) => match worker.snapshot_of(parent).await? {
+            Some(snapshot) => names_of(worker, parent, snapshot).await?,
+            None => BTreeSet::new(),
+        },
+        None => BTreeSet::new(),
+    };
+    if names != below {
+        return Ok(None);
+    }
+    let reference = Reference::from_member(&member)
+        .map_err(|source| CallError::Reference { key: volume.key.clone(), source })?;
+    let expected = worker.store_id().await?;
+    if reference.store_id != expected {
+        return Err(CallError::OtherStore { got: reference.store_id, expected });
+    }
+    Ok(Some(SnapshotId::from_bytes(*reference.snapshot_id.as_bytes())))
+}
+
+async fn names_of(
+    worker: &Worker,
+    key: &Key,
+    snapshot: SnapshotRef,
+) -> Result<BTreeSet<OsString>, CallError> {
+    let view = worker.view(snapshot).await?;
+    on_disk(key, view.path().to_owned(), names_in).await
+}
+
+/// Reads a mounted directory on a thread that may wait for the disk.
+async fn on_disk<T: Send + 'static>(
+    key: &Key,
+    root: PathBuf,
+    read: impl FnOnce(&Path) -> std::io::Result<T> + Send + 'static,
+) -> Result<T, CallError> {
+    let read = tokio::task::spawn_blocking(move || read(&root)).await;
+    read.unwrap_or_else(|stopped| Err(std::io::Error::other(stopped)))
+        .map_err(|source| CallError::Read { key: key.clone(), source })
+}
+
+/// The bytes of the file that may be a reference. Never through a link, which would lead out of
+/// the layer.
+fn read_member(root: &Path) -> std::io::Result<Option<Vec<u8>>> {
+    let path = root.join(REFERENCE_MEMBER);
+    match std::fs::symlink_metadata(&path) {
+        Ok(metadata) if metadata.is_file() && metadata.len() <= REFERENCE_BYTES_MAX => {
+            std::fs::read(&path).map(Some)
+        }
+        Ok(_) => Ok(None),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn names_in(root: &Path) -> std::io::Result<BTreeSet<OsString>> {
+    std::fs::read_dir(root)?.map(|entry| entry.map(|entry| entry.file_name())).collect()
+}

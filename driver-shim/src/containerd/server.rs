@@ -1,0 +1,130 @@
+//! The gRPC face: which path is which call, and how much is taken in.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Instant;
+
+use futures_util::stream;
+use hyper::{Request, Response};
+use prost::Message;
+use tokio::net::UnixListener;
+use tonic::body::Body;
+use tonic::server::Grpc;
+use tonic::transport::Server;
+use tonic::{Code, Status};
+use tonic_prost::ProstCodec;
+
+use super::error::{CallError, ServeError};
+use super::snapshotter::Snapshotter;
+use crate::worker::Worker;
+
+/// The name of the service, the first part of each path.
+pub const SERVICE: &str = "containerd.services.snapshots.v1.Snapshots";
+
+/// Largest request: two names and all labels at their largest are a little more than 1 MiB.
+const REQUEST_BYTES_MAX: usize = 2 << 20;
+
+/// Calls of one connection that are carried out at once; more wait. containerd has one
+/// connection, and each call may wait for a mount.
+const CALLS_MAX: usize = 128;
+
+/// Serves the snapshotter on a socket until `stop` completes; then takes no more calls and
+/// returns when those in flight are answered. What is mounted stays mounted.
+///
+/// # Errors
+/// [`ServeError`] when the socket fails.
+pub async fn serve(
+    worker: Worker,
+    listener: UnixListener,
+    stop: impl Future<Output = ()>,
+) -> Result<(), ServeError> {
+    let snapshotter = Arc::new(Snapshotter::new(worker));
+    snapshotter.forget_unfinished().await;
+    let service = tower::service_fn(move |request: Request<Body>| {
+        let snapshotter = Arc::clone(&snapshotter);
+        async move { Ok::<_, Infallible>(route(&snapshotter, request).await) }
+    });
+    let accept = move |context: &mut std::task::Context<'_>| {
+        listener.poll_accept(context).map(|accepted| Some(accepted.map(|(stream, _)| stream)))
+    };
+    let mut server = Server::builder().concurrency_limit_per_connection(CALLS_MAX);
+    server = server.max_concurrent_streams(u32::try_from(2 * CALLS_MAX).ok());
+    server.serve_with_incoming_shutdown(service, stream::poll_fn(accept), stop).await?;
+    Ok(())
+}
+
+async fn route(snapshotter: &Snapshotter, request: Request<Body>) -> Response<Body> {
+    let path = request.uri().path().to_owned();
+    let call = path.strip_prefix('/').and_then(|path| path.strip_prefix(SERVICE));
+    match call {
+        Some("/Prepare") => unary("Prepare", request, |body| snapshotter.prepare(body)).await,
+        Some("/View") => unary("View", request, |body| snapshotter.view(body)).await,
+        Some("/Mounts") => unary("Mounts", request, |body| snapshotter.mounts(body)).await,
+        Some("/Commit") => unary("Commit", request, |body| snapshotter.commit(body)).await,
+        Some("/Remove") => unary("Remove", request, |body| snapshotter.remove(body)).await,
+        Some("/Stat") => unary("Stat", request, |body| snapshotter.stat(body)).await,
+        Some("/Update") => unary("Update", request, |body| snapshotter.update(body)).await,
+        Some("/List") => list(snapshotter, request).await,
+        Some("/Usage") => unary("Usage", request, |body| snapshotter.usage(body)).await,
+        Some("/Cleanup") => unary("Cleanup", request, |body| snapshotter.cleanup(body)).await,
+        _ => Status::unimplemented(format!("`{path}` is no call of {SERVICE}")).into_http(),
+    }
+}
+
+/// One request, one answer.
+async fn unary<Question, Answer, Call, Pending>(
+    name: &'static str,
+    request: Request<Body>,
+    call: Call,
+) -> Response<Body>
+where
+    Question: Message + Default + 'static,
+    Answer: Message + Default + 'static,
+    Call: Fn(Question) -> Pending,
+    Pending: Future<Output = Result<Answer, CallError>>,
+{
+    let service = tower::service_fn(|request: tonic::Request<Question>| {
+        let began = Instant::now();
+        let pending = call(request.into_inner());
+        async move { logged(name, began, pending.await).map(tonic::Response::new) }
+    });
+    let codec = ProstCodec::<Answer, Question>::default();
+    Grpc::new(codec).max_decoding_message_size(REQUEST_BYTES_MAX).unary(service, request).await
+}
+
+/// List: one request, a stream of answers.
+async fn list(snapshotter: &Snapshotter, request: Request<Body>) -> Response<Body> {
+    let service = tower::service_fn(|request: tonic::Request<_>| {
+        let began = Instant::now();
+        let listed = logged("List", began, snapshotter.list(request.get_ref()));
+        std::future::ready(listed.map(|parts| {
+            tonic::Response::new(stream::iter(parts.into_iter().map(Ok::<_, Status>)))
+        }))
+    });
+    let mut grpc = Grpc::new(ProstCodec::default()).max_decoding_message_size(REQUEST_BYTES_MAX);
+    grpc.server_streaming(service, request).await
+}
+
+fn logged<T>(
+    call: &'static str,
+    began: Instant,
+    result: Result<T, CallError>,
+) -> Result<T, Status> {
+    let elapsed_ms = began.elapsed().as_millis();
+    match result {
+        Ok(answer) => {
+            tracing::debug!(call, elapsed_ms, "containerd was answered");
+            Ok(answer)
+        }
+        Err(error) => {
+            match error.code() {
+                Code::Internal | Code::Unavailable => {
+                    tracing::warn!(call, elapsed_ms, %error, "a call of containerd failed");
+                }
+                code => tracing::debug!(call, elapsed_ms, ?code, %error, "containerd was refused"),
+            }
+            Err(error.into())
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The calls of containerd, one method each.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use prost::Message;
+use slackwater_client::types::Timestamp;
+use tokio::time::timeout;
+
+use super::error::CallError;
+use super::filter::Filters;
+use super::proto::{
+    self, CleanupRequest, CommitRequest, Info, InfoResponse, KeyRequest, ListRequest, ListResponse,
+    Mount, MountsResponse, PrepareRequest, UpdateRequest, UsageResponse, ViewRequest,
+};
+use super::{labels, remote};
+use crate::worker::{
+    Access, ContainerdExtra, Engine, Extra, Key, Kind, Usage, Volume, Worker, WorkerError, now,
+};
+
+/// Longest name. containerd's own are at most a few hundred bytes.
+const NAME_BYTES_MAX: usize = 4096;
+
+/// Most snapshots of one message of List, as in containerd.
+const LIST_COUNT_MAX: usize = 100;
+
+/// Size after which a message of List is sent: clients refuse those above 4 MiB, and one
+/// snapshot with all its labels takes about 1 MiB at most.
+const LIST_BYTES: usize = 1 << 20;
+
+/// How long Usage may wait: Kubernetes asks for every snapshot each ten seconds.
+const USAGE_TIME: Duration = Duration::from_millis(1500);
+
+/// Active snapshots whose last known usage is kept, for the time when the appliance is away.
+const USAGES_MAX: usize = 4096;
+
+/// containerd's snapshots, over the volumes of the worker.
+#[derive(Debug)]
+pub(super) struct Snapshotter {
+    worker: Worker,
+    usages: Mutex<HashMap<Key, Usage>>,
+}
+
+impl Snapshotter {
+    pub(super) fn new(worker: Worker) -> Self {
+        Self { worker, usages: Mutex::default() }
+    }
+
+    /// Removes what an earlier process was in the middle of adopting.
+    pub(super) async fn forget_unfinished(&self) {
+        for volume in self.worker.list(Engine::Containerd) {
+            if remote::is_unfinished(&volume.key) {
+                remote::forget(&self.worker, &volume.key).await;
+            }
+        }
+    }
+
+    pub(super) async fn prepare(
+        &self,
+        request: PrepareRequest,
+    ) -> Result<MountsResponse, CallError> {
+        let key = self.new_key("key", request.key)?;
+        let labels = labels::checked(request.labels)?;
+        let parent = self.parent(request.parent)?;
+        if let Some(chain) = labels::chain(&labels)
+            && let Some(name) =
+                remote::adopt(&self.worker, &chain, parent.as_ref(), &labels).await?
+        {
+            return Err(CallError::Remote { chain: chain.to_string(), name });
+        }
+        let is_below_shared = match &parent {
+            Some(parent) => labels::is_shared(&extra(parent)?.labels),
+            None => false,
+        };
+        let is_shared = is_below_shared || labels::is_shared(&labels);
+        let extra = ContainerdExtra { is_shared, ..new_extra(Kind::Active, labels) };
+        self.begin(key, parent, extra).await
+    }
+
+    pub(super) async fn view(&self, request: ViewRequest) -> Result<MountsResponse, CallError> {
+        let key = self.new_key("key", request.key)?;
+        let labels = labels::checked(request.labels)?;
+        let parent = self.parent(request.parent)?;
+        self.begin(key, parent, new_extra(Kind::View, labels)).await
+    }
+
+    pub(super) async fn mounts(&self, request: KeyRequest) -> Result<MountsResponse, CallError> {
+        let volume = self.volume(request.key)?;
+        self.mount(&volume).await
+    }
+
+    pub(super) async fn commit(&self, request: CommitRequest) -> Result<(), CallError> {
+        let name = self.new_key("name", request.name)?;
+        let labels = labels::checked(request.labels)?;
+        let volume = self.volume(request.key)?;
+        let active = extra(&volume)?;
+        if active.kind != Kind::Active {
+            return Err(CallError::NotActive { key: volume.key });
+        }
+        let parent = volume.parent.as_ref();
+        let parent_name = parent.map_or("", |parent| parent.name.as_str());
+        if !request.parent.is_empty() && request.parent != parent_name {
+            let expected = parent_name.to_owned();
+            return Err(CallError::ParentChanged {
+                got: request.parent,
+                expected,
+                key: volume.key,
+            });
+        }
+        let chain = labels::chain(&labels)
+            .or_else(|| labels::chain(&active.labels))
+            .or_else(|| labels::unpacked_chain(&volume.key.name, &name.name))
+            .filter(|_| parent.is_none_or(|parent| self.is_true_to_its_chain(parent)));
+        let appliance_name = chain.as_ref().map(|chain| self.worker.chain_name(chain.as_str()));
+        let chain = chain.map(|chain| chain.to_string());
+        let committed = ContainerdExtra { chain, ..new_extra(Kind::Committed, labels) };
+        let committed = Extra::Containerd(committed);
+        match remote::unpacked_reference(&self.worker, &volume).await? {
+            Some(snapshot) => {
+                self.worker.commit_bound(&volume.key, name, snapshot, committed).await?
+            }
+            None => self.worker.commit(&volume.key, name, appliance_name, committed).await?,
+        };
+        self.usages.lock().remove(&volume.key);
+        Ok(())
+    }
+
+    pub(super) async fn remove(&self, request: KeyRequest) -> Result<(), CallError> {
+        let key = named("key", request.key)?;
+        self.worker.remove(&key).await?;
+        self.usages.lock().remove(&key);
+        Ok(())
+    }
+
+    pub(super) async fn stat(&self, request: KeyRequest) -> Result<InfoResponse, CallError> {
+        let volume = self.volume(request.key)?;
+        Ok(InfoResponse { info: Some(info(&volume)?) })
+    }
+
+    pub(super) async fn update(&self, request: UpdateRequest) -> Result<InfoResponse, CallError> {
+        let Info { name, labels: new, .. } = request.info.unwrap_or_default();
+        let paths = request.update_mask.unwrap_or_default().paths;
+        let volume = self.volume(name)?;
+        // Found out before anything is changed: what the closure below does cannot fail.
+        labels::updated(&extra(&volume)?.labels, new.clone(), &paths)?;
+        let change = move |extra: &mut Extra| {
+            if let Extra::Containerd(extra) = extra
+                && let Ok(labels) = labels::updated(&extra.labels, new, &paths)
+            {
+                extra.labels = labels;
+                extra.updated_at = now();
+            }
+        };
+        let volume = self.worker.update(&volume.key, change).await?;
+        Ok(InfoResponse { info: Some(info(&volume)?) })
+    }
+
+    pub(super) fn list(&self, request: &ListRequest) -> Result<Vec<ListResponse>, CallError> {
+        let filters = Filters::parse(&request.filters)?;
+        let mut parts = Vec::new();
+        let mut part = ListResponse::default();
+        let mut part_bytes = 0;
+        for volume in self.worker.list(Engine::Containerd) {
+            let info = info(&volume)?;
+            if remote::is_unfinished(&volume.key) || !filters.hold(&info) {
+                continue;
+            }
+            part_bytes += info.encoded_len();
+            part.info.push(info);
+            if part.info.len() == LIST_COUNT_MAX || part_bytes >= LIST_BYTES {
+                parts.push(std::mem::take(&mut part));
+                part_bytes = 0;
+            }
+        }
+        if !part.info.is_empty() {
+            parts.push(part);
+        }
+        Ok(parts)
+    }
+
+    pub(super) async fn usage(&self, request: KeyRequest) -> Result<UsageResponse, CallError> {
+        let volume = self.volume(request.key)?;
+        let usage = match volume.usage {
+            Some(usage) => usage,
+            None => self.usage_now(&volume.key).await?,
+        };
+        let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        Ok(UsageResponse { size: number(usage.size_bytes), inodes: number(usage.inodes) })
+    }
+
+    pub(super) async fn cleanup(&self, _: CleanupRequest) -> Result<(), CallError> {
+        self.worker.clean_up().await;
+        Ok(())
+    }
+
+    /// The usage of what still changes: what the appliance says, or what it said last.
+    async fn usage_now(&self, key: &Key) -> Result<Usage, CallError> {
+        let error = match timeout(USAGE_TIME, self.worker.usage(key)).await {
+            Ok(Ok(usage)) => {
+                let mut usages = self.usages.lock();
+                if usages.len() >= USAGES_MAX {
+                    usages.clear();
+                }
+                usages.insert(key.clone(), usage);
+                return Ok(usage);
+            }
+            Ok(Err(error @ WorkerError::NotFound { .. })) => return Err(error.into()),
+            Ok(Err(error)) => error.into(),
+            Err(_) => CallError::Slow { waited_ms: USAGE_TIME.as_millis() },
+        };
+        self.usages.lock().get(key).copied().ok_or(error)
+    }
+
+    /// Makes a snapshot and mounts it. One that cannot be mounted was never made.
+    async fn begin(
+        &self,
+        key: Key,
+        parent: Option<Volume>,
+        extra: ContainerdExtra,
+    ) -> Result<MountsResponse, CallError> {
+        let parent = parent.map(|parent| parent.key);
+        let volume = self.worker.create(key, parent, Extra::Containerd(extra)).await?;
+        let mounted = self.mount(&volume).await;
+        if mounted.is_err() {
+            remote::forget(&self.worker, &volume.key).await;
+        }
+        mounted
+    }
+
+    /// Sees that a snapshot is mounted, and says how its directory is to be used.
+    async fn mount(&self, volume: &Volume) -> Result<MountsResponse, CallError> {
+        let extra = extra(volume)?;
+        let access = match extra.kind {
+            Kind::Active if !extra.is_shared => Access::ReadWrite,
+            Kind::Active | Kind::View => Access::ReadOnly,
+            Kind::Committed => return Err(CallError::NotMountable { key: volume.key.clone() }),
+        };
+        let path = self.worker.ensure_mounted(&volume.key, access).await?;
+        Ok(MountsResponse { mounts: vec![bind(&path, access)] })
+    }
+
+    fn volume(&self, name: String) -> Result<Volume, CallError> {
+        let key = named("key", name)?;
+        self.worker.get(&key).ok_or(CallError::Worker(WorkerError::NotFound { key }))
+    }
+
+    fn new_key(&self, what: &'static str, name: String) -> Result<Key, CallError> {
+        let key = named(what, name)?;
+        match self.worker.get(&key) {
+            Some(_) => Err(WorkerError::Exists { key }.into()),
+            None => Ok(key),
+        }
+    }
+
+    fn parent(&self, name: String) -> Result<Option<Volume>, CallError> {
+        if name.is_empty() {
+            return Ok(None);
+        }
+        let parent = self.volume(name)?;
+        if extra(&parent)?.kind != Kind::Committed {
+            return Err(CallError::ParentNotCommitted { parent: parent.key });
+        }
+        Ok(Some(parent))
+    }
+
+    /// Whether a committed snapshot is known to be what its chain id says. The snapshot of a
+    /// stopped container is not, nor what was unpacked above it.
+    fn is_true_to_its_chain(&self, key: &Key) -> bool {
+        let volume = self.worker.get(key);
+        volume.is_some_and(|volume| extra(&volume).is_ok_and(|extra| extra.chain.is_some()))
+    }
+}
+
+fn named(what: &'static str, name: String) -> Result<Key, CallError> {
+    if name.is_empty() || name.len() > NAME_BYTES_MAX {
+        return Err(CallError::NameLength { what, got: name.len(), limit: NAME_BYTES_MAX });
+    }
+    Ok(Key::containerd(name))
+}
+
+fn new_extra(kind: Kind, labels: BTreeMap<String, String>) -> ContainerdExtra {
+    ContainerdExtra { kind, labels, updated_at: now(), is_shared: false, chain: None }
+}
+
+/// containerd's part of a volume of containerd.
+pub(super) fn extra(volume: &Volume) -> Result<&ContainerdExtra, CallError> {
+    match &volume.extra {
+        Extra::Containerd(extra) => Ok(extra),
+        Extra::Docker(_) => {
+            Err(CallError::Worker(WorkerError::NotFound { key: volume.key.clone() }))
+        }
+    }
+}
+
+fn bind(path: &Path, access: Access) -> Mount {
+    let access = match access {
+        Access::ReadWrite => "rw",
+        Access::ReadOnly => "ro",
+    };
+    Mount {
+        r#type: "bind".to_owned(),
+        source: path.to_string_lossy().into_owned(),
+        target: String::new(),
+        options: vec!["rbind".to_owned(), access.to_owned()],
+    }
+}
+
+fn moment(time: Timestamp) -> proto::Timestamp {
+    const NANOS: u64 = 1_000_000_000;
+    let nanos = time.as_nanos();
+    proto::Timestamp {
+        seconds: i64::try_from(nanos / NANOS).unwrap_or(i64::MAX),
+        nanos: i32::try_from(nanos % NANOS).unwrap_or_default(),
+    }
+}
+
+fn info(volume: &Volume) -> Result<Info, CallError> {
+    let extra = extra(volume)?;
+    let kind = match extra.kind {
+        Kind::Active => proto::Kind::Active,
+        Kind::View => proto::Kind::View,
+        Kind::Committed => proto::Kind::Committed,
+    };
+    Ok(Info {
+        name: volume.key.name.clone(),
+        parent: volume.parent.as_ref().map(|parent| parent.name.clone()).unwrap_or_default(),
+        kind: kind.into(),
+        created_at: Some(moment(volume.created_at)),
+        updated_at: Some(moment(extra.updated_at)),
+        labels: extra.labels.clone().into_iter().collect(),
+    })
+}

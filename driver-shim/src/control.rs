@@ -1,0 +1,332 @@
+//! The control socket: HTTP and JSON between the daemon and its commands, on a unix socket that
+//! only root reaches.
+//!
+//! | call | what it does |
+//! |---|---|
+//! | `GET /status` | what the daemon is and has |
+//! | `GET /store` | the store id of the appliance |
+//! | `GET /volumes?engine=` | all volumes of an engine |
+//! | `GET /volumes/{engine}/{name}` | one and what it was made above, with their snapshots |
+//! | `GET /layers/{namespace}/{chain id}` | the snapshot of a layer of containerd |
+//! | `POST /capture` | a snapshot of a container's disk |
+//! | `POST /publish`, `/unpublish`, `GET /published` | snapshots kept for images elsewhere |
+//! | `POST /view` | a mount of a snapshot, for as long as the connection lasts |
+//! | `POST /reconcile` | finishes what was interrupted, now |
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use slackwater_client::types::SnapshotId;
+
+use crate::daemon::Stop;
+use crate::settings::Config;
+use crate::worker::{
+    Engine, Extra, Key, Kind, Reconciled, SnapshotRef, Volume, Worker, WorkerError,
+};
+
+/// The label of an appliance's snapshot that says of which chain id it is. A snapshot that is
+/// of several has the further ones under `slackwater.chain.` and the first digits of each.
+pub const CHAIN_LABEL: &str = "slackwater.chain";
+
+/// Digits of a chain id that tell the chains of one snapshot apart.
+const CHAIN_DIGITS: usize = 32;
+
+/// What the calls work with.
+#[derive(Clone, Debug)]
+pub struct Control {
+    worker: Worker,
+    config: Config,
+    stop: Stop,
+}
+
+/// Names a container's disk.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct CaptureRequest {
+    /// Whose it is.
+    pub engine: Engine,
+    /// Its volume.
+    pub name: String,
+}
+
+/// Names a snapshot to keep.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PublishRequest {
+    /// The snapshot.
+    pub snapshot: SnapshotId,
+    /// The chain id that it may be taken for.
+    #[serde(default)]
+    pub chain_id: Option<String>,
+}
+
+/// Names a snapshot to mount.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ViewRequest {
+    /// The snapshot.
+    pub snapshot: SnapshotRef,
+}
+
+/// Where it is mounted.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ViewAnswer {
+    /// The directory.
+    pub path: PathBuf,
+}
+
+/// A volume and what it was made above.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Chain {
+    /// From the volume down.
+    pub links: Vec<Link>,
+}
+
+/// One of them.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct Link {
+    /// Its name.
+    pub name: String,
+    /// What reading it shows; none for an empty or a writable disk.
+    pub snapshot: Option<SnapshotRef>,
+}
+
+/// Which volumes to list.
+#[derive(Debug, Deserialize)]
+struct VolumesQuery {
+    engine: Engine,
+}
+
+/// A call that failed.
+struct Failure(WorkerError);
+
+impl From<WorkerError> for Failure {
+    fn from(error: WorkerError) -> Self {
+        Self(error)
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let status = match &self.0 {
+            WorkerError::NotFound { .. } | WorkerError::UnknownSnapshot { .. } => {
+                StatusCode::NOT_FOUND
+            }
+            WorkerError::Appliance { .. } => StatusCode::BAD_GATEWAY,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        (status, Json(json!({ "error": self.0.to_string() }))).into_response()
+    }
+}
+
+type Answer<T> = Result<Json<T>, Failure>;
+
+impl Control {
+    /// The calls on this worker.
+    #[must_use]
+    pub fn new(worker: Worker, config: Config, stop: Stop) -> Self {
+        Self { worker, config, stop }
+    }
+}
+
+/// The routes.
+pub fn router(control: Control) -> Router {
+    Router::new()
+        .route("/status", get(status))
+        .route("/store", get(store))
+        .route("/volumes", get(volumes))
+        .route("/volumes/{engine}/{name}", get(chain))
+        .route("/layers/{namespace}/{chain_id}", get(layer))
+        .route("/capture", post(capture))
+        .route("/publish", post(publish))
+        .route("/unpublish", post(unpublish))
+        .route("/published", get(published))
+        .route("/view", post(view))
+        .route("/reconcile", post(reconcile))
+        .with_state(control)
+}
+
+async fn status(State(control): State<Control>) -> Json<Value> {
+    let Control { worker, config, .. } = &control;
+    let appliance = match worker.client().stats().await {
+        Ok(stats) => json!({ "reachable": true, "store_id": stats.store_id,
+            "available_bytes": stats.available_bytes }),
+        Err(error) => json!({ "reachable": false, "reason": error.to_string() }),
+    };
+    let (attach, mounts) = match worker.attached() {
+        Some(attach) => {
+            let mounts = attach.mounts().await.map(|mounts| mounts.len()).ok();
+            (Some(attach.method().to_string()), mounts)
+        }
+        None => (None, None),
+    };
+    let users = |engine| worker.list(engine).iter().filter(|volume| volume.users > 0).count();
+    let volumes = |engine| json!({ "all": worker.list(engine).len(), "in_use": users(engine) });
+    Json(json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "worker_id": worker.worker_id(),
+        "api": config.target.api,
+        "nfs": config.target.nfs,
+        "state_dir": config.state_dir,
+        "disk_size_bytes": worker.disk_size_bytes(),
+        "appliance": appliance,
+        "attach": attach,
+        "mounts": mounts,
+        "volumes": { "docker": volumes(Engine::Docker), "containerd": volumes(Engine::Containerd) },
+        "cache": cache_statistics(worker).await,
+    }))
+}
+
+/// What the process that serves the export counts, if there is one.
+async fn cache_statistics(worker: &Worker) -> Option<Value> {
+    let file = worker.attached()?.statistics_file()?;
+    // On a thread of its own: the file is inside the export, which may be stalled.
+    let text = tokio::task::spawn_blocking(move || std::fs::read(file));
+    let limit = std::time::Duration::from_secs(2);
+    let bytes = tokio::time::timeout(limit, text).await.ok()?.ok()?.ok()?;
+    serde_json::from_slice(&bytes).ok()
+}
+
+async fn store(State(control): State<Control>) -> Answer<String> {
+    Ok(Json(control.worker.store_id().await?))
+}
+
+async fn volumes(
+    State(control): State<Control>,
+    Query(query): Query<VolumesQuery>,
+) -> Json<Vec<Volume>> {
+    Json(control.worker.list(query.engine))
+}
+
+async fn chain(
+    State(control): State<Control>,
+    Path((engine, name)): Path<(Engine, String)>,
+) -> Answer<Chain> {
+    let mut links = Vec::new();
+    let mut next = Some(Key { engine, name });
+    while let Some(key) = next {
+        let volume =
+            control.worker.get(&key).ok_or_else(|| WorkerError::NotFound { key: key.clone() })?;
+        let snapshot = control.worker.snapshot_of(&key).await?;
+        links.push(Link { name: key.name, snapshot });
+        next = volume.parent;
+    }
+    Ok(Json(Chain { links }))
+}
+
+/// A layer of this namespace by its own name, else one of any namespace or worker: a chain id
+/// stands for the same bytes everywhere.
+async fn layer(
+    State(control): State<Control>,
+    Path((namespace, chain_id)): Path<(String, String)>,
+) -> Answer<Option<SnapshotRef>> {
+    let worker = &control.worker;
+    let (prefix, suffix) = (format!("{namespace}/"), format!("/{chain_id}"));
+    let mut candidates: Vec<_> = worker
+        .list(Engine::Containerd)
+        .into_iter()
+        .filter(|volume| is_layer(volume, &suffix, &chain_id))
+        .collect();
+    candidates.sort_by_key(|volume| !volume.key.name.starts_with(&prefix));
+    for volume in candidates {
+        if let Some(snapshot) = worker.snapshot_of(&volume.key).await? {
+            return Ok(Json(Some(snapshot)));
+        }
+    }
+    Ok(Json(worker.find_named(&worker.chain_name(&chain_id)).await?))
+}
+
+fn is_layer(volume: &Volume, suffix: &str, chain_id: &str) -> bool {
+    let Extra::Containerd(extra) = &volume.extra else {
+        return false;
+    };
+    let is_named = volume.key.name == chain_id || volume.key.name.ends_with(suffix);
+    let reference = extra.labels.get("containerd.io/snapshot.ref");
+    extra.kind == Kind::Committed && (is_named || reference.is_some_and(|id| id == chain_id))
+}
+
+async fn capture(
+    State(control): State<Control>,
+    Json(request): Json<CaptureRequest>,
+) -> Answer<SnapshotRef> {
+    let key = Key { engine: request.engine, name: request.name };
+    Ok(Json(control.worker.capture(&key).await?))
+}
+
+async fn publish(
+    State(control): State<Control>,
+    Json(request): Json<PublishRequest>,
+) -> Answer<()> {
+    control.worker.publish(request.snapshot).await?;
+    if let Some(chain_id) = request.chain_id {
+        label_chain(&control.worker, request.snapshot, &chain_id).await?;
+    }
+    Ok(Json(()))
+}
+
+/// Makes the snapshot say that it is of this chain id: what lets another worker believe an
+/// image that says so.
+async fn label_chain(
+    worker: &Worker,
+    snapshot: SnapshotId,
+    chain_id: &str,
+) -> Result<(), WorkerError> {
+    let client = worker.client();
+    let mut labels = client.snapshot(snapshot).await?.labels;
+    let is_chain = |key: &str| key == CHAIN_LABEL || key.starts_with("slackwater.chain.");
+    if labels.iter().any(|(key, value)| is_chain(key) && value == chain_id) {
+        return Ok(());
+    }
+    let key = if labels.contains_key(CHAIN_LABEL) {
+        let digits = chain_id.trim_start_matches("sha256:").chars().take(CHAIN_DIGITS);
+        format!("{CHAIN_LABEL}.{}", digits.collect::<String>())
+    } else {
+        CHAIN_LABEL.to_owned()
+    };
+    labels.insert(key, chain_id.to_owned());
+    client.set_snapshot_labels(snapshot, labels).await?;
+    Ok(())
+}
+
+async fn unpublish(
+    State(control): State<Control>,
+    Json(request): Json<PublishRequest>,
+) -> Answer<()> {
+    control.worker.unpublish(request.snapshot).await?;
+    Ok(Json(()))
+}
+
+async fn published(State(control): State<Control>) -> Answer<Vec<SnapshotId>> {
+    Ok(Json(control.worker.published().await?))
+}
+
+/// Answers where the snapshot is mounted, and then nothing more until the caller goes away or
+/// the daemon stops; only then the mount is let go, so that no caller can forget one.
+async fn view(
+    State(control): State<Control>,
+    Json(request): Json<ViewRequest>,
+) -> Result<Response, Failure> {
+    let view = control.worker.view(request.snapshot).await?;
+    let answer = json!({ "path": view.path() }).to_string();
+    let first = stream::once(async { Ok::<_, std::io::Error>(Bytes::from(answer)) });
+    let held = stream::once(async move {
+        control.stop.asked().await;
+        drop(view);
+        Ok(Bytes::new())
+    });
+    Ok(Body::from_stream(first.chain(held)).into_response())
+}
+
+/// Snapshots of any age: whoever asks knows that nothing is under way.
+async fn reconcile(State(control): State<Control>) -> Answer<Reconciled> {
+    let reconciled = control.worker.reconcile(Duration::ZERO).await?;
+    control.worker.clean_up().await;
+    Ok(Json(reconciled))
+}

@@ -1,0 +1,254 @@
+//! The life of the daemon.
+//!
+//! ```text
+//! logs -> signals -> lock -> worker (its state; not yet the appliance) -> sockets -> ready
+//!      signal -> stop accepting -> calls in flight end -> exit
+//! ```
+//!
+//! Invariants: the end of the daemon, however it comes, unmounts nothing and ends no process
+//! that serves a mount; the next daemon finds them. Starting does not need the appliance: a
+//! machine that boots before it serves answers the engines with what is missing, and begins to
+//! work when it is there.
+
+use std::fs::File;
+use std::future::Future;
+use std::io::Write;
+use std::path::Path;
+use std::time::Duration;
+
+use axum::Router;
+use sd_notify::NotifyState;
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use crate::control::{self, Control};
+use crate::docker::GraphDriver;
+use crate::error::DriverError;
+use crate::settings::Config;
+use crate::worker::Worker;
+use crate::{containerd, docker, socket};
+
+/// Time for calls that are under way when the stop begins. What outlives it waits for the
+/// appliance; the state says where it was, and the next daemon goes on from there.
+const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+
+/// Tells whether the daemon is to stop.
+#[derive(Clone, Debug)]
+pub struct Stop(watch::Receiver<bool>);
+
+impl Stop {
+    /// A stop, and the sender of `true` that asks for it.
+    #[must_use]
+    pub fn new() -> (watch::Sender<bool>, Self) {
+        let (sender, receiver) = watch::channel(false);
+        (sender, Self(receiver))
+    }
+
+    /// Whether the stop was asked for.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Returns once the stop is asked for, or can no longer be.
+    pub async fn asked(mut self) {
+        // An error means that the sender is gone: nobody runs the daemon any more.
+        let _ = self.0.wait_for(|&asked| asked).await;
+    }
+}
+
+/// Serves the engines until a signal comes.
+///
+/// # Errors
+/// The state directory or a socket is taken, or a part of the daemon failed.
+pub async fn run(config: Config) -> Result<(), DriverError> {
+    config.require_socket()?;
+    let stop = stop_on_signal()?;
+    let _lock = lock(&config.state_dir)?;
+    let worker = Worker::open(config.worker_options().await?).await?;
+    let mut servers = Servers::start(&config, &worker, &stop).await?;
+    announce(&config, &worker);
+    let ended = tokio::select! {
+        () = stop.clone().asked() => None,
+        ended = servers.tasks.join_next() => ended,
+    };
+    let outcome = match ended {
+        // Asked to stop, a server may end before this task is told of it.
+        Some(joined) if !stop.is_asked() => Err(early_end(joined)),
+        _ => Ok(()),
+    };
+    tell(&[NotifyState::Stopping]);
+    servers.drain().await;
+    outcome
+}
+
+/// Takes the state directory for this process; the lock goes with it, however it ends.
+///
+/// # Errors
+/// Another process has it.
+pub fn lock(state_dir: &Path) -> Result<File, DriverError> {
+    let path = state_dir.join("lock");
+    std::fs::create_dir_all(state_dir).map_err(DriverError::io("make", state_dir))?;
+    let file = File::options()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .open(&path)
+        .map_err(DriverError::io("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            Err(DriverError::Locked { path: state_dir.to_owned() })
+        }
+        Err(std::fs::TryLockError::Error(source)) => {
+            Err(DriverError::Io { action: "lock", path, source })
+        }
+    }
+}
+
+/// What serves the sockets.
+struct Servers {
+    tasks: JoinSet<Ended>,
+}
+
+/// The name of a part, and how it ended.
+type Ended = (&'static str, Result<(), String>);
+
+impl Servers {
+    /// Binds every socket before the first one is served.
+    async fn start(config: &Config, worker: &Worker, stop: &Stop) -> Result<Self, DriverError> {
+        let control = socket::listen(&config.control_socket).await?;
+        let docker = listen_if_asked(config.docker_socket.as_deref()).await?;
+        let containerd = listen_if_asked(config.containerd_socket.as_deref()).await?;
+        let mut tasks = JoinSet::new();
+        let state = Control::new(worker.clone(), config.clone(), stop.clone());
+        tasks.spawn(serve_http("commands", control, control::router(state), stop.clone().asked()));
+        if let Some(listener) = docker {
+            let router = docker::router(GraphDriver::new(worker.clone()));
+            tasks.spawn(serve_http("Docker", listener, router, stop.clone().asked()));
+        }
+        if let Some(listener) = containerd {
+            let (worker, stop) = (worker.clone(), stop.clone());
+            tasks.spawn(async move {
+                let served = containerd::serve(worker, listener, stop.asked()).await;
+                ("containerd", served.map_err(|error| error.to_string()))
+            });
+        }
+        Ok(Self { tasks })
+    }
+
+    /// Waits for what still runs.
+    async fn drain(&mut self) {
+        let drained = async {
+            while let Some(joined) = self.tasks.join_next().await {
+                match joined {
+                    Ok((part, Ok(()))) => tracing::info!(part, "drained"),
+                    Ok((part, Err(error))) => tracing::warn!(part, error, "did not drain"),
+                    Err(error) => tracing::error!(%error, "panicked while draining"),
+                }
+            }
+        };
+        if tokio::time::timeout(DRAIN_LIMIT, drained).await.is_err() {
+            let limit_seconds = DRAIN_LIMIT.as_secs();
+            tracing::warn!(limit_seconds, "calls were still under way; the next start goes on");
+        }
+    }
+}
+
+async fn listen_if_asked(path: Option<&Path>) -> Result<Option<UnixListener>, DriverError> {
+    match path {
+        Some(path) => Ok(Some(socket::listen(path).await?)),
+        None => Ok(None),
+    }
+}
+
+async fn serve_http(
+    part: &'static str,
+    listener: UnixListener,
+    router: Router,
+    stop: impl Future<Output = ()> + Send + 'static,
+) -> Ended {
+    let served = axum::serve(listener, router).with_graceful_shutdown(stop).await;
+    (part, served.map_err(|error| error.to_string()))
+}
+
+/// The failure that an end before the stop is, whatever the part says.
+fn early_end(joined: Result<Ended, tokio::task::JoinError>) -> DriverError {
+    match joined {
+        Ok((part, outcome)) => {
+            let reason = outcome.err().unwrap_or_else(|| "without a reason".to_owned());
+            DriverError::Ended { part, reason }
+        }
+        Err(error) => DriverError::Ended { part: "a socket", reason: error.to_string() },
+    }
+}
+
+/// Says that the sockets are served: to scripts, to the log, to systemd.
+fn announce(config: &Config, worker: &Worker) {
+    let mut stdout = std::io::stdout().lock();
+    // Standard output may be closed, and the daemon serves all the same.
+    let _ = writeln!(stdout, "ready");
+    let _ = stdout.flush();
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        worker = %worker.worker_id(),
+        api = config.target.api,
+        nfs = config.target.nfs,
+        state_dir = %config.state_dir.display(),
+        docker = ?config.docker_socket,
+        containerd = ?config.containerd_socket,
+        "ready"
+    );
+    tell(&[NotifyState::Ready]);
+}
+
+/// Tells the state to the service manager, if there is one.
+fn tell(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "systemd could not be told the state");
+    }
+}
+
+/// Receives signals from now on: the first stops gracefully, a second one at once.
+fn stop_on_signal() -> Result<Stop, DriverError> {
+    let failed = |error: std::io::Error| DriverError::Start(format!("no signals: {error}"));
+    let mut terminate = signal(SignalKind::terminate()).map_err(failed)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(failed)?;
+    let mut hangup = signal(SignalKind::hangup()).map_err(failed)?;
+    let (sender, stop) = Stop::new();
+    tokio::spawn(async move {
+        for is_first in [true, false] {
+            let name = tokio::select! {
+                _ = terminate.recv() => "SIGTERM",
+                _ = interrupt.recv() => "SIGINT",
+                _ = hangup.recv() => "SIGHUP",
+            };
+            if is_first {
+                tracing::info!(signal = name, "stopping; mounts stay as they are");
+                // An error means that the daemon is ending already.
+                let _ = sender.send(true);
+            } else {
+                tracing::warn!(signal = name, "stopped at once");
+                std::process::exit(1);
+            }
+        }
+    });
+    Ok(stop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_directory_has_one_process() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let first = lock(&state).unwrap();
+        assert!(matches!(lock(&state), Err(DriverError::Locked { .. })));
+        drop(first);
+        lock(&state).unwrap();
+    }
+}

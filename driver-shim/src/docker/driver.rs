@@ -1,0 +1,289 @@
+//! Layers and containers of Docker as volumes: made, mounted, released, removed, described.
+
+use std::collections::HashSet;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::error::DockerError;
+use super::init;
+use super::types::{LayerId, StorageOptions};
+use crate::worker::{
+    Access, Content, DockerExtra, Engine, Extra, Key, Volume, Worker, WorkerError,
+};
+
+/// Time to read the cache's statistics for `docker info`: the file lies on the export, which
+/// stalls while the appliance is away.
+const STATISTICS_TIME_MAX: Duration = Duration::from_millis(500);
+
+/// Docker's graphdriver on a worker's volumes. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct GraphDriver {
+    pub(super) inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) worker: Worker,
+    /// Held while a volume is marked as being unpacked: one call alone finds it unmarked.
+    pub(super) marking: tokio::sync::Mutex<()>,
+    /// Held while the init layer of an image is remembered.
+    pub(super) remembering: tokio::sync::Mutex<()>,
+    /// The passing volumes of commits that are running.
+    pub(super) commits: Mutex<HashSet<Key>>,
+}
+
+impl GraphDriver {
+    /// The driver of these volumes. Inside a runtime, what a dead process left is removed in the
+    /// background.
+    #[must_use]
+    pub fn new(worker: Worker) -> Self {
+        let inner = Inner {
+            worker,
+            marking: tokio::sync::Mutex::default(),
+            remembering: tokio::sync::Mutex::default(),
+            commits: Mutex::default(),
+        };
+        let driver = Self { inner: Arc::new(inner) };
+        if let Ok(runtime) = tokio::runtime::Handle::try_current() {
+            let driver = driver.clone();
+            runtime.spawn(async move { driver.tidy().await });
+        }
+        driver
+    }
+
+    /// Removes what calls left that a dead process did not finish: passing volumes of commits,
+    /// init layers of images that are gone, recordings of layers that are gone. Harmless at any
+    /// time.
+    pub(super) async fn tidy(&self) {
+        self.forget_init_layers().await;
+        self.forget_commits().await;
+        let known = |id: &LayerId| self.worker().get(&id.key()).is_some();
+        let Ok(entries) = std::fs::read_dir(self.worker().recordings_directory()) else {
+            return;
+        };
+        for entry in entries.flatten() {
+            let id = entry.file_name().to_str().and_then(LayerId::of_recording);
+            if let Some(id) = id.filter(|id| !known(id)) {
+                self.remove_recording(&id);
+            }
+        }
+    }
+
+    pub(super) fn worker(&self) -> &Worker {
+        &self.inner.worker
+    }
+
+    /// `Create`: a layer of an image, or of BuildKit.
+    pub(super) async fn create(
+        &self,
+        id: &LayerId,
+        parent: Option<&LayerId>,
+    ) -> Result<(), DockerError> {
+        self.require_whole(parent)?;
+        self.make(id, parent.map(LayerId::key), DockerExtra::default()).await
+    }
+
+    /// `CreateReadWrite`: a container, or its init layer.
+    pub(super) async fn create_read_write(
+        &self,
+        id: &LayerId,
+        parent: Option<&LayerId>,
+        options: StorageOptions,
+    ) -> Result<(), DockerError> {
+        self.require_whole(parent)?;
+        let extra = DockerExtra { is_container: true, ..DockerExtra::default() };
+        if id.is_init() {
+            // The options are the container's, which is made from this.
+            let remembered = self.remembered_init(parent).await?;
+            return self.make(id, remembered.or_else(|| parent.map(LayerId::key)), extra).await;
+        }
+        if let Some(init) = parent.filter(|parent| parent.is_init()) {
+            self.remember_init(init).await?;
+        }
+        let extra = DockerExtra {
+            is_shared: options.is_shared,
+            disk_size_bytes: options.size_bytes,
+            ..extra
+        };
+        self.make(id, parent.map(LayerId::key), extra).await
+    }
+
+    /// Makes a volume; again, if dockerd repeats a call whose answer it did not get.
+    async fn make(
+        &self,
+        id: &LayerId,
+        parent: Option<Key>,
+        extra: DockerExtra,
+    ) -> Result<(), DockerError> {
+        let extra = Extra::Docker(extra);
+        match self.worker().create(id.key(), parent.clone(), extra.clone()).await {
+            Ok(_) => Ok(()),
+            Err(WorkerError::Exists { .. }) => {
+                let is_same = self.worker().get(&id.key()).is_some_and(|volume| {
+                    volume.content == Content::Inherited
+                        && volume.users == 0
+                        && volume.parent == parent
+                        && volume.extra == extra
+                });
+                if is_same { Ok(()) } else { Err(DockerError::Exists { id: id.clone() }) }
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// A layer, if it is there, must not be half unpacked.
+    fn require_whole(&self, id: Option<&LayerId>) -> Result<(), DockerError> {
+        match id.and_then(|id| self.worker().get(&id.key()).map(|volume| (id, volume))) {
+            Some((id, volume)) if docker_extra(&volume).is_unpacking => {
+                Err(DockerError::Interrupted { id: id.clone() })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The volume and Docker's part of it; not while it is half unpacked.
+    pub(super) fn whole(&self, id: &LayerId) -> Result<(Volume, DockerExtra), DockerError> {
+        self.require_whole(Some(id))?;
+        let volume =
+            self.worker().get(&id.key()).ok_or_else(|| WorkerError::NotFound { key: id.key() })?;
+        let extra = docker_extra(&volume);
+        Ok((volume, extra))
+    }
+
+    /// `Get`: mounts it.
+    pub(super) async fn get(&self, id: &LayerId) -> Result<PathBuf, DockerError> {
+        let (volume, extra) = self.whole(id)?;
+        Ok(self.worker().acquire(&id.key(), access(id, &volume, &extra)).await?)
+    }
+
+    /// `Put`: also of what is not there any more.
+    pub(super) async fn put(&self, id: &LayerId) -> Result<(), DockerError> {
+        match self.worker().release(&id.key()).await {
+            Ok(()) | Err(WorkerError::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// `Remove`: also of what is not there any more.
+    pub(super) async fn remove(&self, id: &LayerId) -> Result<(), DockerError> {
+        let Some(volume) = self.worker().get(&id.key()) else {
+            return Ok(());
+        };
+        match self.worker().remove(&id.key()).await {
+            Ok(()) | Err(WorkerError::NotFound { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let extra = docker_extra(&volume);
+        if !extra.is_container {
+            self.remove_recording(id);
+            self.forget_init_layers().await;
+        }
+        Ok(())
+    }
+
+    pub(super) fn remove_recording(&self, id: &LayerId) {
+        let path = self.worker().recordings_directory().join(id.recording());
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), %error, "cannot remove a recording");
+            }
+            _ => {}
+        }
+    }
+
+    /// `GetMetadata`: what `docker inspect` shows.
+    pub(super) async fn metadata(
+        &self,
+        id: &LayerId,
+    ) -> Result<Vec<(&'static str, String)>, DockerError> {
+        let (volume, _) = self.whole(id)?;
+        let mut pairs = vec![
+            ("Driver", "slackwater".to_owned()),
+            ("Layer", id.to_string()),
+            ("Worker", self.worker().worker_id().to_string()),
+        ];
+        // Shown where it is known; a container starts without it.
+        if let Ok(store_id) = self.worker().store_id().await {
+            pairs.push(("Store", store_id));
+        }
+        match &volume.content {
+            Content::Inherited => {}
+            Content::Disk { name, .. } => pairs.push(("Disk", name.to_string())),
+            Content::Snapshot { snapshot, .. } => pairs.push(("Snapshot", snapshot.id.to_string())),
+        }
+        Ok(pairs)
+    }
+
+    /// `Status`: what `docker info` shows. Waits for nothing that the appliance must answer.
+    pub(super) async fn status(&self) -> Vec<(String, String)> {
+        let worker = self.worker();
+        let volumes = worker.list(Engine::Docker);
+        let containers = volumes.iter().filter(|volume| docker_extra(volume).is_container);
+        let mut pairs = vec![
+            ("Appliance".to_owned(), worker.client().url().to_owned()),
+            ("Worker".to_owned(), worker.worker_id().to_string()),
+            ("Disk size".to_owned(), format!("{} GiB", worker.disk_size_bytes() >> 30)),
+            ("Volumes".to_owned(), volumes.len().to_string()),
+            ("Containers with their init layers".to_owned(), containers.count().to_string()),
+        ];
+        let Some(attach) = worker.attached() else {
+            pairs.push(("Attached".to_owned(), "not yet".to_owned()));
+            return pairs;
+        };
+        pairs.push(("Attached by".to_owned(), attach.method().to_string()));
+        if let Some(path) = attach.statistics_file() {
+            let read = tokio::task::spawn_blocking(move || std::fs::read(path));
+            if let Ok(Ok(Ok(bytes))) = tokio::time::timeout(STATISTICS_TIME_MAX, read).await {
+                pairs.extend(statistics(&bytes));
+            }
+        }
+        pairs
+    }
+
+    /// `DiffSize`: the appliance's accounting, not a walk.
+    pub(super) async fn diff_size(&self, id: &LayerId) -> Result<u64, DockerError> {
+        Ok(self.worker().usage(&id.key()).await?.size_bytes)
+    }
+}
+
+/// How dockerd is to have it.
+fn access(id: &LayerId, volume: &Volume, extra: &DockerExtra) -> Access {
+    let is_immutable = if id.is_init() {
+        volume.snapshot().is_some() || init::is_made_from_remembered(volume)
+    } else if extra.is_container {
+        extra.is_shared
+    } else {
+        // What BuildKit still writes was never asked for its tar and has nothing above it.
+        extra.archive.is_some() || volume.snapshot().is_some()
+    };
+    if is_immutable { Access::ReadOnly } else { Access::ReadWrite }
+}
+
+/// Docker's part of a volume.
+pub(super) fn docker_extra(volume: &Volume) -> DockerExtra {
+    match &volume.extra {
+        Extra::Docker(extra) => extra.clone(),
+        // A key of Docker is only ever made here.
+        Extra::Containerd(_) => DockerExtra::default(),
+    }
+}
+
+/// The numbers of the cache, by name.
+fn statistics(bytes: &[u8]) -> Vec<(String, String)> {
+    let Ok(serde_json::Value::Object(fields)) = serde_json::from_slice(bytes) else {
+        return Vec::new();
+    };
+    let line = |name: &str| format!("Export {}", name.replace('_', " "));
+    fields.iter().map(|(name, value)| (line(name), value.to_string())).collect()
+}
+
+/// Runs an operation to its end, also if dockerd stops waiting for it.
+pub(super) async fn to_end<T: Send + 'static>(
+    operation: impl Future<Output = Result<T, DockerError>> + Send + 'static,
+) -> Result<T, DockerError> {
+    tokio::spawn(operation).await?
+}

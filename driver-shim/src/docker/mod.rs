@@ -1,0 +1,35 @@
+//! Docker's graphdriver plugin, for Docker up to 27.
+//!
+//! ```text
+//!   routes     the calls as dockerd sends them, and what it wants to read
+//!   types      names, options, requests, answers
+//!      |
+//!   driver     create, get, put, remove: a volume each, cloned at the first write
+//!   layers     the tar of a layer, in and out: a reference, or an ordinary one recorded
+//!   init       the `-init` layer between an image and its containers: made once for an image
+//!   commit     the snapshot of a container, for a reference
+//!   restore    what dockerd put into the init layer, taken out of a commit again
+//!   stream     a body as a blocking reader, a blocking writer as a body
+//!      |
+//!   worker/
+//! ```
+//!
+//! Invariants:
+//! - A layer whose tar was ever given gives the same bytes for ever: Docker knows it by their hash.
+//! - A layer is complete, or marked as being unpacked before its first byte is written, and then
+//!   nothing but Remove is done with it.
+//! - Nothing depends on Init: after a restart of this daemon dockerd does not send it again.
+
+mod commit;
+mod driver;
+mod error;
+mod init;
+mod layers;
+mod restore;
+mod routes;
+mod stream;
+mod types;
+
+pub use self::driver::GraphDriver;
+pub use self::error::DockerError;
+pub use self::routes::router;

@@ -1,0 +1,302 @@
+//! containerd's API as far as images by reference need it.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use axum::http::uri::PathAndQuery;
+use hyper_util::rt::TokioIo;
+use prost::Message;
+use slackwater_client::types::Timestamp;
+use tokio::net::UnixStream;
+use tonic::client::Grpc;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::{Code, Request};
+use tonic_prost::ProstCodec;
+use uuid::Uuid;
+
+use super::EngineError;
+use super::proto::{
+    Container, ContainerResponse, CreateLeaseRequest, Descriptor, Image, ImageMessage, NameRequest,
+    Nothing, PluginsRequest, PluginsResponse, ReadResponse, WRITE_AND_COMMIT, WriteRequest,
+    WriteResponse,
+};
+use crate::image::digest::Digest;
+
+/// Longest manifest, configuration or index that is read: registries refuse longer ones.
+const CONTENT_BYTES_MAX: usize = 8 << 20;
+
+/// How long what was written is kept if this process dies before its image is made.
+const LEASE_DURATION: Duration = Duration::from_secs(3600);
+
+const PEER: &str = "containerd";
+
+/// containerd, in one of its namespaces.
+#[derive(Clone, Debug)]
+pub struct Containerd {
+    channel: Channel,
+    namespace: MetadataValue<Ascii>,
+    lease: Option<MetadataValue<Ascii>>,
+}
+
+/// A content that is named by an image.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// What it is.
+    pub media_type: String,
+    /// Its digest.
+    pub digest: String,
+    /// Its size.
+    pub size_bytes: u64,
+}
+
+/// A container, as far as a commit needs it.
+#[derive(Clone, Debug)]
+pub struct ContainerInfo {
+    /// The image that it was made from.
+    pub image: String,
+    /// What keeps its disk.
+    pub snapshotter: String,
+    /// The name of its disk.
+    pub snapshot_key: String,
+}
+
+impl Containerd {
+    /// containerd at `socket`.
+    ///
+    /// # Errors
+    /// Nobody listens there, or the namespace is no name.
+    pub async fn connect(socket: &Path, namespace: &str) -> Result<Self, EngineError> {
+        let path = socket.to_owned();
+        // Connected once here for the error that names the path; the channel has its own.
+        UnixStream::connect(&path).await.map_err(|source| EngineError::Connect {
+            peer: PEER,
+            path: path.clone(),
+            source,
+        })?;
+        let connector = tower::service_fn(move |_: Uri| dial(path.clone()));
+        let lost = |error: tonic::transport::Error| EngineError::Http {
+            peer: PEER,
+            path: socket.to_owned(),
+            source: Box::new(error),
+        };
+        // The address is not used: the connector has the path.
+        let endpoint = Endpoint::from_static("http://containerd");
+        let channel = endpoint.connect_with_connector(connector).await.map_err(lost)?;
+        Ok(Self { channel, namespace: metadata(namespace)?, lease: None })
+    }
+
+    /// The image of that name.
+    ///
+    /// # Errors
+    /// `NotFound`, or what the call was refused with.
+    pub async fn image(&self, name: &str) -> Result<Target, EngineError> {
+        let request = NameRequest { name: name.to_owned() };
+        let answer: ImageMessage = self
+            .unary("/containerd.services.images.v1.Images/Get", request)
+            .await
+            .map_err(|status| named(status, || format!("image {name}")))?;
+        let target = answer.image.and_then(|image| image.target);
+        let target = target.ok_or_else(|| EngineError::unexpected(PEER, "no target"))?;
+        Ok(Target {
+            media_type: target.media_type,
+            digest: target.digest,
+            size_bytes: u64::try_from(target.size).unwrap_or_default(),
+        })
+    }
+
+    /// Makes the image name this content, whether there was one of that name or not.
+    ///
+    /// # Errors
+    /// What the call was refused with.
+    pub async fn put_image(&self, name: &str, target: &Target) -> Result<(), EngineError> {
+        let target = Descriptor {
+            media_type: target.media_type.clone(),
+            digest: target.digest.clone(),
+            size: i64::try_from(target.size_bytes).unwrap_or(i64::MAX),
+        };
+        let image = Image { name: name.to_owned(), labels: HashMap::new(), target: Some(target) };
+        let message = ImageMessage { image: Some(image) };
+        let created: Result<ImageMessage, _> =
+            self.unary("/containerd.services.images.v1.Images/Create", message.clone()).await;
+        match created {
+            Err(status) if status.code() == Code::AlreadyExists => {
+                let path = "/containerd.services.images.v1.Images/Update";
+                let _: ImageMessage = self.unary(path, message).await?;
+                Ok(())
+            }
+            outcome => Ok(outcome.map(|_| ())?),
+        }
+    }
+
+    /// A container.
+    ///
+    /// # Errors
+    /// `NotFound`, or what the call was refused with.
+    pub async fn container(&self, id: &str) -> Result<ContainerInfo, EngineError> {
+        let request = NameRequest { name: id.to_owned() };
+        let answer: ContainerResponse = self
+            .unary("/containerd.services.containers.v1.Containers/Get", request)
+            .await
+            .map_err(|status| named(status, || format!("container {id}")))?;
+        let Container { image, snapshotter, snapshot_key, .. } =
+            answer.container.ok_or_else(|| EngineError::unexpected(PEER, "no container"))?;
+        Ok(ContainerInfo { image, snapshotter, snapshot_key })
+    }
+
+    /// A small content.
+    ///
+    /// # Errors
+    /// `NotFound`, one that is too long, or what the call was refused with.
+    pub async fn read(&self, digest: &str) -> Result<Vec<u8>, EngineError> {
+        let missing = |status| named(status, || format!("content {digest}"));
+        let path = "/containerd.services.content.v1.Content/Read";
+        let mut client = Grpc::new(self.channel.clone());
+        client.ready().await.map_err(unready)?;
+        let request = self.request(NameRequest { name: digest.to_owned() });
+        let codec = ProstCodec::<NameRequest, ReadResponse>::default();
+        let answer = client.server_streaming(request, PathAndQuery::from_static(path), codec).await;
+        let mut stream = answer.map_err(missing)?.into_inner();
+        let mut bytes = Vec::new();
+        while let Some(part) = stream.message().await.map_err(missing)? {
+            bytes.extend(part.data);
+            if bytes.len() > CONTENT_BYTES_MAX {
+                let reason = format!("{digest} has over {CONTENT_BYTES_MAX} bytes");
+                return Err(EngineError::unexpected(PEER, reason));
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// Makes a content of these bytes; one that is there already is left as it is.
+    ///
+    /// # Errors
+    /// What the call was refused with.
+    pub async fn write(
+        &self,
+        bytes: &[u8],
+        labels: HashMap<String, String>,
+    ) -> Result<Digest, EngineError> {
+        let digest = Digest::of(bytes);
+        let message = WriteRequest {
+            action: WRITE_AND_COMMIT,
+            reference: format!("slackwater-{digest}"),
+            total: i64::try_from(bytes.len()).unwrap_or(i64::MAX),
+            expected: digest.to_string(),
+            data: bytes.to_vec(),
+            labels,
+        };
+        let path = "/containerd.services.content.v1.Content/Write";
+        let mut client = Grpc::new(self.channel.clone());
+        client.ready().await.map_err(unready)?;
+        let request = self.request(futures_util::stream::iter([message]));
+        let codec = ProstCodec::<WriteRequest, WriteResponse>::default();
+        let answer = client.streaming(request, PathAndQuery::from_static(path), codec).await;
+        let drained = match answer {
+            Ok(answer) => {
+                let mut stream = answer.into_inner();
+                loop {
+                    match stream.message().await {
+                        Ok(Some(_)) => {}
+                        Ok(None) => break Ok(()),
+                        Err(status) => break Err(status),
+                    }
+                }
+            }
+            Err(status) => Err(status),
+        };
+        match drained {
+            Err(status) if status.code() != Code::AlreadyExists => Err(status.into()),
+            _ => Ok(digest),
+        }
+    }
+
+    /// The same, with all that is written from now on kept until [`Self::end_lease`], or for an
+    /// hour: without it containerd may take back what no image names yet.
+    ///
+    /// # Errors
+    /// What the call was refused with.
+    pub async fn leased(&self, now: Timestamp) -> Result<Self, EngineError> {
+        let id = format!("slackwater-{}", Uuid::new_v4());
+        let nanos = u64::try_from(LEASE_DURATION.as_nanos()).unwrap_or(u64::MAX);
+        let expires = Timestamp::from_nanos(now.as_nanos().saturating_add(nanos));
+        let labels = HashMap::from([("containerd.io/gc.expire".to_owned(), expires.to_string())]);
+        let request = CreateLeaseRequest { id: id.clone(), labels };
+        let _: Nothing =
+            self.unary("/containerd.services.leases.v1.Leases/Create", request).await?;
+        Ok(Self { lease: Some(metadata(&id)?), ..self.clone() })
+    }
+
+    /// Ends the lease, once an image names what was written.
+    ///
+    /// # Errors
+    /// What the call was refused with.
+    pub async fn end_lease(&self) -> Result<(), EngineError> {
+        let Some(lease) = self.lease.as_ref().and_then(|lease| lease.to_str().ok()) else {
+            return Ok(());
+        };
+        let request = NameRequest { name: lease.to_owned() };
+        let _: Nothing =
+            self.unary("/containerd.services.leases.v1.Leases/Delete", request).await?;
+        Ok(())
+    }
+
+    /// The names of the snapshotters that it has.
+    ///
+    /// # Errors
+    /// What the call was refused with.
+    pub async fn snapshotters(&self) -> Result<Vec<String>, EngineError> {
+        let filters = vec!["type==io.containerd.snapshotter.v1".to_owned()];
+        let path = "/containerd.services.introspection.v1.Introspection/Plugins";
+        let answer: PluginsResponse = self.unary(path, PluginsRequest { filters }).await?;
+        let is_snapshotter = |kind: &str| kind == "io.containerd.snapshotter.v1";
+        let plugins = answer.plugins.into_iter();
+        Ok(plugins
+            .filter(|plugin| is_snapshotter(&plugin.r#type))
+            .map(|plugin| plugin.id)
+            .collect())
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.metadata_mut().insert("containerd-namespace", self.namespace.clone());
+        if let Some(lease) = &self.lease {
+            request.metadata_mut().insert("containerd-lease", lease.clone());
+        }
+        request
+    }
+
+    async fn unary<Q, A>(&self, path: &'static str, message: Q) -> Result<A, tonic::Status>
+    where
+        Q: Message + Send + Sync + 'static,
+        A: Message + Default + Send + Sync + 'static,
+    {
+        let mut client = Grpc::new(self.channel.clone());
+        client.ready().await.map_err(unready)?;
+        let codec = ProstCodec::<Q, A>::default();
+        let answer =
+            client.unary(self.request(message), PathAndQuery::from_static(path), codec).await?;
+        Ok(answer.into_inner())
+    }
+}
+
+async fn dial(path: PathBuf) -> std::io::Result<TokioIo<UnixStream>> {
+    Ok(TokioIo::new(UnixStream::connect(path).await?))
+}
+
+fn unready(error: tonic::transport::Error) -> tonic::Status {
+    tonic::Status::unavailable(error.to_string())
+}
+
+fn metadata(text: &str) -> Result<MetadataValue<Ascii>, EngineError> {
+    text.parse()
+        .map_err(|_| EngineError::unexpected(PEER, format!("`{text}` is no name of a namespace")))
+}
+
+fn named(status: tonic::Status, what: impl FnOnce() -> String) -> EngineError {
+    match status.code() {
+        Code::NotFound => EngineError::NotFound { peer: PEER, what: what() },
+        _ => status.into(),
+    }
+}

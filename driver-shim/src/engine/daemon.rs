@@ -1,0 +1,143 @@
+//! The driver's own daemon, by its control socket.
+
+use std::path::{Path, PathBuf};
+
+use axum::body::{Body, BodyDataStream};
+use futures_util::StreamExt;
+use hyper::Method;
+use slackwater_client::types::SnapshotId;
+
+use super::EngineError;
+use super::http::{UnixHttp, encode};
+use crate::control::{CaptureRequest, Chain, PublishRequest, ViewAnswer, ViewRequest};
+use crate::worker::{Engine, SnapshotRef, Volume};
+
+/// The daemon of this machine.
+#[derive(Clone, Debug)]
+pub struct Daemon {
+    http: UnixHttp,
+}
+
+/// A snapshot that the daemon keeps mounted until this is dropped.
+#[derive(Debug)]
+pub struct RemoteView {
+    path: PathBuf,
+    // The daemon lets go of the mount when the connection ends.
+    _connection: BodyDataStream,
+}
+
+impl RemoteView {
+    /// Where it is mounted.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Daemon {
+    /// The daemon that listens at `socket`.
+    #[must_use]
+    pub fn new(socket: &Path) -> Self {
+        Self { http: UnixHttp::new(socket, "slackwater-driver") }
+    }
+
+    /// What it says of itself.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn status(&self) -> Result<serde_json::Value, EngineError> {
+        self.http.get("/status").await
+    }
+
+    /// All volumes of an engine.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn volumes(&self, engine: Engine) -> Result<Vec<Volume>, EngineError> {
+        self.http.get(&format!("/volumes?engine={engine}")).await
+    }
+
+    /// A volume and what it was made above, from it down, each with its snapshot.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn chain(&self, engine: Engine, name: &str) -> Result<Chain, EngineError> {
+        self.http.get(&format!("/volumes/{engine}/{}", encode(name))).await
+    }
+
+    /// The snapshot of an image's chain id, in a namespace of containerd.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn layer(
+        &self,
+        namespace: &str,
+        chain_id: &str,
+    ) -> Result<Option<SnapshotRef>, EngineError> {
+        let (namespace, chain_id) = (encode(namespace), encode(chain_id));
+        self.http.get(&format!("/layers/{namespace}/{chain_id}")).await
+    }
+
+    /// Takes a snapshot of a container's disk while it runs.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn capture(&self, engine: Engine, name: &str) -> Result<SnapshotRef, EngineError> {
+        self.http.post("/capture", &CaptureRequest { engine, name: name.to_owned() }).await
+    }
+
+    /// Keeps a snapshot for images that refer to it, and for a chain id if one is given.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn publish(
+        &self,
+        snapshot: SnapshotId,
+        chain_id: Option<String>,
+    ) -> Result<(), EngineError> {
+        self.http.post("/publish", &PublishRequest { snapshot, chain_id }).await
+    }
+
+    /// Keeps it no more.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn unpublish(&self, snapshot: SnapshotId) -> Result<(), EngineError> {
+        self.http.post("/unpublish", &PublishRequest { snapshot, chain_id: None }).await
+    }
+
+    /// What is kept so.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn published(&self) -> Result<Vec<SnapshotId>, EngineError> {
+        self.http.get("/published").await
+    }
+
+    /// The store id of the appliance.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn store_id(&self) -> Result<String, EngineError> {
+        self.http.get("/store").await
+    }
+
+    /// Mounts a snapshot for reading.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn view(&self, snapshot: SnapshotRef) -> Result<RemoteView, EngineError> {
+        let content = self.http.json(&ViewRequest { snapshot })?;
+        let answer = self.http.open(Method::POST, "/view", Some(content)).await?;
+        let mut stream = Body::into_data_stream(answer.into_body());
+        let unexpected = |reason: String| EngineError::unexpected(self.http.peer(), reason);
+        let first = match stream.next().await {
+            Some(Ok(first)) => first,
+            Some(Err(error)) => return Err(unexpected(error.to_string())),
+            None => return Err(unexpected("no view".to_owned())),
+        };
+        let answer: ViewAnswer =
+            serde_json::from_slice(&first).map_err(|error| unexpected(error.to_string()))?;
+        Ok(RemoteView { path: answer.path, _connection: stream })
+    }
+}

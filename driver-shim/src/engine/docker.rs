@@ -1,0 +1,198 @@
+//! Docker's API as far as images by reference need it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use bytes::Bytes;
+use hyper::Method;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::EngineError;
+use super::http::{Content, UnixHttp};
+
+const PEER: &str = "Docker";
+
+/// Where Docker listens.
+const SOCKET_DEFAULT: &str = "/var/run/docker.sock";
+
+/// Docker.
+#[derive(Clone, Debug)]
+pub struct Docker {
+    http: UnixHttp,
+}
+
+/// An image as `docker inspect` shows it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct ImageInfo {
+    /// Its layers.
+    #[serde(rename = "RootFS")]
+    pub root_fs: RootFs,
+    /// Where they are.
+    pub graph_driver: GraphDriverInfo,
+    /// How a container of it is run; the same words as in an image's own configuration.
+    #[serde(default)]
+    pub config: Value,
+    /// Its processor.
+    #[serde(default)]
+    pub architecture: String,
+    /// Its variant of the processor.
+    #[serde(default)]
+    pub variant: String,
+    /// Its system.
+    #[serde(default)]
+    pub os: String,
+    /// When it was made.
+    #[serde(default)]
+    pub created: String,
+    /// By whom.
+    #[serde(default)]
+    pub author: String,
+}
+
+/// The layers of an image.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct RootFs {
+    /// The digest of each, the lowest first.
+    #[serde(default)]
+    pub layers: Vec<String>,
+}
+
+/// What the driver says of the uppermost layer.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct GraphDriverInfo {
+    /// The driver's name.
+    pub name: String,
+    /// In its own words.
+    pub data: Option<BTreeMap<String, String>>,
+}
+
+/// A step of an image's making.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct HistoryStep {
+    /// By which command.
+    #[serde(default)]
+    pub created_by: String,
+    /// When, in seconds since the epoch.
+    #[serde(default)]
+    pub created: i64,
+    /// What was said of it.
+    #[serde(default)]
+    pub comment: String,
+    /// Bytes that it added.
+    #[serde(default)]
+    pub size: u64,
+}
+
+/// What the daemon says of itself.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct DaemonInfo {
+    /// Its release.
+    #[serde(default)]
+    pub server_version: String,
+    /// What keeps its disks.
+    #[serde(default)]
+    pub driver: String,
+}
+
+impl Docker {
+    /// Docker at `host`: `unix:///PATH`, or a path.
+    ///
+    /// # Errors
+    /// Another kind of address: only a daemon of this machine has this machine's volumes.
+    pub fn new(host: &str) -> Result<Self, EngineError> {
+        let path = match host.strip_prefix("unix://") {
+            Some(path) => PathBuf::from(path),
+            None if host.contains("://") => {
+                let reason = format!("`{host}`: only unix:///PATH is a daemon of this machine");
+                return Err(EngineError::unexpected(PEER, reason));
+            }
+            None => PathBuf::from(host),
+        };
+        Ok(Self { http: UnixHttp::new(&path, PEER) })
+    }
+
+    /// Docker where it usually is.
+    #[must_use]
+    pub fn usual() -> Self {
+        Self { http: UnixHttp::new(Path::new(SOCKET_DEFAULT), PEER) }
+    }
+
+    /// What the daemon says of itself.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn info(&self) -> Result<DaemonInfo, EngineError> {
+        self.http.get("/info").await
+    }
+
+    /// An image.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn image(&self, name: &str) -> Result<ImageInfo, EngineError> {
+        self.http.get(&format!("/images/{}/json", checked(name)?)).await
+    }
+
+    /// How it was made, the last step first.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn history(&self, name: &str) -> Result<Vec<HistoryStep>, EngineError> {
+        self.http.get(&format!("/images/{}/history", checked(name)?)).await
+    }
+
+    /// Loads an archive as `docker save` writes it.
+    ///
+    /// # Errors
+    /// [`EngineError`]; Docker's own words where it refuses a layer.
+    pub async fn load(&self, archive: Bytes) -> Result<(), EngineError> {
+        let content = Content { kind: "application/x-tar", bytes: archive };
+        let answer = self.http.call(Method::POST, "/images/load?quiet=1", Some(content)).await?;
+        // A failure while loading comes as a line of a successful answer.
+        let lines = serde_json::Deserializer::from_slice(&answer).into_iter::<Value>();
+        for line in lines.map_while(Result::ok) {
+            if let Some(message) = line.get("error").and_then(Value::as_str) {
+                let message = message.to_owned();
+                return Err(EngineError::Refused { peer: PEER, status: 200, message });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A name as Docker takes it; it stands in a path as it is.
+fn checked(name: &str) -> Result<&str, EngineError> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"/:._-@".contains(&byte);
+    if name.is_empty() || !name.bytes().all(is_allowed) || name.split('/').any(|part| part == "..")
+    {
+        return Err(EngineError::unexpected(PEER, format!("`{name}` is no name of an image")));
+    }
+    Ok(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_images_are_checked() {
+        for good in ["debian", "127.0.0.1:5000/a/b:c_d", "a@sha256:00"] {
+            assert!(checked(good).is_ok(), "{good}");
+        }
+        for bad in ["", "a b", "a?b", "../containers", "a/../b", "a#b"] {
+            assert!(checked(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn only_this_machine_has_this_machines_volumes() {
+        assert!(Docker::new("unix:///run/docker.sock").is_ok());
+        assert!(Docker::new("tcp://10.0.0.1:2375").is_err());
+    }
+}

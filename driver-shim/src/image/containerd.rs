@@ -1,0 +1,280 @@
+//! Images of containerd: made by reference, committed from a container, and exported.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::digest::{Digest, chain_ids};
+use super::layout::Export;
+use super::media;
+use super::reference::{ReferenceLayer, diff_ids};
+use crate::containerd::labels::REFERENCE;
+use crate::engine::containerd::{Containerd, Target};
+use crate::engine::daemon::Daemon;
+use crate::error::DriverError;
+use crate::worker::{Engine, Extra, Kind, SnapshotRef, now};
+
+/// Indexes may name indexes; real ones do not.
+const INDEX_DEPTH_MAX: usize = 3;
+
+/// containerd and the driver of this machine.
+#[derive(Debug)]
+pub struct Images<'a> {
+    /// containerd.
+    pub containerd: &'a Containerd,
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// The driver's daemon.
+    pub daemon: &'a Daemon,
+}
+
+/// An image as containerd has it.
+struct Source {
+    config: Value,
+    snapshots: Vec<SnapshotRef>,
+}
+
+impl Images<'_> {
+    /// Makes `target` an image whose layers are references to those of `source`.
+    ///
+    /// # Errors
+    /// A layer is not on the appliance, or a call failed.
+    pub async fn convert(&self, source: &str, target: &str) -> Result<(), DriverError> {
+        let image = self.source(source).await?;
+        self.write(target, image.config, &image.snapshots).await
+    }
+
+    /// Makes `target` an image of what the container's disk holds now, above its own image; in
+    /// a time that does not depend on how much that is.
+    ///
+    /// # Errors
+    /// The container's disk or a layer is not on the appliance, or a call failed.
+    pub async fn commit(&self, container: &str, target: &str) -> Result<(), DriverError> {
+        let info = self.containerd.container(container).await?;
+        let mut image = self.source(&info.image).await?;
+        let volume = self.active_volume(&info.snapshot_key).await?.ok_or_else(|| {
+            let snapshotter = &info.snapshotter;
+            DriverError::image(
+                container,
+                format!("its disk is not this driver's; its snapshotter is {snapshotter}"),
+            )
+        })?;
+        let snapshot = self.daemon.capture(Engine::Containerd, &volume).await?;
+        // At once: a captured snapshot that nobody keeps is taken back soon.
+        self.daemon.publish(snapshot.id, None).await?;
+        image.snapshots.push(snapshot);
+        let created = now().to_string();
+        let step = json!({ "created": created,
+            "created_by": format!("slackwater-driver image commit {container}") });
+        match image.config.get_mut("history").and_then(Value::as_array_mut) {
+            Some(history) => history.push(step),
+            None => image.config["history"] = json!([step]),
+        }
+        image.config["created"] = created.into();
+        self.write(target, image.config, &image.snapshots).await
+    }
+
+    /// Writes `image` with ordinary layers to an archive.
+    ///
+    /// # Errors
+    /// A layer is not on the appliance, or a call failed.
+    pub async fn export(&self, image: &str, output: &Path) -> Result<(), DriverError> {
+        let source = self.source(image).await?;
+        let export = Export { image, config: source.config, layers: &source.snapshots };
+        export.write(self.daemon, output).await
+    }
+
+    /// The backend's name of a container's disk: `NAMESPACE/NUMBER/KEY`.
+    async fn active_volume(&self, key: &str) -> Result<Option<String>, DriverError> {
+        let volumes = self.daemon.volumes(Engine::Containerd).await?;
+        let names = volumes.into_iter().filter_map(|volume| match volume.extra {
+            Extra::Containerd(extra) if extra.kind == Kind::Active => Some(volume.key.name),
+            _ => None,
+        });
+        let mut wanted = names.filter(|name| {
+            let mut parts = name.splitn(3, '/');
+            let namespace = parts.next();
+            parts.next().is_some() && namespace == Some(self.namespace) && parts.next() == Some(key)
+        });
+        Ok(wanted.next())
+    }
+
+    /// The image's configuration, and the snapshots of its layers.
+    async fn source(&self, image: &str) -> Result<Source, DriverError> {
+        let manifest = self.manifest(image).await?;
+        let digest = manifest["config"]["digest"].as_str().unwrap_or_default();
+        let config = self.json(image, digest).await?;
+        let listed = config["rootfs"]["diff_ids"].as_array().into_iter().flatten();
+        let diff_ids: Vec<_> = listed.filter_map(Value::as_str).map(str::to_owned).collect();
+        if diff_ids.is_empty() {
+            return Err(DriverError::image(image, "it has no layers"));
+        }
+        let mut snapshots = Vec::new();
+        let count = diff_ids.len();
+        for (index, chain_id) in chain_ids(&diff_ids).iter().enumerate() {
+            let found = self.daemon.layer(self.namespace, chain_id).await?;
+            snapshots.push(found.ok_or_else(|| {
+                let number = index + 1;
+                let reason = format!(
+                    "layer {number} of {count} ({chain_id}) is not on the appliance; unpack the \
+                     image first: ctr images pull --snapshotter slackwater"
+                );
+                DriverError::image(image, reason)
+            })?);
+        }
+        Ok(Source { config, snapshots })
+    }
+
+    /// The manifest for this machine.
+    async fn manifest(&self, image: &str) -> Result<Value, DriverError> {
+        let mut target = self.containerd.image(image).await?;
+        for _ in 0..INDEX_DEPTH_MAX {
+            let value = self.json(image, &target.digest).await?;
+            if ![media::INDEX, media::DOCKER_LIST].contains(&target.media_type.as_str()) {
+                return Ok(value);
+            }
+            target = for_this_machine(&value).ok_or_else(|| {
+                let platform = format!("linux/{}", architecture());
+                DriverError::image(image, format!("it has no manifest for {platform}"))
+            })?;
+        }
+        Err(DriverError::image(image, "its index names indexes without end"))
+    }
+
+    async fn json(&self, image: &str, digest: &str) -> Result<Value, DriverError> {
+        let bytes = self.containerd.read(digest).await?;
+        serde_json::from_slice(&bytes)
+            .map_err(|error| DriverError::image(image, format!("{digest}: {error}")))
+    }
+
+    /// Writes an image of references into containerd.
+    async fn write(
+        &self,
+        target: &str,
+        mut config: Value,
+        snapshots: &[SnapshotRef],
+    ) -> Result<(), DriverError> {
+        let store_id = self.daemon.store_id().await?;
+        let layers: Vec<_> =
+            snapshots.iter().map(|snapshot| ReferenceLayer::new(&store_id, *snapshot)).collect();
+        let ids = diff_ids(&layers);
+        for (layer, chain_id) in layers.iter().zip(chain_ids(&ids)) {
+            self.daemon.publish(layer.snapshot.id, Some(chain_id)).await?;
+        }
+        config["rootfs"] = json!({ "type": "layers", "diff_ids": ids });
+        let config = to_bytes(target, &config)?;
+        let leased = self.containerd.leased(now()).await?;
+        for layer in &layers {
+            leased.write(&layer.archive, HashMap::new()).await?;
+        }
+        leased.write(&config, HashMap::new()).await?;
+        let manifest = to_bytes(target, &manifest_of(&config, &layers))?;
+        let digest = leased.write(&manifest, manifest_labels(&config, &layers)).await?;
+        let image = Target {
+            media_type: media::MANIFEST.to_owned(),
+            digest: digest.to_string(),
+            size_bytes: length(&manifest),
+        };
+        leased.put_image(target, &image).await?;
+        leased.end_lease().await?;
+        Ok(())
+    }
+}
+
+fn to_bytes(image: &str, value: &Value) -> Result<Vec<u8>, DriverError> {
+    serde_json::to_vec(value).map_err(|error| DriverError::image(image, error.to_string()))
+}
+
+fn length(bytes: &[u8]) -> u64 {
+    u64::try_from(bytes.len()).unwrap_or_default()
+}
+
+fn manifest_of(config: &[u8], layers: &[ReferenceLayer]) -> Value {
+    let descriptor = |media_type: &str, bytes: &[u8]| {
+        json!({ "mediaType": media_type, "digest": Digest::of(bytes).to_string(),
+            "size": length(bytes) })
+    };
+    let layers: Vec<_> = layers
+        .iter()
+        .map(|layer| {
+            let mut descriptor = descriptor(media::LAYER, &layer.archive);
+            descriptor["annotations"] = json!({ REFERENCE: layer.annotation });
+            descriptor
+        })
+        .collect();
+    json!({ "schemaVersion": 2, "mediaType": media::MANIFEST,
+        "config": descriptor(media::CONFIG, config), "layers": layers })
+}
+
+/// What tells containerd's garbage collection that the manifest needs its parts.
+fn manifest_labels(config: &[u8], layers: &[ReferenceLayer]) -> HashMap<String, String> {
+    let mut labels = HashMap::from([(
+        "containerd.io/gc.ref.content.config".to_owned(),
+        Digest::of(config).to_string(),
+    )]);
+    for (index, layer) in layers.iter().enumerate() {
+        let key = format!("containerd.io/gc.ref.content.l.{index}");
+        labels.insert(key, layer.diff_id.to_string());
+    }
+    labels
+}
+
+/// The manifest of an index that this machine runs.
+fn for_this_machine(index: &Value) -> Option<Target> {
+    let manifests = index["manifests"].as_array()?;
+    let fits = |entry: &&Value| {
+        let platform = &entry["platform"];
+        platform["os"] == "linux" && platform["architecture"] == architecture()
+    };
+    // A list of one may leave out for which machine it is.
+    let only = (manifests.len() == 1).then(|| manifests.first()).flatten();
+    let entry = manifests.iter().find(fits).or(only.filter(|only| only["platform"].is_null()))?;
+    Some(Target {
+        media_type: entry["mediaType"].as_str()?.to_owned(),
+        digest: entry["digest"].as_str()?.to_owned(),
+        size_bytes: entry["size"].as_u64()?,
+    })
+}
+
+/// This machine's processor in the words of images.
+pub(crate) fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_client::types::SnapshotId;
+
+    use super::*;
+
+    #[test]
+    fn a_manifest_names_its_parts_and_their_snapshots() {
+        let snapshot = SnapshotRef { id: SnapshotId::from_bytes([7; 16]), size_bytes: 1 << 30 };
+        let layers = [ReferenceLayer::new("store", snapshot)];
+        let config = br#"{"os":"linux"}"#;
+        let manifest = manifest_of(config, &layers);
+        let layer = &manifest["layers"][0];
+        assert_eq!(layer["annotations"][REFERENCE], format!("store/{}/{}", snapshot.id, 1 << 30));
+        assert_eq!(layer["digest"], layers[0].diff_id.to_string());
+        let labels = manifest_labels(config, &layers);
+        assert_eq!(labels["containerd.io/gc.ref.content.config"], manifest["config"]["digest"]);
+        assert_eq!(labels["containerd.io/gc.ref.content.l.0"], layer["digest"]);
+    }
+
+    #[test]
+    fn the_manifest_of_this_machine_is_taken() {
+        let entry = |architecture: &str, digest: &str| {
+            json!({ "mediaType": media::MANIFEST, "digest": digest, "size": 1,
+                "platform": { "os": "linux", "architecture": architecture } })
+        };
+        let index = json!({ "manifests": [entry("other", "a"), entry(architecture(), "b")] });
+        assert_eq!(for_this_machine(&index).unwrap().digest, "b");
+        assert!(for_this_machine(&json!({ "manifests": [entry("other", "a")] })).is_none());
+    }
+}

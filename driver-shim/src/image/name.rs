@@ -1,0 +1,48 @@
+//! Names of images, as people write them and as engines keep them.
+
+/// The name with its tag: `latest` where there is none.
+#[must_use]
+pub fn with_tag(name: &str) -> String {
+    let last = name.rsplit('/').next().unwrap_or(name);
+    if last.contains(':') || last.contains('@') {
+        name.to_owned()
+    } else {
+        format!("{name}:latest")
+    }
+}
+
+/// The name in full, with registry, repository and tag.
+#[must_use]
+pub fn in_full(name: &str) -> String {
+    let tagged = with_tag(name);
+    match tagged.split_once('/') {
+        None => format!("docker.io/library/{tagged}"),
+        Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => tagged,
+        Some(_) => format!("docker.io/{tagged}"),
+    }
+}
+
+/// The tag alone.
+#[must_use]
+pub fn tag_of(name: &str) -> String {
+    let tagged = with_tag(name);
+    let last = tagged.rsplit('/').next().unwrap_or(&tagged);
+    last.split_once(':').map_or("latest", |(_, tag)| tag).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_out_is_added() {
+        for (name, full, tag) in [
+            ("debian", "docker.io/library/debian:latest", "latest"),
+            ("me/web:2", "docker.io/me/web:2", "2"),
+            ("127.0.0.1:5000/web", "127.0.0.1:5000/web:latest", "latest"),
+            ("localhost/web:x", "localhost/web:x", "x"),
+        ] {
+            assert_eq!((in_full(name).as_str(), tag_of(name).as_str()), (full, tag));
+        }
+    }
+}

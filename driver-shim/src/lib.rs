@@ -1,0 +1,25 @@
+//! The driver that a worker runs beside Docker and containerd: images are snapshots of the
+//! appliance, containers are clones, and blocks travel when they are read.
+//!
+//! ```text
+//! docker/      containerd/        what the engines ask for, in their words
+//!       \      /
+//!       worker/  <--- control     volumes: what is stored where, what is mounted, what is held
+//!       /      \         ^
+//!   client      attach   |        the appliance's verbs;  mounts on this machine
+//!                        |
+//! settings -> daemon     +--- command: image/ with engine/, status, ...
+//! ```
+
+pub mod command;
+pub mod containerd;
+pub mod control;
+pub mod daemon;
+pub mod docker;
+pub mod engine;
+pub mod error;
+pub mod image;
+pub mod logs;
+pub mod settings;
+pub mod socket;
+pub mod worker;

@@ -1,0 +1,315 @@
+//! Settings checked, and what is made of them: the client, the attach options, the command line
+//! of the process that serves the export.
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use slackwater_client::{Client, Token};
+
+use crate::worker::WorkerOptions;
+
+use super::{AttachChoice, LogFilter, LogFormat, Settings, SettingsError, Size, read_bounded};
+
+/// The port of NFS (RFC 1813 section 2.1).
+const NFS_PORT: u16 = 2049;
+
+/// Smallest disk: ext4 with its journal, and a layer of some size.
+const DISK_BYTES_MIN: u64 = 64 << 20;
+
+/// Largest disk: ext4 with blocks of 4 KiB ends here.
+const DISK_BYTES_MAX: u64 = 16 << 40;
+
+/// A block of the store; a disk is whole blocks.
+const BLOCK_BYTES: u64 = 4096;
+
+/// The appliance, and how it is reached.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// Address of its REST face.
+    pub api: String,
+    /// Host and port of its NFS face; the host may be a name.
+    pub nfs: String,
+    /// Path of its export.
+    pub export_path: String,
+    /// File with the bearer token.
+    pub token_file: Option<PathBuf>,
+    /// File with the certificate authority.
+    pub ca: Option<PathBuf>,
+}
+
+impl Target {
+    /// The appliance that the settings name.
+    ///
+    /// # Errors
+    /// A setting that cannot be used.
+    pub fn of(settings: &Settings) -> Result<Self, SettingsError> {
+        let api = settings.api.clone().ok_or(SettingsError::Missing { key: "api" })?;
+        let nfs = match &settings.nfs {
+            Some(given) => with_port(given),
+            None => format!("{}:{NFS_PORT}", host_of(&api)?),
+        };
+        let export_path = given(settings.export_path.clone(), "export-path")?;
+        if !export_path.starts_with('/') {
+            return Err(value("export-path", &export_path, "expected a path that begins with /"));
+        }
+        let (token_file, ca) = (settings.token_file.clone(), settings.ca.clone());
+        Ok(Self { api, nfs, export_path, token_file, ca })
+    }
+
+    /// A client of its REST face.
+    ///
+    /// # Errors
+    /// A file that cannot be read, or an address that is none.
+    pub fn client(&self) -> Result<Client, SettingsError> {
+        let mut builder = Client::builder(&self.api);
+        if let Some(path) = &self.token_file {
+            let text = String::from_utf8(read_bounded(path)?)
+                .map_err(|_| SettingsError::NotText { path: path.clone() })?;
+            let token = Token::new(&text)
+                .map_err(|source| SettingsError::Token { path: path.clone(), source })?;
+            builder = builder.token(token);
+        }
+        if let Some(path) = &self.ca {
+            builder = builder.ca_certificate(read_bounded(path)?);
+        }
+        Ok(builder.build()?)
+    }
+
+    /// The address of its NFS face.
+    ///
+    /// # Errors
+    /// The name cannot be resolved.
+    pub async fn nfs_address(&self) -> Result<SocketAddr, SettingsError> {
+        let failed = |source| SettingsError::Resolve { got: self.nfs.clone(), source };
+        let mut found = tokio::net::lookup_host(&self.nfs).await.map_err(failed)?;
+        found.next().ok_or_else(|| failed(std::io::ErrorKind::NotFound.into()))
+    }
+}
+
+/// Checked settings of a worker.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The appliance.
+    pub target: Target,
+    /// The driver's state.
+    pub state_dir: PathBuf,
+    /// The blocks that are kept.
+    pub cache_dir: PathBuf,
+    /// How many bytes of them.
+    pub cache_size: Size,
+    /// The size of a disk.
+    pub disk_size: Size,
+    /// How disks are attached.
+    pub attach: AttachChoice,
+    /// Where Docker's plugin is served.
+    pub docker_socket: Option<PathBuf>,
+    /// Where containerd's is.
+    pub containerd_socket: Option<PathBuf>,
+    /// Where the commands are.
+    pub control_socket: PathBuf,
+    /// What is logged.
+    pub log: LogFilter,
+    /// And in which form.
+    pub log_format: LogFormat,
+}
+
+impl Config {
+    /// Checks settings.
+    ///
+    /// # Errors
+    /// What is missing or wrong.
+    pub fn new(settings: &Settings) -> Result<Self, SettingsError> {
+        let state_dir = absolute("state-dir", given(settings.state_dir.clone(), "state-dir")?)?;
+        let in_state = |chosen: &Option<PathBuf>, name: &str| {
+            chosen.clone().unwrap_or_else(|| state_dir.join(name))
+        };
+        let disk_size = given(settings.disk_size, "disk-size")?;
+        let is_whole = disk_size.bytes().is_multiple_of(BLOCK_BYTES);
+        if !is_whole || !(DISK_BYTES_MIN..=DISK_BYTES_MAX).contains(&disk_size.bytes()) {
+            let expected = format!(
+                "expected {} to {}, in whole blocks of {BLOCK_BYTES} bytes",
+                Size::from_bytes(DISK_BYTES_MIN),
+                Size::from_bytes(DISK_BYTES_MAX)
+            );
+            return Err(value("disk-size", &disk_size.to_string(), &expected));
+        }
+        Ok(Self {
+            target: Target::of(settings)?,
+            cache_dir: absolute("cache-dir", in_state(&settings.cache_dir, "cache"))?,
+            cache_size: given(settings.cache_size, "cache-size")?,
+            disk_size,
+            attach: given(settings.attach, "attach")?,
+            docker_socket: settings.docker_socket.clone(),
+            containerd_socket: settings.containerd_socket.clone(),
+            control_socket: in_state(&settings.control_socket, "control.sock"),
+            log: given(settings.log.clone(), "log")?,
+            log_format: given(settings.log_format, "log-format")?,
+            state_dir,
+        })
+    }
+
+    /// The options of the attached export.
+    ///
+    /// # Errors
+    /// The appliance's name cannot be resolved, or this program does not know its own path.
+    pub async fn attach_options(&self) -> Result<slackwater_attach::Options, SettingsError> {
+        let program = std::env::current_exe().map_err(|source| SettingsError::Unreadable {
+            path: "/proc/self/exe".into(),
+            source,
+        })?;
+        Ok(slackwater_attach::Options {
+            method: self.attach.method(),
+            nfs_address: self.target.nfs_address().await?,
+            export: self.target.export_path.clone(),
+            state_directory: self.attach_directory(),
+            fuse_program: self.export_program(&program),
+        })
+    }
+
+    /// Where the export is mounted.
+    #[must_use]
+    pub fn attach_directory(&self) -> PathBuf {
+        self.state_dir.join("attach")
+    }
+
+    /// The options of the worker.
+    ///
+    /// # Errors
+    /// As [`Self::attach_options`] and [`Target::client`].
+    pub async fn worker_options(&self) -> Result<WorkerOptions, SettingsError> {
+        Ok(WorkerOptions {
+            client: self.target.client()?,
+            attach: self.attach_options().await?,
+            state_directory: self.state_dir.clone(),
+            disk_size_bytes: self.disk_size.bytes(),
+        })
+    }
+
+    /// The command line of the keeper, which runs the process that serves the export.
+    #[must_use]
+    pub fn export_program(&self, program: &Path) -> Vec<OsString> {
+        let mut line: Vec<OsString> = vec![program.into(), "serve-export".into(), "--keep".into()];
+        let mut add = |flag: &str, value: OsString| {
+            line.push(flag.into());
+            line.push(value);
+        };
+        add("--api", self.target.api.clone().into());
+        add("--nfs", self.target.nfs.clone().into());
+        add("--export-path", self.target.export_path.clone().into());
+        add("--state-dir", self.state_dir.clone().into());
+        add("--cache-dir", self.cache_dir.clone().into());
+        add("--cache-size", self.cache_size.to_string().into());
+        add("--log", self.log.text().into());
+        for (flag, path) in [("--token-file", &self.target.token_file), ("--ca", &self.target.ca)] {
+            if let Some(path) = path {
+                add(flag, path.clone().into());
+            }
+        }
+        line
+    }
+
+    /// The sockets of the engines.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn require_socket(&self) -> Result<(), SettingsError> {
+        match self.docker_socket.is_some() || self.containerd_socket.is_some() {
+            true => Ok(()),
+            false => Err(SettingsError::NoSocket),
+        }
+    }
+}
+
+/// Paths outlive the directory that the daemon was started in: mounts and other processes
+/// have them.
+fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, SettingsError> {
+    std::path::absolute(&path)
+        .map_err(|error| value(key, &path.display().to_string(), &error.to_string()))
+}
+
+fn given<T>(setting: Option<T>, key: &'static str) -> Result<T, SettingsError> {
+    setting.ok_or(SettingsError::Missing { key })
+}
+
+fn value(key: &'static str, got: &str, expected: &str) -> SettingsError {
+    SettingsError::Value { key, got: got.to_owned(), expected: expected.to_owned() }
+}
+
+/// The host of a URL, as it stands in front of a port.
+fn host_of(api: &str) -> Result<&str, SettingsError> {
+    let refused = || value("api", api, "write http://HOST:8049, or https:// with a certificate");
+    let rest =
+        api.strip_prefix("http://").or_else(|| api.strip_prefix("https://")).ok_or_else(refused)?;
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let end = match authority.rfind(']') {
+        // The colons of an IPv6 address are inside its brackets.
+        Some(bracket) => bracket + 1,
+        None => authority.find(':').unwrap_or(authority.len()),
+    };
+    match &authority[..end] {
+        "" => Err(refused()),
+        host => Ok(host),
+    }
+}
+
+/// HOST:PORT of HOST or HOST:PORT.
+fn with_port(text: &str) -> String {
+    let after_brackets = text.rfind(']').map_or(text, |bracket| &text[bracket + 1..]);
+    match after_brackets.contains(':') {
+        true => text.to_owned(),
+        false => format!("{text}:{NFS_PORT}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn checked(change: impl FnOnce(&mut Settings)) -> Result<Config, SettingsError> {
+        let mut settings =
+            Settings { state_dir: Some("/var/lib/driver".into()), ..Settings::defaults() };
+        change(&mut settings);
+        Config::new(&settings)
+    }
+
+    #[test]
+    fn what_is_not_given_follows_from_what_is() {
+        let config =
+            checked(|settings| settings.api = Some("https://[::1]:1/x".to_owned())).unwrap();
+        assert_eq!(config.target.nfs, "[::1]:2049");
+        assert_eq!(config.cache_dir, Path::new("/var/lib/driver/cache"));
+        assert_eq!(config.control_socket, Path::new("/var/lib/driver/control.sock"));
+        let config = checked(|settings| settings.nfs = Some("store".to_owned())).unwrap();
+        assert_eq!(config.target.nfs, "store:2049");
+        let config = checked(|settings| settings.nfs = Some("10.0.0.1:7".to_owned())).unwrap();
+        assert_eq!(config.target.nfs, "10.0.0.1:7");
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_named() {
+        let text = |outcome: Result<Config, SettingsError>| outcome.unwrap_err().to_string();
+        let missing = text(checked(|settings| settings.state_dir = None));
+        assert!(missing.contains("SLACKWATER_STATE_DIR"), "{missing}");
+        let api = text(checked(|settings| settings.api = Some("10.0.0.1".to_owned())));
+        assert!(api.contains("http://HOST:8049"), "{api}");
+        let small = text(checked(|settings| settings.disk_size = Some(Size::from_bytes(4096))));
+        assert!(small.contains("64MiB"), "{small}");
+        let odd = checked(|settings| settings.disk_size = Some(Size::from_bytes((1 << 30) + 1)));
+        assert!(text(odd).contains("4096"));
+        let none = checked(|_| {}).unwrap().require_socket().unwrap_err().to_string();
+        assert!(none.contains("--docker-socket"), "{none}");
+    }
+
+    #[test]
+    fn the_export_is_served_by_this_program_with_the_same_settings() {
+        let config = checked(|settings| settings.token_file = Some("/token".into())).unwrap();
+        let line = config.export_program(Path::new("/bin/driver"));
+        let line: Vec<_> = line.iter().map(|word| word.to_str().unwrap()).collect();
+        assert_eq!(line[..3], ["/bin/driver", "serve-export", "--keep"]);
+        let follows = |flag, value| line.windows(2).any(|pair| pair == [flag, value]);
+        assert!(follows("--cache-dir", "/var/lib/driver/cache"));
+        assert!(follows("--cache-size", "10GiB"));
+        assert!(follows("--token-file", "/token"));
+    }
+}

@@ -1,0 +1,315 @@
+//! The driver's settings: one struct for the command line, the environment, the configuration
+//! file and the defaults, so that an option has one name in all four.
+//!
+//! ```text
+//! --state-dir DIR > SLACKWATER_STATE_DIR > state-dir in the file > default --> Settings
+//!                                                          Settings --check--> Config
+//! ```
+//!
+//! Invariants: a [`Config`] can be worked with as it is, but for what only the machine and the
+//! appliance know. No error and no text shows the token.
+
+mod config;
+mod size;
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::{Args, ValueEnum};
+use serde::{Deserialize, Serialize};
+use slackwater_attach::Method;
+use slackwater_client::{ClientError, TokenError};
+use tracing_subscriber::EnvFilter;
+
+pub use config::{Config, Target};
+pub use size::{Size, SizeError};
+
+/// Longest configuration, token or certificate file: a bundle of a whole system's authorities
+/// has some 200 KiB.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// One layer of settings; `None` leaves a setting to the layer below.
+#[derive(Args, Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub struct Settings {
+    /// Address of the appliance's REST face [default: http://127.0.0.1:8049]
+    #[arg(long, env = "SLACKWATER_API", value_name = "URL")]
+    pub api: Option<String>,
+
+    /// Address of its NFS face, HOST or HOST:PORT [default: host of --api, port 2049]
+    #[arg(long, env = "SLACKWATER_NFS", value_name = "ADDRESS")]
+    pub nfs: Option<String>,
+
+    /// What of it is mounted [default: /slackwater]
+    #[arg(long, env = "SLACKWATER_EXPORT_PATH", value_name = "PATH")]
+    pub export_path: Option<String>,
+
+    /// File that holds the bearer token of its REST face
+    #[arg(long, env = "SLACKWATER_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+
+    /// File with the certificate (PEM) of the authority to trust, instead of the system's
+    #[arg(long, env = "SLACKWATER_CA", value_name = "FILE")]
+    pub ca: Option<PathBuf>,
+
+    /// Directory of the driver's own state, and of what it mounts; made if missing
+    #[arg(long, env = "SLACKWATER_STATE_DIR", value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
+
+    /// Directory of the blocks that this worker keeps [default: cache in --state-dir]
+    #[arg(long, env = "SLACKWATER_CACHE_DIR", value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+
+    /// Bytes that they may occupy; used when attaching by fuse [default: 10GiB]
+    #[arg(long, env = "SLACKWATER_CACHE_SIZE", value_name = "SIZE")]
+    pub cache_size: Option<Size>,
+
+    /// Size of the disk of a container or layer, which is sparse [default: 64GiB]
+    ///
+    /// Every worker of an appliance needs the same, to share unpacked images.
+    #[arg(long, env = "SLACKWATER_DISK_SIZE", value_name = "SIZE")]
+    pub disk_size: Option<Size>,
+
+    /// How disks are attached [default: auto]
+    #[arg(long, env = "SLACKWATER_ATTACH", value_name = "METHOD")]
+    pub attach: Option<AttachChoice>,
+
+    /// Serve Docker's graphdriver plugin here, such as /run/docker/plugins/slackwater.sock
+    #[arg(long, env = "SLACKWATER_DOCKER_SOCKET", value_name = "PATH")]
+    pub docker_socket: Option<PathBuf>,
+
+    /// Serve containerd's snapshotter plugin here, such as /run/slackwater/containerd.sock
+    #[arg(long, env = "SLACKWATER_CONTAINERD_SOCKET", value_name = "PATH")]
+    pub containerd_socket: Option<PathBuf>,
+
+    /// Socket between the daemon and its commands [default: control.sock in --state-dir]
+    #[arg(long, env = "SLACKWATER_CONTROL_SOCKET", value_name = "PATH")]
+    pub control_socket: Option<PathBuf>,
+
+    /// What is logged to standard error, such as debug or info,slackwater_fuse=trace
+    /// [default: info]
+    #[arg(long, env = "SLACKWATER_LOG", value_name = "FILTER")]
+    pub log: Option<LogFilter>,
+
+    /// Form of the log [default: text]
+    #[arg(long, env = "SLACKWATER_LOG_FORMAT", value_name = "FORMAT")]
+    pub log_format: Option<LogFormat>,
+}
+
+impl Settings {
+    /// The lowest layer. What is `None` here must be given, is off, or follows from another.
+    #[must_use]
+    pub fn defaults() -> Self {
+        Self {
+            api: Some("http://127.0.0.1:8049".to_owned()),
+            export_path: Some("/slackwater".to_owned()),
+            cache_size: Some(Size::from_bytes(10 << 30)),
+            disk_size: Some(Size::from_bytes(64 << 30)),
+            attach: Some(AttachChoice::Auto),
+            log: "info".parse().ok(),
+            log_format: Some(LogFormat::Text),
+            ..Self::default()
+        }
+    }
+
+    /// This layer, with `lower` for what it leaves open.
+    #[must_use]
+    pub fn or(self, lower: Self) -> Self {
+        Self {
+            api: self.api.or(lower.api),
+            nfs: self.nfs.or(lower.nfs),
+            export_path: self.export_path.or(lower.export_path),
+            token_file: self.token_file.or(lower.token_file),
+            ca: self.ca.or(lower.ca),
+            state_dir: self.state_dir.or(lower.state_dir),
+            cache_dir: self.cache_dir.or(lower.cache_dir),
+            cache_size: self.cache_size.or(lower.cache_size),
+            disk_size: self.disk_size.or(lower.disk_size),
+            attach: self.attach.or(lower.attach),
+            docker_socket: self.docker_socket.or(lower.docker_socket),
+            containerd_socket: self.containerd_socket.or(lower.containerd_socket),
+            control_socket: self.control_socket.or(lower.control_socket),
+            log: self.log.or(lower.log),
+            log_format: self.log_format.or(lower.log_format),
+        }
+    }
+
+    /// The settings of a configuration file.
+    ///
+    /// # Errors
+    /// It cannot be read, is no TOML, or holds a key that there is not.
+    pub fn read(path: &Path) -> Result<Self, SettingsError> {
+        let text = String::from_utf8(read_bounded(path)?)
+            .map_err(|_| SettingsError::NotText { path: path.to_owned() })?;
+        toml::from_str(&text)
+            .map_err(|source| SettingsError::Toml { path: path.to_owned(), source })
+    }
+}
+
+/// The content of a small file.
+pub(crate) fn read_bounded(path: &Path) -> Result<Vec<u8>, SettingsError> {
+    let unreadable = |source| SettingsError::Unreadable { path: path.to_owned(), source };
+    let file = File::open(path).map_err(unreadable)?;
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    if u64::try_from(bytes.len()).is_ok_and(|length| length <= FILE_BYTES_MAX) {
+        return Ok(bytes);
+    }
+    Err(SettingsError::TooLong { path: path.to_owned() })
+}
+
+/// How disks are to be attached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AttachChoice {
+    /// By the kernel's NFS client where there is one, else by FUSE
+    Auto,
+    /// By the kernel's NFS client
+    Nfs,
+    /// By a FUSE process with a cache of blocks
+    Fuse,
+}
+
+impl AttachChoice {
+    /// The method, if one was chosen.
+    #[must_use]
+    pub fn method(self) -> Option<Method> {
+        match self {
+            Self::Auto => None,
+            Self::Nfs => Some(Method::Nfs),
+            Self::Fuse => Some(Method::Fuse),
+        }
+    }
+}
+
+/// How a log line looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LogFormat {
+    /// For people
+    Text,
+    /// One JSON object a line
+    Json,
+}
+
+/// A filter of log events, checked when it is read.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct LogFilter(String);
+
+impl LogFilter {
+    /// The filter in the form that the log takes.
+    #[must_use]
+    pub fn to_env_filter(&self) -> EnvFilter {
+        // `from_str` below refused every text that this could drop a part of.
+        EnvFilter::new(&self.0)
+    }
+
+    /// The text that it was read from.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for LogFilter {
+    type Err = tracing_subscriber::filter::ParseError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        EnvFilter::builder().parse(text)?;
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for LogFilter {
+    type Error = tracing_subscriber::filter::ParseError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<LogFilter> for String {
+    fn from(filter: LogFilter) -> Self {
+        filter.0
+    }
+}
+
+/// Settings that cannot be worked with.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// A file that cannot be read.
+    #[error("read {}: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A file far too long to be the right one.
+    #[error("{}: over {FILE_BYTES_MAX} bytes; is it the right file?", path.display())]
+    TooLong {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file of bytes.
+    #[error("{}: it is not text", path.display())]
+    NotText {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A configuration file that is none.
+    #[error("{}: {source}", path.display())]
+    Toml {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and in which line.
+        source: toml::de::Error,
+    },
+    /// A setting that is needed.
+    #[error(
+        "no {key}: give --{key}, SLACKWATER_{}, or {key} in the configuration file",
+        key.replace('-', "_").to_uppercase()
+    )]
+    Missing {
+        /// The setting.
+        key: &'static str,
+    },
+    /// A setting whose value cannot be used.
+    #[error("{key} is `{got}`: {expected}")]
+    Value {
+        /// The setting.
+        key: &'static str,
+        /// Its value.
+        got: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// Nothing to serve.
+    #[error(
+        "no engine to serve: give --docker-socket, --containerd-socket or both \
+         (`slackwater-driver engine-config` tells which paths the engines expect)"
+    )]
+    NoSocket,
+    /// A name that stands for no address.
+    #[error("nfs is `{got}`, which cannot be resolved: {source}")]
+    Resolve {
+        /// The name.
+        got: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// A token file without a token.
+    #[error("token file {}: {source}", path.display())]
+    Token {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: TokenError,
+    },
+    /// A client that cannot be made of them.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+}

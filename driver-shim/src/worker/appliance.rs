@@ -1,0 +1,249 @@
+//! What the worker asks of the appliance: disks, holds, snapshots, and the empty disk.
+
+use std::time::{Duration, Instant};
+
+use slackwater_client::query::ListSnapshots;
+use slackwater_client::types::{
+    CreateSnapshot, DeletionPolicy, Labels, Snapshot, SnapshotId, Timestamp,
+};
+use slackwater_client::{ClientError, ProblemCode};
+use uuid::Uuid;
+
+use super::state::{Change, FileKind, OwnFile};
+use super::volume::SnapshotRef;
+use super::{Worker, WorkerError, now};
+
+/// Label of every snapshot that a worker takes: the worker's id.
+pub(super) const WORKER_LABEL: &str = "slackwater.worker";
+
+/// A new snapshot has no clone yet; should the worker die before it makes one, the appliance
+/// deletes the snapshot after this.
+pub(super) const UNHELD_AGE_MAX: Duration = Duration::from_secs(3600);
+
+/// Directory of the holds of published snapshots.
+const PUBLISHED: &str = "published";
+
+/// Version of the empty disk: another way to make it needs another name.
+const EMPTY_DISK_VERSION: u32 = 1;
+
+/// A file that is being made: listed as obsolete, and deleted again unless a volume names it
+/// before this is dropped.
+#[derive(Debug)]
+pub(super) struct Making {
+    worker: Worker,
+    pub(super) file: OwnFile,
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        self.worker.inner.in_progress.lock().remove(&self.file.name);
+        self.worker.inner.reap.notify_one();
+    }
+}
+
+impl Worker {
+    /// The path of a file of this worker.
+    pub(super) fn path_of(&self, file: OwnFile) -> String {
+        let folder = match file.kind {
+            FileKind::Disk => "disks",
+            FileKind::Hold => "holds",
+        };
+        format!("workers/{}/{folder}/{}", self.worker_id(), file.name)
+    }
+
+    pub(super) fn disk_path(&self, name: Uuid) -> String {
+        self.path_of(OwnFile { kind: FileKind::Disk, name })
+    }
+
+    /// Lists a file that is about to be made (D1).
+    pub(super) async fn making(&self, kind: FileKind) -> Result<Making, WorkerError> {
+        let file = OwnFile { kind, name: Uuid::new_v4() };
+        self.inner.in_progress.lock().insert(file.name);
+        let making = Making { worker: self.clone(), file };
+        self.apply(vec![Change::Obsolete(file)]).await?;
+        Ok(making)
+    }
+
+    /// Clones a snapshot as a file of this worker.
+    pub(super) async fn clone_as(
+        &self,
+        kind: FileKind,
+        snapshot: SnapshotId,
+    ) -> Result<Making, WorkerError> {
+        let making = self.making(kind).await?;
+        match self.client().create_clone(snapshot, &self.path_of(making.file)).await {
+            Ok(_) => Ok(making),
+            Err(error) if error.is_not_found() => Err(self.unknown(snapshot)),
+            Err(source) => Err(source.into()),
+        }
+    }
+
+    pub(super) fn unknown(&self, id: SnapshotId) -> WorkerError {
+        WorkerError::UnknownSnapshot { id, appliance: self.client().url().to_owned() }
+    }
+
+    /// Takes a snapshot of a disk that lives until its last clone goes, or an hour without one.
+    pub(super) async fn take_snapshot(
+        &self,
+        disk: Uuid,
+        name: Option<String>,
+    ) -> Result<Snapshot, ClientError> {
+        let expires = now().as_nanos().saturating_add(nanos(UNHELD_AGE_MAX));
+        let request = CreateSnapshot {
+            path: self.disk_path(disk),
+            name,
+            labels: Labels::from([(WORKER_LABEL.to_owned(), self.worker_id().to_string())]),
+            deletion_policy: DeletionPolicy::OnZeroClones,
+            expires_at: Some(Timestamp::from_nanos(expires)),
+        };
+        self.client().create_snapshot(&request).await
+    }
+
+    /// The name under which the layer of that chain id is shared among workers with disks of
+    /// this size.
+    #[must_use]
+    pub fn chain_name(&self, chain_id: &str) -> String {
+        format!("chain:{chain_id}:{}", self.disk_size_bytes())
+    }
+
+    /// The snapshot of that name, if the appliance has it.
+    ///
+    /// # Errors
+    /// `Appliance`.
+    pub async fn find_named(&self, name: &str) -> Result<Option<SnapshotRef>, WorkerError> {
+        let query = ListSnapshots {
+            name: Some(name.to_owned()),
+            limit: Some(1),
+            ..ListSnapshots::default()
+        };
+        let page = self.client().snapshots(&query).await?;
+        let found = page.items.first();
+        Ok(found.map(|found| SnapshotRef { id: found.id, size_bytes: found.size_bytes }))
+    }
+
+    /// The id of the appliance's store: asked once, then remembered, also over restarts.
+    ///
+    /// # Errors
+    /// `Appliance`, as long as it was never reached.
+    pub async fn store_id(&self) -> Result<String, WorkerError> {
+        if let Some(id) = self.inner.state.fact("store_id") {
+            return Ok(id);
+        }
+        let id = self.client().stats().await?.store_id;
+        self.apply(vec![Change::Fact("store_id".to_owned(), id.clone())]).await?;
+        Ok(id)
+    }
+
+    /// The snapshot of an empty file system of that size, made by the first worker that wants it.
+    pub(super) async fn empty_disk(&self, size_bytes: u64) -> Result<SnapshotRef, WorkerError> {
+        let fact = format!("empty_disk:{size_bytes}");
+        if let Some(id) = self.inner.state.fact(&fact).and_then(|text| text.parse().ok()) {
+            return Ok(SnapshotRef { id, size_bytes });
+        }
+        let name = format!("slackwater-empty-ext4-{EMPTY_DISK_VERSION}-{size_bytes}");
+        let id = match self.find_named(&name).await? {
+            Some(found) => found.id,
+            None => self.make_empty_disk(&name, size_bytes).await?,
+        };
+        self.apply(vec![Change::Fact(fact, id.to_string())]).await?;
+        Ok(SnapshotRef { id, size_bytes })
+    }
+
+    async fn make_empty_disk(
+        &self,
+        name: &str,
+        size_bytes: u64,
+    ) -> Result<SnapshotId, WorkerError> {
+        let started = Instant::now();
+        let making = self.making(FileKind::Disk).await?;
+        let path = self.path_of(making.file);
+        self.client().create_file(&path, size_bytes).await?;
+        self.attach().await?.make_file_system(&path).await?;
+        let request = CreateSnapshot {
+            path,
+            name: Some(name.to_owned()),
+            deletion_policy: DeletionPolicy::Keep,
+            ..CreateSnapshot::default()
+        };
+        let made = self.client().create_snapshot(&request).await;
+        tracing::info!(name, elapsed_ms = started.elapsed().as_millis(), "made the empty disk");
+        match made {
+            Ok(snapshot) => Ok(snapshot.id),
+            // Another worker was faster.
+            Err(error) => existing_id(&error).ok_or_else(|| error.into()),
+        }
+    }
+
+    /// Forgets which snapshot the empty disk is: somebody deleted it on the appliance.
+    pub(super) async fn forget_empty_disk(&self, size_bytes: u64) -> Result<(), WorkerError> {
+        let fact = format!("empty_disk:{size_bytes}");
+        self.apply(vec![Change::Fact(fact, String::new())]).await
+    }
+
+    /// Keeps a snapshot for whoever pulls an image that refers to it, until [`Self::unpublish`].
+    ///
+    /// # Errors
+    /// `UnknownSnapshot`, `Appliance`.
+    pub async fn publish(&self, snapshot: SnapshotId) -> Result<(), WorkerError> {
+        let path = format!("{PUBLISHED}/{snapshot}");
+        match self.client().create_clone(snapshot, &path).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.code() == Some(ProblemCode::Exists) => Ok(()),
+            Err(error) if error.is_not_found() => Err(self.unknown(snapshot)),
+            Err(source) => Err(source.into()),
+        }
+    }
+
+    /// Ends what [`Self::publish`] began. Images in a registry that refer to the snapshot cannot
+    /// be pulled any more once no worker has it.
+    ///
+    /// # Errors
+    /// `UnknownSnapshot` if it is not published, `Appliance`.
+    pub async fn unpublish(&self, snapshot: SnapshotId) -> Result<(), WorkerError> {
+        match self.client().delete_file(&format!("{PUBLISHED}/{snapshot}")).await {
+            Ok(()) => Ok(()),
+            Err(error) if error.is_not_found() => Err(self.unknown(snapshot)),
+            Err(source) => Err(source.into()),
+        }
+    }
+
+    /// All published snapshots.
+    ///
+    /// # Errors
+    /// `Appliance`.
+    pub async fn published(&self) -> Result<Vec<SnapshotId>, WorkerError> {
+        let prefix = format!("{PUBLISHED}/");
+        let paths = self.file_paths(&prefix).await?;
+        let names = paths.iter().filter_map(|path| path.strip_prefix(&prefix));
+        Ok(names.filter_map(|name| name.parse().ok()).collect())
+    }
+
+    /// The paths of all files below a prefix.
+    pub(super) async fn file_paths(&self, prefix: &str) -> Result<Vec<String>, WorkerError> {
+        let mut query = slackwater_client::query::ListFiles {
+            prefix: Some(prefix.to_owned()),
+            ..Default::default()
+        };
+        let mut paths = Vec::new();
+        loop {
+            let page = self.client().files(&query).await?;
+            paths.extend(page.items.into_iter().map(|file| file.path));
+            match page.next {
+                Some(next) => query.after = Some(next),
+                None => return Ok(paths),
+            }
+        }
+    }
+}
+
+/// The snapshot that holds the wanted name, if that is why the call was refused.
+pub(super) fn existing_id(error: &ClientError) -> Option<SnapshotId> {
+    match error {
+        ClientError::Api { existing_snapshot_id, .. } => *existing_snapshot_id,
+        _ => None,
+    }
+}
+
+fn nanos(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,125 @@
+//! What can go wrong with a volume, in words that Docker and containerd show to people.
+
+use std::path::PathBuf;
+
+use slackwater_attach::AttachError;
+use slackwater_client::ClientError;
+use slackwater_client::types::SnapshotId;
+
+use super::volume::Key;
+
+/// A failed operation on volumes.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WorkerError {
+    /// There is no such volume.
+    #[error("{key} is not known to the driver")]
+    NotFound {
+        /// The name that was asked for.
+        key: Key,
+    },
+    /// The name is taken.
+    #[error("{key} exists already")]
+    Exists {
+        /// The name.
+        key: Key,
+    },
+    /// It was to be made above something that is not there.
+    #[error("{key} cannot be made above {parent}, which is not known to the driver")]
+    ParentNotFound {
+        /// The new volume.
+        key: Key,
+        /// What is missing.
+        parent: Key,
+    },
+    /// Others were made above it.
+    #[error("{key} cannot be removed while {count} others are made above it, {child} for one")]
+    HasChildren {
+        /// The volume.
+        key: Key,
+        /// How many.
+        count: usize,
+        /// One of them.
+        child: Key,
+    },
+    /// It is being written.
+    #[error("{key} is in use by {users}: stop what uses it first")]
+    Busy {
+        /// The volume.
+        key: Key,
+        /// How many have it mounted.
+        users: u32,
+    },
+    /// It is a snapshot, or shared, and cannot be written.
+    #[error("{key} is read-only")]
+    ReadOnly {
+        /// The volume.
+        key: Key,
+    },
+    /// The appliance has no such snapshot.
+    #[error(
+        "the appliance at {appliance} has no snapshot {id}: the image was made on another appliance, or its snapshot was deleted there; push the image again from a worker that has it"
+    )]
+    UnknownSnapshot {
+        /// The snapshot.
+        id: SnapshotId,
+        /// The appliance's address.
+        appliance: String,
+    },
+    /// The reference names a snapshot of another appliance.
+    #[error(
+        "the image refers to the appliance with store id {got}, but this worker's appliance has {expected}: pull it on a worker of that appliance, or export it to ordinary layers there"
+    )]
+    OtherStore {
+        /// The store that is named.
+        got: String,
+        /// The store of this worker's appliance.
+        expected: String,
+    },
+    /// A disk cannot be made smaller than what it is cloned from.
+    #[error(
+        "a disk of {got_bytes} bytes was asked for, but what it is made from has {least_bytes}: ask for at least that"
+    )]
+    TooSmall {
+        /// What was asked for.
+        got_bytes: u64,
+        /// The least that is possible.
+        least_bytes: u64,
+    },
+    /// The appliance refused, or could not be reached.
+    #[error("{source}")]
+    Appliance {
+        /// The call's error, which names the appliance.
+        #[from]
+        source: ClientError,
+    },
+    /// A disk could not be attached or detached.
+    #[error("{source}")]
+    Attach {
+        /// What failed.
+        #[from]
+        source: AttachError,
+    },
+    /// The driver's own state cannot be read or written.
+    #[error("the driver's state in {}: {source}; see that the disk is not full and nobody else uses it", path.display())]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// What failed.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// A file or directory of this worker cannot be used.
+    #[error("{}: {source}", path.display())]
+    Local {
+        /// Which.
+        path: PathBuf,
+        /// What failed.
+        source: std::io::Error,
+    },
+    /// A task of the driver ended without an answer.
+    #[error("the driver gave up an operation ({reason}): see its log")]
+    Interrupted {
+        /// How.
+        reason: String,
+    },
+}

@@ -1,0 +1,319 @@
+//! Volumes: what the layers, containers and snapshots of the engines are on the appliance and on
+//! this machine.
+//!
+//! ```text
+//!              a volume's content
+//!   Inherited ----- first write -----> Disk ------ seal ------> Snapshot
+//!       |                (a clone of what its parent is)            ^
+//!       +---------------------------- bind -------------------------+
+//!
+//!   appliance:  workers/ID/disks/UUID   one clone for each Disk
+//!               workers/ID/holds/UUID   one clone for each Snapshot: keeps it alive
+//!               workers/ID/lease        heartbeat
+//!               published/SNAPSHOT      keeps snapshots that images in a registry refer to
+//!   machine:    STATE/mounts/UUID       a disk, mounted for writing
+//!               STATE/views/SNAPSHOT    a snapshot, mounted for reading, shared by all readers
+//! ```
+//!
+//! Invariants (ARCHITECTURE.md states them too):
+//! - **D1** Every file of this worker on the appliance is named by exactly one volume, or listed
+//!   as obsolete in the state; it is listed before it is made.
+//! - **D2** A snapshot that a volume is has a clone of this worker, so the appliance keeps it;
+//!   the appliance alone deletes snapshots, when their last clone goes.
+//! - **D3** What is mounted for writing is the disk of one volume, by one worker.
+//! - **D4** A snapshot is taken of a frozen file system: every one mounts read-only as it is.
+//! - **D5** What an engine was told is in the state first.
+//!
+//! Work on one volume is done one at a time, under its lock; a volume is locked before what it
+//! was made above, never after it. Every operation runs in a task of its own, so that an engine
+//! that goes away in the middle of a call leaves nothing half done.
+
+mod appliance;
+mod error;
+mod keyed;
+mod lease;
+mod mounting;
+mod reap;
+mod sealing;
+mod state;
+mod volume;
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use slackwater_attach::Attach;
+use slackwater_client::Client;
+use slackwater_client::types::{SnapshotId, Timestamp};
+use tokio::sync::{Notify, OnceCell};
+use uuid::Uuid;
+
+pub use self::error::WorkerError;
+pub use self::lease::{LEASE_INTERVAL, Lease};
+pub use self::mounting::View;
+pub use self::reap::Reconciled;
+pub use self::volume::{
+    Access, Archive, ContainerdExtra, Content, DockerExtra, Engine, Extra, Key, Kind, MountedAs,
+    SnapshotRef, Usage, Volume,
+};
+
+use self::keyed::KeyedLocks;
+use self::state::{Change, State};
+
+/// Size of a disk where none is asked for. Sparse, so only what is written counts; large enough
+/// that nobody meets it, small enough that the file system's own maps stay a few MiB.
+pub const DISK_SIZE_BYTES_DEFAULT: u64 = 64 << 30;
+
+/// What a worker is made of.
+#[derive(Debug, Clone)]
+pub struct WorkerOptions {
+    /// The appliance.
+    pub client: Client,
+    /// How its files are attached; its `state_directory` is taken to be the worker's.
+    pub attach: slackwater_attach::Options,
+    /// Where the state, the mounts and the recordings are; made if it is missing.
+    pub state_directory: PathBuf,
+    /// Size of a disk where none is asked for.
+    pub disk_size_bytes: u64,
+}
+
+/// The volumes of this machine. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Worker {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    options: WorkerOptions,
+    worker_id: Uuid,
+    state: State,
+    attach: OnceCell<Attach>,
+    volume_locks: KeyedLocks<Key>,
+    view_locks: KeyedLocks<SnapshotId>,
+    /// Guards of views, by snapshot.
+    views: Mutex<HashMap<SnapshotId, usize>>,
+    /// Files that are being made: listed as obsolete, but not to be deleted.
+    in_progress: Mutex<std::collections::HashSet<Uuid>>,
+    /// Snapshots that were captured and may still be bound.
+    captured: Mutex<HashMap<SnapshotId, std::time::Instant>>,
+    reap: Arc<Notify>,
+    reaping: tokio::sync::Mutex<()>,
+}
+
+impl Worker {
+    /// Opens the worker's state, and takes over what an earlier process left. Does not need the
+    /// appliance: calls that do fail until it is there.
+    ///
+    /// # Errors
+    /// `State` if another daemon has it open, `Local` if a directory cannot be made.
+    pub async fn open(mut options: WorkerOptions) -> Result<Self, WorkerError> {
+        options.attach.state_directory.clone_from(&options.state_directory);
+        for name in ["", "mounts", "views", "recordings"] {
+            let path = options.state_directory.join(name);
+            std::fs::create_dir_all(&path)
+                .map_err(|source| WorkerError::Local { path: path.clone(), source })?;
+        }
+        let state = State::open(&options.state_directory.join("state.redb"))?;
+        let worker_id = match state.fact("worker_id").and_then(|text| text.parse().ok()) {
+            Some(id) => id,
+            None => {
+                let id = Uuid::new_v4();
+                state.apply(&[Change::Fact("worker_id".to_owned(), id.to_string())])?;
+                id
+            }
+        };
+        forget_users_of_another_boot(&state)?;
+        let inner = Inner {
+            options,
+            worker_id,
+            state,
+            attach: OnceCell::new(),
+            volume_locks: KeyedLocks::default(),
+            view_locks: KeyedLocks::default(),
+            views: Mutex::default(),
+            in_progress: Mutex::default(),
+            captured: Mutex::default(),
+            reap: Arc::new(Notify::new()),
+            reaping: tokio::sync::Mutex::default(),
+        };
+        let worker = Self { inner: Arc::new(inner) };
+        worker.start_reaping();
+        worker.start_lease();
+        worker.start_reconciling();
+        Ok(worker)
+    }
+
+    /// The volume of that name. From memory.
+    #[must_use]
+    pub fn get(&self, key: &Key) -> Option<Volume> {
+        self.inner.state.get(key)
+    }
+
+    /// All volumes of an engine. From memory.
+    #[must_use]
+    pub fn list(&self, engine: Engine) -> Vec<Volume> {
+        self.inner.state.list(engine)
+    }
+
+    /// The volumes that were made directly above this one. From memory.
+    #[must_use]
+    pub fn children(&self, key: &Key) -> Vec<Key> {
+        self.inner.state.children(key)
+    }
+
+    /// Makes a volume: a record alone, durable; nothing is asked of the appliance.
+    ///
+    /// # Errors
+    /// `Exists`, `ParentNotFound`, `State`.
+    pub async fn create(
+        &self,
+        key: Key,
+        parent: Option<Key>,
+        extra: Extra,
+    ) -> Result<Volume, WorkerError> {
+        let volume = Volume {
+            key,
+            parent,
+            content: Content::Inherited,
+            users: 0,
+            mounted: None,
+            is_kept_mounted: false,
+            usage: None,
+            created_at: now(),
+            extra,
+        };
+        let made = volume.clone();
+        self.apply(vec![Change::Create(Box::new(volume))]).await?;
+        Ok(made)
+    }
+
+    /// Changes what the engine keeps with a volume, durably.
+    ///
+    /// # Errors
+    /// `NotFound`, `State`.
+    pub async fn update(
+        &self,
+        key: &Key,
+        change: impl FnOnce(&mut Extra) + Send + 'static,
+    ) -> Result<Volume, WorkerError> {
+        self.change(key, |volume| change(&mut volume.extra)).await
+    }
+
+    /// Its id, given when its state was made.
+    #[must_use]
+    pub fn worker_id(&self) -> Uuid {
+        self.inner.worker_id
+    }
+
+    /// Size of a disk where none is asked for.
+    #[must_use]
+    pub fn disk_size_bytes(&self) -> u64 {
+        self.inner.options.disk_size_bytes
+    }
+
+    /// Where the recordings of unpacked layers are.
+    #[must_use]
+    pub fn recordings_directory(&self) -> PathBuf {
+        self.inner.options.state_directory.join("recordings")
+    }
+
+    /// The appliance.
+    #[must_use]
+    pub fn client(&self) -> &Client {
+        &self.inner.options.client
+    }
+
+    /// How files are attached, if they were attached already.
+    #[must_use]
+    pub fn attached(&self) -> Option<&Attach> {
+        self.inner.attach.get()
+    }
+
+    /// What attaches files: opened at the first call.
+    ///
+    /// # Errors
+    /// `Attach`.
+    pub async fn attach(&self) -> Result<&Attach, WorkerError> {
+        let open = || async {
+            let attach = Attach::open(self.inner.options.attach.clone()).await?;
+            for lost in attach.lost() {
+                tracing::error!(target = %lost.target.display(), source = %lost.source,
+                    "the export died with its processes: what had this mounted sees I/O errors");
+            }
+            Ok::<_, WorkerError>(attach)
+        };
+        self.inner.attach.get_or_try_init(open).await
+    }
+
+    fn state_directory(&self) -> &Path {
+        &self.inner.options.state_directory
+    }
+
+    /// Applies changes of the state on a thread that may wait for the disk.
+    async fn apply(&self, changes: Vec<Change>) -> Result<(), WorkerError> {
+        let inner = Arc::clone(&self.inner);
+        let applied = tokio::task::spawn_blocking(move || inner.state.apply(&changes)).await;
+        self.inner.reap.notify_one();
+        applied.map_err(interrupted)?
+    }
+
+    /// Changes one volume's record.
+    async fn change(
+        &self,
+        key: &Key,
+        change: impl FnOnce(&mut Volume) + Send + 'static,
+    ) -> Result<Volume, WorkerError> {
+        let inner = Arc::clone(&self.inner);
+        let key = key.clone();
+        let changed = tokio::task::spawn_blocking(move || inner.state.update(&key, change)).await;
+        self.inner.reap.notify_one();
+        changed.map_err(interrupted)?
+    }
+
+    /// Runs an operation to its end, also if the caller stops waiting for it.
+    async fn run<T, F, O>(&self, operation: O) -> Result<T, WorkerError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, WorkerError>> + Send + 'static,
+        O: FnOnce(Self) -> F,
+    {
+        tokio::spawn(operation(self.clone())).await.map_err(interrupted)?
+    }
+
+    fn existing(&self, key: &Key) -> Result<Volume, WorkerError> {
+        self.get(key).ok_or_else(|| WorkerError::NotFound { key: key.clone() })
+    }
+}
+
+fn interrupted(error: tokio::task::JoinError) -> WorkerError {
+    WorkerError::Interrupted { reason: error.to_string() }
+}
+
+/// The moment.
+pub(crate) fn now() -> Timestamp {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let nanos = since.map(|since| since.as_nanos()).unwrap_or_default();
+    Timestamp::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+/// After a reboot nothing is mounted, and no engine will release what it acquired before.
+fn forget_users_of_another_boot(state: &State) -> Result<(), WorkerError> {
+    let path = Path::new("/proc/sys/kernel/random/boot_id");
+    let boot = std::fs::read_to_string(path)
+        .map_err(|source| WorkerError::Local { path: path.to_owned(), source })?;
+    let boot = boot.trim().to_owned();
+    if state.fact("boot_id").as_ref() == Some(&boot) {
+        return Ok(());
+    }
+    let mut changes = vec![Change::Fact("boot_id".to_owned(), boot)];
+    for mut volume in state.matching(|volume| volume.is_in_use()) {
+        volume.users = 0;
+        volume.is_kept_mounted = false;
+        volume.mounted = None;
+        changes.push(Change::Put(Box::new(volume)));
+    }
+    state.apply(&changes)
+}

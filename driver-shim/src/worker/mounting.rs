@@ -1,0 +1,330 @@
+//! Mounts: disks for writing, one each; snapshots for reading, one for all readers.
+//!
+//! Engines take and give back mounts at a quick pace (a `docker run` twice within milliseconds),
+//! so what nobody uses any more stays mounted for a while.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use slackwater_attach::Source;
+use slackwater_client::types::SnapshotId;
+use uuid::Uuid;
+
+use super::state::FileKind;
+use super::volume::{Access, Content, Key, MountedAs, SnapshotRef, Volume};
+use super::{Worker, WorkerError};
+
+/// How long a mount without users stays: longer than an engine takes between two uses, short
+/// enough that hundreds of short containers do not pile up.
+const IDLE: Duration = Duration::from_secs(10);
+
+/// A shared read-only mount of a snapshot, there for as long as this lives.
+#[derive(Debug)]
+pub struct View {
+    worker: Worker,
+    snapshot: SnapshotId,
+    path: PathBuf,
+}
+
+impl View {
+    /// Where it is mounted.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for View {
+    fn drop(&mut self) {
+        let mut views = self.worker.inner.views.lock();
+        if let Some(count) = views.get_mut(&self.snapshot) {
+            *count -= 1;
+            if *count == 0 {
+                views.remove(&self.snapshot);
+            }
+        }
+        drop(views);
+        self.worker.unmount_view_later(self.snapshot);
+    }
+}
+
+/// What a volume reads as.
+#[derive(Debug)]
+pub(super) enum Resolved {
+    /// An empty disk.
+    Empty,
+    /// A snapshot.
+    Snapshot(SnapshotRef),
+    /// The disk of this volume, which is the asked one or one above which it was made.
+    Disk(Key),
+}
+
+impl Worker {
+    /// Mounts a volume and counts one user more, durably. For writing it gets a disk of its own
+    /// first, if it has none; for reading it is sealed first, if it is a disk that nobody uses.
+    ///
+    /// # Errors
+    /// `NotFound`; `ReadOnly` if it is to be written and is a snapshot; `Appliance`, `Attach`,
+    /// `State`.
+    pub async fn acquire(&self, key: &Key, access: Access) -> Result<PathBuf, WorkerError> {
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            let _lock = worker.inner.volume_locks.lock(&key).await;
+            worker.mount_locked(&key, access, |volume| volume.users += 1).await
+        })
+        .await
+    }
+
+    /// Mounts a volume as [`Self::acquire`] does, to stay mounted until it is sealed or removed.
+    ///
+    /// # Errors
+    /// As [`Self::acquire`].
+    pub async fn ensure_mounted(&self, key: &Key, access: Access) -> Result<PathBuf, WorkerError> {
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            let _lock = worker.inner.volume_locks.lock(&key).await;
+            worker.mount_locked(&key, access, |volume| volume.is_kept_mounted = true).await
+        })
+        .await
+    }
+
+    /// Counts one user less, durably; without users the volume is unmounted some time later.
+    /// Releasing what nobody has acquired changes nothing.
+    ///
+    /// # Errors
+    /// `NotFound`, `State`.
+    pub async fn release(&self, key: &Key) -> Result<(), WorkerError> {
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            // Not under the volume's lock: who holds that may be waiting for just this.
+            let release = |volume: &mut Volume| volume.users = volume.users.saturating_sub(1);
+            let volume = worker.change(&key, release).await?;
+            if !volume.is_in_use() {
+                worker.unmount_later(&volume);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Mounts a snapshot for reading.
+    ///
+    /// # Errors
+    /// `UnknownSnapshot`, `Appliance`, `Attach`.
+    pub async fn view(&self, snapshot: SnapshotRef) -> Result<View, WorkerError> {
+        self.run(async move |worker: Self| {
+            let _lock = worker.inner.view_locks.lock(&snapshot.id).await;
+            let path = worker.mount_view(snapshot.id).await?;
+            *worker.inner.views.lock().entry(snapshot.id).or_default() += 1;
+            Ok(View { worker: worker.clone(), snapshot: snapshot.id, path })
+        })
+        .await
+    }
+
+    /// Mounts, and records it by `count`. The volume's lock is held.
+    async fn mount_locked(
+        &self,
+        key: &Key,
+        access: Access,
+        count: impl FnOnce(&mut Volume) + Send + 'static,
+    ) -> Result<PathBuf, WorkerError> {
+        let volume = self.existing(key)?;
+        let name = match (access, &volume.content) {
+            (Access::ReadWrite, Content::Snapshot { .. }) => {
+                return Err(WorkerError::ReadOnly { key: key.clone() });
+            }
+            (Access::ReadWrite, Content::Inherited) => self.make_disk(&volume).await?,
+            (Access::ReadWrite, Content::Disk { name, .. }) => *name,
+            // Who reads what another writes sees it change.
+            (Access::ReadOnly, Content::Disk { name, .. }) if volume.is_in_use() => *name,
+            (Access::ReadOnly, _) => return self.view_locked(key, count).await,
+        };
+        // Counted first, so that nobody unmounts what is just being mounted (D5).
+        self.change(key, |volume| {
+            volume.mounted = Some(MountedAs::Disk);
+            count(volume);
+        })
+        .await?;
+        self.mount_disk(name).await
+    }
+
+    async fn view_locked(
+        &self,
+        key: &Key,
+        count: impl FnOnce(&mut Volume) + Send + 'static,
+    ) -> Result<PathBuf, WorkerError> {
+        let snapshot = self.settled(key).await?;
+        let _lock = self.inner.view_locks.lock(&snapshot.id).await;
+        self.change(key, move |volume| {
+            volume.mounted = Some(MountedAs::View(snapshot.id));
+            count(volume);
+        })
+        .await?;
+        self.mount_view(snapshot.id).await
+    }
+
+    /// The target of a disk's mount.
+    pub(super) fn disk_target(&self, name: Uuid) -> PathBuf {
+        self.state_directory().join("mounts").join(name.to_string())
+    }
+
+    pub(super) async fn mount_disk(&self, name: Uuid) -> Result<PathBuf, WorkerError> {
+        let target = self.disk_target(name);
+        let path = self.disk_path(name);
+        let source = Source::File(&path);
+        let access = slackwater_attach::Access::ReadWrite;
+        self.attach().await?.mount(source, &target, access).await?;
+        Ok(target)
+    }
+
+    fn view_target(&self, snapshot: SnapshotId) -> PathBuf {
+        self.state_directory().join("views").join(snapshot.to_string())
+    }
+
+    /// Mounts a snapshot. Its view lock is held.
+    async fn mount_view(&self, snapshot: SnapshotId) -> Result<PathBuf, WorkerError> {
+        let target = self.view_target(snapshot);
+        let source = Source::Snapshot(Uuid::from_bytes(*snapshot.as_bytes()));
+        let access = slackwater_attach::Access::ReadOnly;
+        self.attach().await?.mount(source, &target, access).await?;
+        Ok(target)
+    }
+
+    /// What a volume reads as, by its own content or by that of what it was made above.
+    pub(super) fn resolve(&self, key: &Key) -> Result<Resolved, WorkerError> {
+        let mut key = key.clone();
+        loop {
+            let volume = self.existing(&key)?;
+            match (volume.content, volume.parent) {
+                (Content::Snapshot { snapshot, .. }, _) => return Ok(Resolved::Snapshot(snapshot)),
+                (Content::Disk { .. }, _) => return Ok(Resolved::Disk(key)),
+                (Content::Inherited, Some(parent)) => key = parent,
+                (Content::Inherited, None) => return Ok(Resolved::Empty),
+            }
+        }
+    }
+
+    /// The snapshot that a volume reads as; a disk among what it reads is sealed for it. The
+    /// volume's own lock is held.
+    pub(super) async fn settled(&self, key: &Key) -> Result<SnapshotRef, WorkerError> {
+        match self.resolve(key)? {
+            Resolved::Snapshot(snapshot) => Ok(snapshot),
+            Resolved::Empty => self.empty_disk(self.disk_size_bytes()).await,
+            Resolved::Disk(owner) if owner == *key => Box::pin(self.seal_locked(key, None)).await,
+            Resolved::Disk(owner) => {
+                let _lock = self.inner.volume_locks.lock(&owner).await;
+                Box::pin(self.seal_locked(&owner, None)).await
+            }
+        }
+    }
+
+    /// Gives a volume a disk of its own. Its lock is held.
+    pub(super) async fn make_disk(&self, volume: &Volume) -> Result<Uuid, WorkerError> {
+        let wanted_bytes = volume.extra.disk_size_bytes();
+        let (from, making) = match self.resolve(&volume.key)? {
+            Resolved::Empty => {
+                let size_bytes = wanted_bytes.unwrap_or(self.disk_size_bytes());
+                self.clone_empty_disk(size_bytes).await?
+            }
+            Resolved::Snapshot(_) | Resolved::Disk(_) => {
+                let from = self.settled(&volume.key).await?;
+                (from, self.clone_as(FileKind::Disk, from.id).await?)
+            }
+        };
+        let size_bytes = wanted_bytes.unwrap_or(from.size_bytes);
+        if size_bytes < from.size_bytes {
+            return Err(WorkerError::TooSmall {
+                got_bytes: size_bytes,
+                least_bytes: from.size_bytes,
+            });
+        }
+        if size_bytes > from.size_bytes {
+            let path = self.path_of(making.file);
+            self.client().resize_file(&path, size_bytes).await?;
+            self.attach().await?.grow_file_system(&path).await?;
+        }
+        let name = making.file.name;
+        self.change(&volume.key, move |volume| {
+            volume.content = Content::Disk { name, from, size_bytes };
+        })
+        .await?;
+        Ok(name)
+    }
+
+    async fn clone_empty_disk(
+        &self,
+        size_bytes: u64,
+    ) -> Result<(SnapshotRef, super::appliance::Making), WorkerError> {
+        let empty = self.empty_disk(size_bytes).await?;
+        match self.clone_as(FileKind::Disk, empty.id).await {
+            Err(WorkerError::UnknownSnapshot { .. }) => {
+                self.forget_empty_disk(size_bytes).await?;
+                let empty = self.empty_disk(size_bytes).await?;
+                Ok((empty, self.clone_as(FileKind::Disk, empty.id).await?))
+            }
+            outcome => Ok((empty, outcome?)),
+        }
+    }
+
+    /// Unmounts what a volume has mounted, unless it is used again by then.
+    pub(super) fn unmount_later(&self, volume: &Volume) {
+        match volume.mounted {
+            Some(MountedAs::View(snapshot)) => self.unmount_view_later(snapshot),
+            Some(MountedAs::Disk) => {
+                let (worker, key) = (self.clone(), volume.key.clone());
+                tokio::spawn(async move {
+                    tokio::time::sleep(IDLE).await;
+                    if let Err(error) = worker.unmount_idle(&key).await {
+                        tracing::warn!(%key, %error, "unmounting what nobody uses");
+                    }
+                });
+            }
+            None => {}
+        }
+    }
+
+    async fn unmount_idle(&self, key: &Key) -> Result<(), WorkerError> {
+        let _lock = self.inner.volume_locks.lock(key).await;
+        let Some(volume) = self.get(key) else {
+            return Ok(());
+        };
+        let Content::Disk { name, .. } = volume.content else {
+            return Ok(());
+        };
+        if volume.is_in_use() || volume.mounted != Some(MountedAs::Disk) {
+            return Ok(());
+        }
+        self.attach().await?.unmount(&self.disk_target(name)).await?;
+        self.change(key, |volume| volume.mounted = None).await?;
+        Ok(())
+    }
+
+    /// Unmounts a view, unless it is used again by then.
+    pub(super) fn unmount_view_later(&self, snapshot: SnapshotId) {
+        // Outside a runtime nothing runs any more: the next start finds the mount.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return;
+        };
+        let worker = self.clone();
+        runtime.spawn(async move {
+            tokio::time::sleep(IDLE).await;
+            if let Err(error) = worker.unmount_view(snapshot).await {
+                tracing::warn!(%snapshot, %error, "unmounting a view that nobody uses");
+            }
+        });
+    }
+
+    /// Unmounts a view if nobody uses it.
+    pub(super) async fn unmount_view(&self, snapshot: SnapshotId) -> Result<(), WorkerError> {
+        let _lock = self.inner.view_locks.lock(&snapshot).await;
+        let is_viewed = self.inner.views.lock().contains_key(&snapshot);
+        let wanted = Some(MountedAs::View(snapshot));
+        if is_viewed
+            || self.inner.state.any(|volume| volume.mounted == wanted && volume.is_in_use())
+        {
+            return Ok(());
+        }
+        self.attach().await?.unmount(&self.view_target(snapshot)).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,267 @@
+//! Taking back: obsolete files, mounts that nobody uses, snapshots that nobody bound.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::StreamExt;
+use slackwater_attach::Source;
+use slackwater_client::query::ListSnapshots;
+use slackwater_client::types::{Labels, SnapshotId};
+use uuid::Uuid;
+
+use super::appliance::WORKER_LABEL;
+use super::state::{Change, FileKind, OwnFile};
+use super::volume::{Content, Key, MountedAs};
+use super::{Worker, WorkerError, now};
+
+/// Time between two looks at files that could not be deleted.
+const RETRY_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Time between two looks at everything.
+const RECONCILE_INTERVAL: Duration = Duration::from_secs(600);
+
+/// Files that are taken back at a time: enough to hide the appliance's answer time.
+const REAPED_AT_ONCE: usize = 8;
+
+/// A captured snapshot that was not bound in this time never will be: an engine binds it within
+/// the call, or after its own retries of half a minute.
+const CAPTURE_AGE_MAX: Duration = Duration::from_secs(120);
+
+/// What a look at everything took back.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Reconciled {
+    /// Files of this worker that no volume named.
+    pub files: usize,
+    /// Mounts that no volume needed.
+    pub mounts: usize,
+    /// Snapshots of this worker without a clone.
+    pub snapshots: usize,
+}
+
+impl Worker {
+    /// Removes a volume: a record alone, at once. What it had on the appliance and on this
+    /// machine is taken back in the background.
+    ///
+    /// # Errors
+    /// `NotFound`, `HasChildren`, `State`.
+    pub async fn remove(&self, key: &Key) -> Result<(), WorkerError> {
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            let _lock = worker.inner.volume_locks.lock(&key).await;
+            let volume = worker.existing(&key)?;
+            worker.apply(vec![Change::Delete(key)]).await?;
+            if let Some(MountedAs::View(snapshot)) = volume.mounted {
+                worker.unmount_view_later(snapshot);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Takes back now what is to be taken back, as far as that is possible.
+    pub async fn clean_up(&self) {
+        let _reaping = self.inner.reaping.lock().await;
+        let files: Vec<_> = {
+            let in_progress = self.inner.in_progress.lock();
+            let obsolete = self.inner.state.obsolete().into_iter();
+            obsolete.filter(|file| !in_progress.contains(&file.name)).collect()
+        };
+        let reaping = futures_util::stream::iter(files).for_each_concurrent(
+            REAPED_AT_ONCE,
+            |file| async move {
+                if let Err(error) = self.take_back(file).await {
+                    tracing::debug!(file = %self.path_of(file), %error, "not taken back yet");
+                }
+            },
+        );
+        reaping.await;
+    }
+
+    async fn take_back(&self, file: OwnFile) -> Result<(), WorkerError> {
+        let path = self.path_of(file);
+        if file.kind == FileKind::Disk {
+            let attach = self.attach().await?;
+            attach.unmount(&self.disk_target(file.name)).await?;
+            // A namespace of a container that just ends may still have it.
+            if !attach.is_released(Source::File(&path)).await? {
+                return Ok(());
+            }
+        }
+        match self.client().delete_file(&path).await {
+            Err(error) if !error.is_not_found() => return Err(error.into()),
+            _ => {}
+        }
+        self.apply(vec![Change::Deleted(file)]).await
+    }
+
+    pub(super) fn start_reaping(&self) {
+        // Held weakly while it waits, so that the last worker to go closes the state.
+        let inner = Arc::downgrade(&self.inner);
+        let wanted = Arc::clone(&self.inner.reap);
+        tokio::spawn(async move {
+            while let Some(inner) = inner.upgrade() {
+                let worker = Self { inner };
+                worker.clean_up().await;
+                let has_more = !worker.inner.state.obsolete().is_empty();
+                drop(worker);
+                let wait = if has_more { RETRY_INTERVAL } else { RECONCILE_INTERVAL };
+                let _ = tokio::time::timeout(wait, wanted.notified()).await;
+            }
+        });
+    }
+
+    pub(super) fn start_reconciling(&self) {
+        let inner = Arc::downgrade(&self.inner);
+        tokio::spawn(async move {
+            while let Some(inner) = inner.upgrade() {
+                let worker = Self { inner };
+                let wait = match worker.reconcile(CAPTURE_AGE_MAX).await {
+                    Ok(done) if done == Reconciled::default() => RECONCILE_INTERVAL,
+                    Ok(done) => {
+                        tracing::info!(?done, "took back what nobody needs");
+                        RECONCILE_INTERVAL
+                    }
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot compare with the appliance yet");
+                        RETRY_INTERVAL
+                    }
+                };
+                drop(worker);
+                tokio::time::sleep(wait).await;
+            }
+        });
+    }
+
+    /// Compares what this worker has on the appliance and mounted here with its volumes, and
+    /// takes back what no volume needs; snapshots without a clone only if they are older than
+    /// `age_min`.
+    ///
+    /// # Errors
+    /// `Appliance`, `Attach`, `State`.
+    pub async fn reconcile(&self, age_min: Duration) -> Result<Reconciled, WorkerError> {
+        let mut done = Reconciled { mounts: self.reconcile_mounts().await?, ..Default::default() };
+        self.clean_up().await;
+        done.files = self.reconcile_files().await?;
+        done.snapshots = self.reconcile_snapshots(age_min).await?;
+        Ok(done)
+    }
+
+    async fn reconcile_mounts(&self) -> Result<usize, WorkerError> {
+        let attach = self.attach().await?;
+        let mut count = 0;
+        for mounted in attach.mounts().await? {
+            let Some(name) = mounted.target.file_name().and_then(|name| name.to_str()) else {
+                continue;
+            };
+            if mounted.target.parent() == Some(&self.state_directory().join("views")) {
+                if let Ok(snapshot) = name.parse() {
+                    self.unmount_view(snapshot).await?;
+                }
+                continue;
+            }
+            let Ok(name) = name.parse::<Uuid>() else {
+                continue;
+            };
+            match self.owner_of(name) {
+                Some(key) => self.unmount_unused(&key).await?,
+                None if self.inner.in_progress.lock().contains(&name) => {}
+                None => {
+                    tracing::info!(target = %mounted.target.display(), "unmounting: no volume has it");
+                    attach.unmount(&mounted.target).await?;
+                    count += 1;
+                }
+            }
+        }
+        Ok(count)
+    }
+
+    /// The volume whose disk that is.
+    fn owner_of(&self, disk: Uuid) -> Option<Key> {
+        let is_owner =
+            |content: &Content| matches!(content, Content::Disk { name, .. } if *name == disk);
+        let owners = self.inner.state.matching(|volume| is_owner(&volume.content));
+        owners.into_iter().next().map(|volume| volume.key)
+    }
+
+    async fn unmount_unused(&self, key: &Key) -> Result<(), WorkerError> {
+        let _lock = self.inner.volume_locks.lock(key).await;
+        if let Some(volume) = self.get(key)
+            && !volume.is_in_use()
+        {
+            let volume = self.change(key, |volume| volume.mounted = Some(MountedAs::Disk)).await?;
+            self.unmount_later(&volume);
+        }
+        Ok(())
+    }
+
+    async fn reconcile_files(&self) -> Result<usize, WorkerError> {
+        let prefix = format!("workers/{}/", self.worker_id());
+        let mut count = 0;
+        for path in self.file_paths(&prefix).await? {
+            let file = match path.strip_prefix(&prefix).and_then(|rest| rest.split_once('/')) {
+                Some(("disks", name)) => (FileKind::Disk, name.parse()),
+                Some(("holds", name)) => (FileKind::Hold, name.parse()),
+                _ => continue,
+            };
+            let (kind, Ok(name)) = file else {
+                continue;
+            };
+            let file = OwnFile { kind, name };
+            if !self.inner.state.knows(file) {
+                tracing::warn!(path, "a file of this worker that it does not know: taken back");
+                self.apply(vec![Change::Obsolete(file)]).await?;
+                count += 1;
+            }
+        }
+        if count > 0 {
+            self.clean_up().await;
+        }
+        Ok(count)
+    }
+
+    async fn reconcile_snapshots(&self, age_min: Duration) -> Result<usize, WorkerError> {
+        self.inner.captured.lock().retain(|_, taken| taken.elapsed() < CAPTURE_AGE_MAX);
+        let mut query = ListSnapshots {
+            labels: Labels::from([(WORKER_LABEL.to_owned(), self.worker_id().to_string())]),
+            ..ListSnapshots::default()
+        };
+        let mut unheld = BTreeSet::new();
+        loop {
+            let page = self.client().snapshots(&query).await?;
+            let is_old = |created: u64| {
+                u128::from(now().as_nanos().saturating_sub(created)) >= age_min.as_nanos()
+            };
+            let without_clone = page.items.into_iter().filter(|snapshot| {
+                snapshot.clone_count == 0 && is_old(snapshot.created_at.as_nanos())
+            });
+            unheld.extend(without_clone.map(|snapshot| snapshot.id));
+            match page.next {
+                Some(next) => query.after = Some(next),
+                None => break,
+            }
+        }
+        let mut count = 0;
+        for id in unheld {
+            count += usize::from(self.delete_unheld(id).await?);
+        }
+        Ok(count)
+    }
+
+    /// Deletes a snapshot that has no clone, unless it may still be bound.
+    async fn delete_unheld(&self, id: SnapshotId) -> Result<bool, WorkerError> {
+        let is_fresh = |taken: &Instant| taken.elapsed() < CAPTURE_AGE_MAX;
+        if self.inner.captured.lock().get(&id).is_some_and(is_fresh) {
+            return Ok(false);
+        }
+        match self.client().snapshot(id).await {
+            Ok(snapshot) if snapshot.clone_count > 0 => return Ok(false),
+            Err(error) if error.is_not_found() => return Ok(false),
+            outcome => outcome.map(|_| ())?,
+        }
+        match self.client().delete_snapshot(id).await {
+            Err(error) if !error.is_not_found() => Err(error.into()),
+            _ => Ok(true),
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! From disk to snapshot: sealing, committing, capturing, binding.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use slackwater_client::types::{Snapshot, SnapshotId};
+use slackwater_client::{ClientError, RetryPolicy};
+use uuid::Uuid;
+
+use super::appliance::{Making, existing_id};
+use super::mounting::Resolved;
+use super::state::{Change, FileKind};
+use super::volume::{Content, Extra, Key, SnapshotRef, Usage, Volume};
+use super::{Worker, WorkerError, now};
+
+/// How long sealing waits for users to let go: BuildKit gives a layer back just after it has
+/// begun the next one.
+const USERS_WAIT_MAX: Duration = Duration::from_secs(5);
+
+/// How often it looks.
+const USERS_WAIT_STEP: Duration = Duration::from_millis(20);
+
+/// Inodes that an empty ext4 counts as used.
+const EMPTY_DISK_INODES: u64 = 10;
+
+impl Worker {
+    /// Makes a volume an immutable snapshot. `name`, if given, becomes the snapshot's name on the
+    /// appliance; if another worker's snapshot has it already, that one is taken, and the disk
+    /// is dropped. What is a snapshot already stays as it is.
+    ///
+    /// # Errors
+    /// `NotFound`; `Busy` while it is in use; `Appliance`, `Attach`, `State`.
+    pub async fn seal(&self, key: &Key, name: Option<String>) -> Result<SnapshotRef, WorkerError> {
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            let _lock = worker.inner.volume_locks.lock(&key).await;
+            worker.seal_locked(&key, name).await
+        })
+        .await
+    }
+
+    /// Seals a volume and gives it another name and other data of its engine, in one step.
+    ///
+    /// # Errors
+    /// As [`Self::seal`]; `Exists` if the new name is taken.
+    pub async fn commit(
+        &self,
+        key: &Key,
+        to: Key,
+        name: Option<String>,
+        extra: Extra,
+    ) -> Result<Volume, WorkerError> {
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            let _lock = worker.inner.volume_locks.lock(&key).await;
+            worker.existing(&key)?;
+            if worker.get(&to).is_some() {
+                return Err(WorkerError::Exists { key: to });
+            }
+            worker.seal_locked(&key, name).await?;
+            worker.rename_locked(&key, to, extra).await
+        })
+        .await
+    }
+
+    /// Binds a volume to a snapshot as [`Self::bind`] does and renames it as [`Self::commit`]
+    /// does, in one step for whoever looks at the new name.
+    ///
+    /// # Errors
+    /// As [`Self::bind`] and [`Self::commit`].
+    pub async fn commit_bound(
+        &self,
+        key: &Key,
+        to: Key,
+        snapshot: SnapshotId,
+        extra: Extra,
+    ) -> Result<Volume, WorkerError> {
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            let _lock = worker.inner.volume_locks.lock(&key).await;
+            worker.existing(&key)?;
+            if worker.get(&to).is_some() {
+                return Err(WorkerError::Exists { key: to });
+            }
+            worker.bind_locked(&key, snapshot).await?;
+            worker.rename_locked(&key, to, extra).await
+        })
+        .await
+    }
+
+    async fn rename_locked(&self, key: &Key, to: Key, extra: Extra) -> Result<Volume, WorkerError> {
+        let renamed = Volume { key: to, extra, created_at: now(), ..self.existing(key)? };
+        let made = renamed.clone();
+        self.apply(vec![Change::Delete(key.clone()), Change::Create(Box::new(renamed))]).await?;
+        Ok(made)
+    }
+
+    /// Takes a snapshot of what a volume holds at this moment; it stays as it is. The snapshot
+    /// lives for an hour unless a volume is bound to it.
+    ///
+    /// # Errors
+    /// `NotFound`, `Appliance`, `Attach`, `State`.
+    pub async fn capture(&self, key: &Key) -> Result<SnapshotRef, WorkerError> {
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            let _lock = worker.inner.volume_locks.lock(&key).await;
+            let Content::Disk { name, size_bytes, .. } = worker.existing(&key)?.content else {
+                return worker.settled(&key).await;
+            };
+            let target = worker.mount_disk(name).await?;
+            let taken = worker.take_frozen(&target, name, None).await;
+            // It may have been unmounted before: then it is again.
+            let volume = worker.existing(&key)?;
+            if !volume.is_in_use() {
+                worker.unmount_later(&Volume {
+                    mounted: Some(super::MountedAs::Disk),
+                    ..worker
+                        .change(&key, |volume| volume.mounted = Some(super::MountedAs::Disk))
+                        .await?
+                });
+            }
+            let snapshot = taken?;
+            worker.inner.captured.lock().insert(snapshot.id, Instant::now());
+            Ok(SnapshotRef { id: snapshot.id, size_bytes })
+        })
+        .await
+    }
+
+    /// Makes a volume be a snapshot of the appliance; what it was before is dropped.
+    ///
+    /// # Errors
+    /// `NotFound`, `UnknownSnapshot`, `Appliance`, `State`; `Busy` while it is in use.
+    pub async fn bind(&self, key: &Key, snapshot: SnapshotId) -> Result<SnapshotRef, WorkerError> {
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            let _lock = worker.inner.volume_locks.lock(&key).await;
+            worker.bind_locked(&key, snapshot).await
+        })
+        .await
+    }
+
+    async fn bind_locked(&self, key: &Key, id: SnapshotId) -> Result<SnapshotRef, WorkerError> {
+        self.await_users(key).await?;
+        let volume = self.existing(key)?;
+        let snapshot = match self.client().snapshot(id).await {
+            Err(error) if error.is_not_found() => return Err(self.unknown(id)),
+            outcome => outcome?,
+        };
+        let making = self.clone_as(FileKind::Hold, id).await?;
+        let below = match volume.parent.as_ref().map(|parent| self.resolve(parent)).transpose()? {
+            Some(Resolved::Snapshot(below)) => Some(below),
+            Some(Resolved::Empty | Resolved::Disk(_)) | None => None,
+        };
+        let usage =
+            Usage { size_bytes: self.own_bytes(&snapshot, below).await?, ..Usage::default() };
+        let bound = SnapshotRef { id, size_bytes: snapshot.size_bytes };
+        self.become_snapshot(key, bound, &making, usage).await?;
+        Ok(bound)
+    }
+
+    /// What a read-only view of the volume would show, without sealing anything: `None` if that
+    /// is an empty disk, or one that is still written.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub async fn snapshot_of(&self, key: &Key) -> Result<Option<SnapshotRef>, WorkerError> {
+        match self.resolve(key)? {
+            Resolved::Snapshot(snapshot) => Ok(Some(snapshot)),
+            Resolved::Empty | Resolved::Disk(_) => Ok(None),
+        }
+    }
+
+    /// [`Self::seal`], the volume's lock held.
+    pub(super) async fn seal_locked(
+        &self,
+        key: &Key,
+        name: Option<String>,
+    ) -> Result<SnapshotRef, WorkerError> {
+        let volume = self.existing(key)?;
+        let (disk, from, size_bytes) = match volume.content {
+            Content::Snapshot { snapshot, .. } => return Ok(snapshot),
+            Content::Disk { name, from, size_bytes } => (name, from, size_bytes),
+            Content::Inherited if name.is_none() => {
+                let snapshot = self.settled(key).await?;
+                let making = self.clone_as(FileKind::Hold, snapshot.id).await?;
+                self.become_snapshot(key, snapshot, &making, Usage::default()).await?;
+                return Ok(snapshot);
+            }
+            // A snapshot has one name: this one needs a snapshot of its own.
+            Content::Inherited => {
+                self.make_disk(&volume).await?;
+                return Box::pin(self.seal_locked(key, name)).await;
+            }
+        };
+        self.await_users(key).await?;
+        let target = self.mount_disk(disk).await?;
+        let disk_inodes = used_inodes(&target)?;
+        let (snapshot, making) = self.snapshot_and_hold(&target, disk, name).await?;
+        let usage = Usage {
+            size_bytes: self.own_bytes(&snapshot, Some(from)).await?,
+            inodes: disk_inodes.saturating_sub(self.inodes_of(from)),
+            disk_inodes,
+        };
+        let sealed = SnapshotRef { id: snapshot.id, size_bytes };
+        self.become_snapshot(key, sealed, &making, usage).await?;
+        Ok(sealed)
+    }
+
+    /// Records that a volume is a snapshot now; its disk, if it had one, is dropped.
+    async fn become_snapshot(
+        &self,
+        key: &Key,
+        snapshot: SnapshotRef,
+        making: &Making,
+        usage: Usage,
+    ) -> Result<(), WorkerError> {
+        let hold = making.file.name;
+        self.change(key, move |volume| {
+            volume.content = Content::Snapshot { snapshot, hold };
+            volume.mounted = None;
+            volume.is_kept_mounted = false;
+            volume.usage = Some(usage);
+        })
+        .await?;
+        self.inner.captured.lock().remove(&snapshot.id);
+        Ok(())
+    }
+
+    /// A snapshot of the disk, and a clone that keeps it. With a name that is taken: the snapshot
+    /// that has it; should that one go away in between, once more.
+    async fn snapshot_and_hold(
+        &self,
+        target: &Path,
+        disk: Uuid,
+        name: Option<String>,
+    ) -> Result<(Snapshot, Making), WorkerError> {
+        let taken = self.take_frozen(target, disk, name.clone()).await;
+        let snapshot = match taken {
+            Err(WorkerError::Appliance { source }) => match existing_id(&source) {
+                Some(id) => match self.client().snapshot(id).await {
+                    Err(error) if error.is_not_found() => {
+                        self.take_frozen(target, disk, name).await?
+                    }
+                    outcome => outcome?,
+                },
+                None => return Err(source.into()),
+            },
+            outcome => outcome?,
+        };
+        let making = self.clone_as(FileKind::Hold, snapshot.id).await?;
+        Ok((snapshot, making))
+    }
+
+    /// Takes a snapshot of a mounted disk while its file system stands still (D4).
+    async fn take_frozen(
+        &self,
+        target: &Path,
+        disk: Uuid,
+        name: Option<String>,
+    ) -> Result<Snapshot, WorkerError> {
+        let attach = self.attach().await?;
+        // What is dirty goes out before anybody has to stand still for it.
+        attach.sync(target).await?;
+        attach.freeze(target).await?;
+        let taken: Result<Snapshot, ClientError> = self.take_snapshot(disk, name).await;
+        let thawed = attach.thaw(target).await;
+        let snapshot = taken?;
+        thawed?;
+        Ok(snapshot)
+    }
+
+    /// Waits for the users of a disk to let go of it.
+    async fn await_users(&self, key: &Key) -> Result<(), WorkerError> {
+        let started = Instant::now();
+        loop {
+            let users = self.existing(key)?.users;
+            if users == 0 {
+                return Ok(());
+            }
+            if started.elapsed() >= USERS_WAIT_MAX {
+                return Err(WorkerError::Busy { key: key.clone(), users });
+            }
+            tokio::time::sleep(USERS_WAIT_STEP).await;
+        }
+    }
+
+    /// Bytes of a snapshot beyond those of the one below it.
+    async fn own_bytes(
+        &self,
+        snapshot: &Snapshot,
+        below: Option<SnapshotRef>,
+    ) -> Result<u64, WorkerError> {
+        let Some(below) = below else {
+            return Ok(snapshot.used_bytes);
+        };
+        match self.client().snapshot(below.id).await {
+            Ok(below) => Ok(snapshot.used_bytes.saturating_sub(below.used_bytes)),
+            Err(error) if error.is_not_found() => Ok(snapshot.used_bytes),
+            Err(source) => Err(source.into()),
+        }
+    }
+
+    /// Inodes in use on the disk of a snapshot, as far as a volume remembers them.
+    pub(super) fn inodes_of(&self, snapshot: SnapshotRef) -> u64 {
+        let holder = self
+            .inner
+            .state
+            .matching(|volume| volume.snapshot() == Some(snapshot))
+            .into_iter()
+            .find_map(|volume| volume.usage.filter(|usage| usage.disk_inodes > 0));
+        holder.map_or(EMPTY_DISK_INODES, |usage| usage.disk_inodes)
+    }
+
+    /// What a volume holds of its own. From memory for a snapshot; for a disk, one short question
+    /// to the appliance.
+    ///
+    /// # Errors
+    /// `NotFound`, `Appliance`.
+    pub async fn usage(&self, key: &Key) -> Result<Usage, WorkerError> {
+        let volume = self.existing(key)?;
+        let (name, from) = match volume.content {
+            Content::Inherited => return Ok(Usage::default()),
+            Content::Snapshot { .. } => return Ok(volume.usage.unwrap_or_default()),
+            Content::Disk { name, from, .. } => (name, from),
+        };
+        let once = self.client().with_retry(RetryPolicy::never());
+        let file = once.file(&self.disk_path(name)).await?;
+        let disk_inodes = match volume.mounted {
+            Some(_) => used_inodes(&self.disk_target(name)).unwrap_or_default(),
+            None => 0,
+        };
+        let inodes = disk_inodes.saturating_sub(self.inodes_of(from));
+        Ok(Usage { size_bytes: file.unique_bytes, inodes, disk_inodes })
+    }
+}
+
+/// Inodes in use on a mounted file system.
+fn used_inodes(target: &Path) -> Result<u64, WorkerError> {
+    let statistics = rustix::fs::statvfs(target)
+        .map_err(|error| WorkerError::Local { path: target.to_owned(), source: error.into() })?;
+    Ok(statistics.f_files.saturating_sub(statistics.f_ffree))
+}

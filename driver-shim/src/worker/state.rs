@@ -1,0 +1,378 @@
+//! The driver's memory: every volume, and every file that it made on the appliance and no volume
+//! names (yet, or any more).
+//!
+//! ```text
+//! volumes    engine NUL name -> Volume (JSON)
+//! obsolete   uuid            -> what kind of file it is
+//! facts      name            -> text (worker id, store id, base snapshots, boot id)
+//! ```
+//!
+//! A file is entered as obsolete before it is made, and taken out in the transaction that makes
+//! a volume name it; a volume that lets go of a file enters it in the same transaction. So at
+//! every moment each file of this worker is either named by one volume or listed here (D1), and
+//! whoever finds it listed at a start may delete it. Reads are answered from memory.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use parking_lot::{Mutex, RwLock};
+use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use super::error::WorkerError;
+use super::volume::{Content, Engine, Key, Volume};
+
+const VOLUMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("volumes");
+const OBSOLETE: TableDefinition<'_, &str, &str> = TableDefinition::new("obsolete");
+const FACTS: TableDefinition<'_, &str, &str> = TableDefinition::new("facts");
+
+/// Memory of the database's cache: all reads are answered from our own maps.
+const CACHE_BYTES: usize = 4 << 20;
+
+/// What a file of this worker on the appliance is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub(super) enum FileKind {
+    /// A disk, below `disks`.
+    Disk,
+    /// A clone that keeps a snapshot, below `holds`.
+    Hold,
+}
+
+impl FileKind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Disk => "disk",
+            Self::Hold => "hold",
+        }
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        match text {
+            "disk" => Some(Self::Disk),
+            "hold" => Some(Self::Hold),
+            _ => None,
+        }
+    }
+}
+
+/// A file of this worker on the appliance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct OwnFile {
+    /// What it is.
+    pub kind: FileKind,
+    /// Its name.
+    pub name: Uuid,
+}
+
+/// One change of the state; several are applied as one.
+#[derive(Clone, Debug)]
+pub(super) enum Change {
+    /// The volume is as given; the files that it named before and names no more are obsolete,
+    /// those that it names now are not.
+    Put(Box<Volume>),
+    /// A volume that must not exist before is made.
+    Create(Box<Volume>),
+    /// The volume is no more; its files are obsolete.
+    Delete(Key),
+    /// A file is obsolete, or about to be made.
+    Obsolete(OwnFile),
+    /// An obsolete file is deleted.
+    Deleted(OwnFile),
+    /// A fact is as given.
+    Fact(String, String),
+}
+
+#[derive(Debug, Default)]
+struct Index {
+    volumes: BTreeMap<Key, Volume>,
+    children: BTreeMap<Key, BTreeSet<Key>>,
+    obsolete: BTreeSet<OwnFile>,
+    facts: BTreeMap<String, String>,
+}
+
+/// The state of one worker. Methods that change it wait for the disk.
+#[derive(Debug)]
+pub(super) struct State {
+    path: PathBuf,
+    database: Database,
+    index: RwLock<Index>,
+    /// Held over a whole change, so that memory and disk see the same order.
+    writing: Mutex<()>,
+}
+
+/// The files that a volume names.
+fn files_of(volume: &Volume) -> Option<OwnFile> {
+    match &volume.content {
+        Content::Inherited => None,
+        Content::Disk { name, .. } => Some(OwnFile { kind: FileKind::Disk, name: *name }),
+        Content::Snapshot { hold, .. } => Some(OwnFile { kind: FileKind::Hold, name: *hold }),
+    }
+}
+
+fn row_key(key: &Key) -> String {
+    format!("{}\0{}", key.engine, key.name)
+}
+
+impl State {
+    /// Opens the state in `path`, made if it is missing.
+    ///
+    /// # Errors
+    /// `State` if another daemon has it open or it cannot be read.
+    pub(super) fn open(path: &Path) -> Result<Self, WorkerError> {
+        let failed = |source: Box<dyn std::error::Error + Send + Sync>| WorkerError::State {
+            path: path.to_owned(),
+            source,
+        };
+        let database = redb::Builder::new()
+            .set_cache_size(CACHE_BYTES)
+            .create(path)
+            .map_err(|error| failed(error.into()))?;
+        let index = Self::load(&database).map_err(failed)?;
+        Ok(Self {
+            path: path.to_owned(),
+            database,
+            index: RwLock::new(index),
+            writing: Mutex::new(()),
+        })
+    }
+
+    fn load(database: &Database) -> Result<Index, Box<dyn std::error::Error + Send + Sync>> {
+        let transaction = database.begin_write()?;
+        transaction.open_table(VOLUMES)?;
+        transaction.open_table(OBSOLETE)?;
+        transaction.open_table(FACTS)?;
+        transaction.commit()?;
+        let transaction = database.begin_read()?;
+        let mut index = Index::default();
+        for row in transaction.open_table(VOLUMES)?.iter()? {
+            let (name, value) = row?;
+            let volume: Volume = serde_json::from_slice(value.value())
+                .map_err(|error| format!("volume {}: {error}", name.value().escape_debug()))?;
+            index.put(volume);
+        }
+        for row in transaction.open_table(OBSOLETE)?.iter()? {
+            let (name, kind) = row?;
+            let kind = FileKind::parse(kind.value())
+                .ok_or_else(|| format!("file {}: kind {}", name.value(), kind.value()))?;
+            index.obsolete.insert(OwnFile { kind, name: name.value().parse()? });
+        }
+        for row in transaction.open_table(FACTS)?.iter()? {
+            let (name, value) = row?;
+            index.facts.insert(name.value().to_owned(), value.value().to_owned());
+        }
+        Ok(index)
+    }
+
+    /// The volume of that name.
+    pub(super) fn get(&self, key: &Key) -> Option<Volume> {
+        self.index.read().volumes.get(key).cloned()
+    }
+
+    /// All volumes of an engine, in order of their names.
+    pub(super) fn list(&self, engine: Engine) -> Vec<Volume> {
+        let index = self.index.read();
+        index.volumes.values().filter(|volume| volume.key.engine == engine).cloned().collect()
+    }
+
+    /// Whether any volume is as asked for.
+    pub(super) fn any(&self, is_wanted: impl FnMut(&Volume) -> bool) -> bool {
+        self.index.read().volumes.values().any(is_wanted)
+    }
+
+    /// Every volume that is as asked for.
+    pub(super) fn matching(&self, mut is_wanted: impl FnMut(&Volume) -> bool) -> Vec<Volume> {
+        let index = self.index.read();
+        index.volumes.values().filter(|volume| is_wanted(volume)).cloned().collect()
+    }
+
+    /// The volumes that were made directly above this one.
+    pub(super) fn children(&self, key: &Key) -> Vec<Key> {
+        let index = self.index.read();
+        index.children.get(key).into_iter().flatten().cloned().collect()
+    }
+
+    /// The files that no volume names.
+    pub(super) fn obsolete(&self) -> Vec<OwnFile> {
+        self.index.read().obsolete.iter().copied().collect()
+    }
+
+    /// A fact.
+    pub(super) fn fact(&self, name: &str) -> Option<String> {
+        self.index.read().facts.get(name).cloned()
+    }
+
+    /// Whether the file is named by a volume, or listed.
+    pub(super) fn knows(&self, file: OwnFile) -> bool {
+        let index = self.index.read();
+        index.obsolete.contains(&file)
+            || index.volumes.values().any(|volume| files_of(volume) == Some(file))
+    }
+
+    /// Applies all changes as one, durably.
+    ///
+    /// # Errors
+    /// `Exists`, `NotFound`, `ParentNotFound` and `HasChildren` before anything is changed;
+    /// `State` if the disk fails.
+    pub(super) fn apply(&self, changes: &[Change]) -> Result<(), WorkerError> {
+        let _writing = self.writing.lock();
+        let changes = {
+            let index = self.index.read();
+            index.verify(changes)?;
+            index.complete(changes)
+        };
+        self.store(&changes)
+            .map_err(|source| WorkerError::State { path: self.path.clone(), source })?;
+        let mut index = self.index.write();
+        for change in changes {
+            index.apply(change);
+        }
+        Ok(())
+    }
+
+    /// Changes one volume, durably, and gives what it became.
+    ///
+    /// # Errors
+    /// `NotFound`, `State`.
+    pub(super) fn update(
+        &self,
+        key: &Key,
+        change: impl FnOnce(&mut Volume),
+    ) -> Result<Volume, WorkerError> {
+        let _writing = self.writing.lock();
+        let mut volume = self.get(key).ok_or_else(|| WorkerError::NotFound { key: key.clone() })?;
+        change(&mut volume);
+        let changes = self.index.read().complete(&[Change::Put(Box::new(volume.clone()))]);
+        self.store(&changes)
+            .map_err(|source| WorkerError::State { path: self.path.clone(), source })?;
+        let mut index = self.index.write();
+        for change in changes {
+            index.apply(change);
+        }
+        Ok(volume)
+    }
+
+    fn store(&self, changes: &[Change]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let transaction = self.database.begin_write()?;
+        {
+            let mut volumes = transaction.open_table(VOLUMES)?;
+            let mut obsolete = transaction.open_table(OBSOLETE)?;
+            let mut facts = transaction.open_table(FACTS)?;
+            for change in changes {
+                match change {
+                    Change::Put(volume) | Change::Create(volume) => {
+                        let value = serde_json::to_vec(volume)?;
+                        volumes.insert(row_key(&volume.key).as_str(), value.as_slice())?;
+                    }
+                    Change::Delete(key) => {
+                        volumes.remove(row_key(key).as_str())?;
+                    }
+                    Change::Obsolete(file) => {
+                        obsolete.insert(file.name.to_string().as_str(), file.kind.name())?;
+                    }
+                    Change::Deleted(file) => {
+                        obsolete.remove(file.name.to_string().as_str())?;
+                    }
+                    Change::Fact(name, value) => {
+                        facts.insert(name.as_str(), value.as_str())?;
+                    }
+                }
+            }
+        }
+        transaction.commit()?;
+        Ok(())
+    }
+}
+
+impl Index {
+    fn put(&mut self, volume: Volume) {
+        if let Some(parent) = &volume.parent {
+            self.children.entry(parent.clone()).or_default().insert(volume.key.clone());
+        }
+        self.volumes.insert(volume.key.clone(), volume);
+    }
+
+    fn verify(&self, changes: &[Change]) -> Result<(), WorkerError> {
+        for change in changes {
+            match change {
+                Change::Create(volume) => {
+                    if self.volumes.contains_key(&volume.key) {
+                        return Err(WorkerError::Exists { key: volume.key.clone() });
+                    }
+                    if let Some(parent) = &volume.parent
+                        && !self.volumes.contains_key(parent)
+                    {
+                        let (key, parent) = (volume.key.clone(), parent.clone());
+                        return Err(WorkerError::ParentNotFound { key, parent });
+                    }
+                }
+                Change::Put(volume) if !self.volumes.contains_key(&volume.key) => {
+                    return Err(WorkerError::NotFound { key: volume.key.clone() });
+                }
+                Change::Delete(key) => {
+                    if !self.volumes.contains_key(key) {
+                        return Err(WorkerError::NotFound { key: key.clone() });
+                    }
+                    let children = self.children.get(key).map_or(0, BTreeSet::len);
+                    if let Some(child) = self.children.get(key).and_then(BTreeSet::first) {
+                        let (key, child) = (key.clone(), child.clone());
+                        return Err(WorkerError::HasChildren { key, count: children, child });
+                    }
+                }
+                Change::Put(_) | Change::Obsolete(_) | Change::Deleted(_) | Change::Fact(..) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The changes, and what they mean for files (D1).
+    fn complete(&self, changes: &[Change]) -> Vec<Change> {
+        let mut let_go = BTreeSet::new();
+        let mut taken = BTreeSet::new();
+        for change in changes {
+            match change {
+                Change::Put(volume) | Change::Create(volume) => {
+                    let_go.extend(self.volumes.get(&volume.key).and_then(files_of));
+                    taken.extend(files_of(volume));
+                }
+                Change::Delete(key) => {
+                    let_go.extend(self.volumes.get(key).and_then(files_of));
+                }
+                Change::Obsolete(_) | Change::Deleted(_) | Change::Fact(..) => {}
+            }
+        }
+        let mut all = changes.to_vec();
+        all.extend(let_go.difference(&taken).map(|file| Change::Obsolete(*file)));
+        all.extend(taken.difference(&let_go).map(|file| Change::Deleted(*file)));
+        all
+    }
+
+    fn apply(&mut self, change: Change) {
+        match change {
+            Change::Put(volume) | Change::Create(volume) => self.put(*volume),
+            Change::Delete(key) => {
+                let parent = self.volumes.remove(&key).and_then(|volume| volume.parent);
+                if let Some(parent) = parent
+                    && let Some(siblings) = self.children.get_mut(&parent)
+                {
+                    siblings.remove(&key);
+                    if siblings.is_empty() {
+                        self.children.remove(&parent);
+                    }
+                }
+            }
+            Change::Obsolete(file) => {
+                self.obsolete.insert(file);
+            }
+            Change::Deleted(file) => {
+                self.obsolete.remove(&file);
+            }
+            Change::Fact(name, value) => {
+                self.facts.insert(name, value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,212 @@
+//! The state against a plain model: what is applied is there after the next open, refusals
+//! change nothing, and every file is named by one volume or listed as obsolete (D1).
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+use slackwater_client::types::{SnapshotId, Timestamp};
+
+use super::*;
+use crate::worker::volume::{DockerExtra, Extra, SnapshotRef};
+
+fn key(number: u8) -> Key {
+    Key::docker(format!("v{number}"))
+}
+
+fn uuid(number: u8) -> Uuid {
+    Uuid::from_u128(u128::from(number) + 1)
+}
+
+fn content(choice: u8, file: u8) -> Content {
+    let from = SnapshotRef { id: SnapshotId::from_bytes([9; 16]), size_bytes: 4096 };
+    match choice % 3 {
+        0 => Content::Inherited,
+        1 => Content::Disk { name: uuid(file), from, size_bytes: 4096 },
+        _ => Content::Snapshot { snapshot: from, hold: uuid(file) },
+    }
+}
+
+fn volume(number: u8, parent: Option<u8>, content: Content) -> Volume {
+    Volume {
+        key: key(number),
+        parent: parent.map(key),
+        content,
+        mounted: None,
+        users: 0,
+        is_kept_mounted: false,
+        usage: None,
+        created_at: Timestamp::from_nanos(1),
+        extra: Extra::Docker(DockerExtra::default()),
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Create(u8, Option<u8>),
+    /// Lists a new file, then makes the volume name it.
+    Become(u8, u8),
+    Delete(u8),
+    /// Lists a new file and forgets about it.
+    List,
+    /// Takes the first listed file back.
+    TakeBack,
+    Use(u8),
+    Reopen,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        3 => (0..8_u8, proptest::option::of(0..8_u8)).prop_map(|(one, of)| Step::Create(one, of)),
+        4 => (0..8_u8, 0..3_u8).prop_map(|(one, choice)| Step::Become(one, choice)),
+        2 => (0..8_u8).prop_map(Step::Delete),
+        1 => Just(Step::List),
+        1 => Just(Step::TakeBack),
+        1 => (0..8_u8).prop_map(Step::Use),
+        1 => Just(Step::Reopen),
+    ]
+}
+
+/// What the state should hold.
+#[derive(Debug, Default)]
+struct Model {
+    volumes: BTreeMap<Key, Volume>,
+    listed: BTreeSet<OwnFile>,
+    made: u8,
+}
+
+impl Model {
+    fn has_children(&self, of: &Key) -> bool {
+        self.volumes.values().any(|volume| volume.parent.as_ref() == Some(of))
+    }
+
+    fn take(&mut self, state: &State, step: &Step) {
+        match *step {
+            Step::Create(one, parent) => {
+                let new = volume(one, parent, Content::Inherited);
+                let outcome = state.apply(&[Change::Create(Box::new(new.clone()))]);
+                let is_fine = !self.volumes.contains_key(&key(one))
+                    && parent.is_none_or(|parent| self.volumes.contains_key(&key(parent)));
+                assert_eq!(outcome.is_ok(), is_fine, "{outcome:?}");
+                if is_fine {
+                    self.volumes.insert(key(one), new);
+                }
+            }
+            Step::Become(one, choice) => {
+                self.made += 1;
+                let content = content(choice, self.made);
+                let mut new = volume(one, None, content);
+                let file = files_of(&new);
+                state.apply(&file.map(Change::Obsolete).into_iter().collect::<Vec<_>>()).unwrap();
+                self.listed.extend(file);
+                let Some(old) = self.volumes.get(&key(one)) else {
+                    let outcome = state.update(&key(one), |_| ());
+                    assert!(matches!(outcome, Err(WorkerError::NotFound { .. })));
+                    return;
+                };
+                new.parent.clone_from(&old.parent);
+                let content = new.content.clone();
+                state.update(&key(one), |volume| volume.content = content).unwrap();
+                self.listed.extend(files_of(old));
+                if let Some(file) = file {
+                    self.listed.remove(&file);
+                }
+                new.users = old.users;
+                self.volumes.insert(key(one), new);
+            }
+            Step::Delete(one) => {
+                let outcome = state.apply(&[Change::Delete(key(one))]);
+                let is_fine = self.volumes.contains_key(&key(one)) && !self.has_children(&key(one));
+                assert_eq!(outcome.is_ok(), is_fine, "{outcome:?}");
+                if is_fine {
+                    self.listed.extend(self.volumes.remove(&key(one)).as_ref().and_then(files_of));
+                }
+            }
+            Step::List => {
+                self.made += 1;
+                let file = OwnFile { kind: FileKind::Hold, name: uuid(self.made) };
+                state.apply(&[Change::Obsolete(file)]).unwrap();
+                self.listed.insert(file);
+            }
+            Step::TakeBack => {
+                if let Some(file) = self.listed.pop_first() {
+                    state.apply(&[Change::Deleted(file)]).unwrap();
+                }
+            }
+            Step::Use(one) => {
+                if let Some(volume) = self.volumes.get_mut(&key(one)) {
+                    volume.users += 1;
+                    state.update(&key(one), |volume| volume.users += 1).unwrap();
+                }
+            }
+            Step::Reopen => {}
+        }
+    }
+
+    fn compare(&self, state: &State) {
+        let volumes: Vec<_> = self.volumes.values().cloned().collect();
+        assert_eq!(state.list(Engine::Docker), volumes);
+        assert_eq!(state.obsolete(), self.listed.iter().copied().collect::<Vec<_>>());
+        for one in self.volumes.keys() {
+            assert_eq!(!state.children(one).is_empty(), self.has_children(one), "{one}");
+        }
+        // D1: nobody names what is listed, and no two volumes name the same.
+        let named: Vec<_> = self.volumes.values().filter_map(files_of).collect();
+        assert_eq!(named.iter().collect::<BTreeSet<_>>().len(), named.len());
+        for file in named {
+            assert!(!self.listed.contains(&file) && state.knows(file), "{file:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn the_state_is_what_the_model_is(steps in proptest::collection::vec(step(), 1..60)) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("state.redb");
+        let mut state = State::open(&path).unwrap();
+        let mut model = Model::default();
+        for step in &steps {
+            model.take(&state, step);
+            if matches!(step, Step::Reopen) {
+                drop(state);
+                state = State::open(&path).unwrap();
+            }
+            model.compare(&state);
+        }
+        drop(state);
+        model.compare(&State::open(&path).unwrap());
+    }
+}
+
+#[test]
+fn a_rename_carries_the_file_and_checks_the_new_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = State::open(&folder.path().join("state.redb")).unwrap();
+    let hold = OwnFile { kind: FileKind::Hold, name: uuid(1) };
+    let one = volume(1, None, content(2, 1));
+    let taken = volume(2, None, Content::Inherited);
+    state.apply(&[Change::Create(Box::new(one.clone()))]).unwrap();
+    state.apply(&[Change::Create(Box::new(taken))]).unwrap();
+    let rename = |to: u8| {
+        let renamed = Volume { key: key(to), ..one.clone() };
+        state.apply(&[Change::Delete(key(1)), Change::Create(Box::new(renamed))])
+    };
+    assert!(matches!(rename(2), Err(WorkerError::Exists { .. })));
+    assert_eq!(state.get(&key(1)), Some(one.clone()));
+    rename(3).unwrap();
+    assert_eq!(state.get(&key(1)), None);
+    assert!(state.knows(hold) && state.obsolete().is_empty());
+}
+
+#[test]
+fn a_second_daemon_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("state.redb");
+    let first = State::open(&path).unwrap();
+    let error = State::open(&path).unwrap_err();
+    assert!(error.to_string().contains("nobody else uses it"), "{error}");
+    drop(first);
+    State::open(&path).unwrap();
+}

@@ -1,0 +1,238 @@
+//! What the driver knows of one layer, container or snapshot of an engine.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use slackwater_client::types::{SnapshotId, Timestamp};
+use uuid::Uuid;
+
+/// An engine that the driver serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Engine {
+    /// Docker, by the graphdriver plugin.
+    Docker,
+    /// containerd, by the snapshotter plugin.
+    Containerd,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Docker => "docker",
+            Self::Containerd => "containerd",
+        })
+    }
+}
+
+/// Names a volume: by its engine, and by the engine's own name for it, which is opaque here and
+/// never part of a path.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Key {
+    /// Whose it is.
+    pub engine: Engine,
+    /// The engine's name for it.
+    pub name: String,
+}
+
+impl Key {
+    /// A volume of Docker.
+    pub fn docker(name: impl Into<String>) -> Self {
+        Self { engine: Engine::Docker, name: name.into() }
+    }
+
+    /// A volume of containerd.
+    pub fn containerd(name: impl Into<String>) -> Self {
+        Self { engine: Engine::Containerd, name: name.into() }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.engine, self.name.escape_debug())
+    }
+}
+
+/// A snapshot of a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct SnapshotRef {
+    /// Its id on the appliance.
+    pub id: SnapshotId,
+    /// The size of the disk.
+    pub size_bytes: u64,
+}
+
+/// Where the bytes of a volume are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Content {
+    /// Nothing of its own: it reads as its parent, or as an empty disk where it has none.
+    Inherited,
+    /// A writable disk, a clone of `from`.
+    Disk {
+        /// Its name below `workers/ID/disks`.
+        name: Uuid,
+        /// What it was cloned from.
+        from: SnapshotRef,
+        /// Its size.
+        size_bytes: u64,
+    },
+    /// An immutable snapshot, kept alive by a clone that nobody writes.
+    Snapshot {
+        /// The snapshot.
+        snapshot: SnapshotRef,
+        /// The name of the clone below `workers/ID/holds`.
+        hold: Uuid,
+    },
+}
+
+/// How a volume is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    /// For writing, on a disk of its own.
+    ReadWrite,
+    /// For reading, on a mount that all readers of the snapshot share.
+    ReadOnly,
+}
+
+/// What of a volume is mounted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MountedAs {
+    /// Its disk, for writing.
+    Disk,
+    /// This snapshot, for reading.
+    View(SnapshotId),
+}
+
+/// What a volume holds of its own, without what is below it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Bytes of blocks.
+    pub size_bytes: u64,
+    /// Files, directories and links.
+    pub inodes: u64,
+    /// Inodes in use on its whole disk.
+    pub disk_inodes: u64,
+}
+
+/// A volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Volume {
+    /// Its name.
+    pub key: Key,
+    /// What it was made above.
+    pub parent: Option<Key>,
+    /// Where its bytes are.
+    pub content: Content,
+    /// How often it was acquired and not yet released.
+    pub users: u32,
+    /// How it is mounted, or was when it was last acquired.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mounted: Option<MountedAs>,
+    /// It stays mounted without users, until it is sealed or removed.
+    #[serde(default)]
+    pub is_kept_mounted: bool,
+    /// What it holds of its own; known once it is a snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// When it was made.
+    pub created_at: Timestamp,
+    /// What its engine wants to know of it.
+    pub extra: Extra,
+}
+
+impl Volume {
+    /// Whether somebody relies on its mount.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        self.users > 0 || self.is_kept_mounted
+    }
+
+    /// The snapshot that it is, if it is one.
+    #[must_use]
+    pub fn snapshot(&self) -> Option<SnapshotRef> {
+        match &self.content {
+            Content::Snapshot { snapshot, .. } => Some(*snapshot),
+            Content::Inherited | Content::Disk { .. } => None,
+        }
+    }
+}
+
+/// An engine's own data, stored with the volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Extra {
+    /// Docker's.
+    Docker(DockerExtra),
+    /// containerd's.
+    Containerd(ContainerdExtra),
+}
+
+impl Extra {
+    /// The size that its disk is to have, where it is not that of the disk below.
+    #[must_use]
+    pub fn disk_size_bytes(&self) -> Option<u64> {
+        match self {
+            Self::Docker(extra) => extra.disk_size_bytes,
+            Self::Containerd(_) => None,
+        }
+    }
+}
+
+/// How the tar of a Docker layer is given again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Archive {
+    /// These bytes: a reference.
+    Reference(Vec<u8>),
+    /// From this file in the directory of recordings, and the layer's own snapshot.
+    Recording(String),
+}
+
+/// What Docker's plugin keeps of a volume.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct DockerExtra {
+    /// A container or its `-init` layer, and not a layer of an image.
+    pub is_container: bool,
+    /// Its root is the mount that all containers of the image share.
+    pub is_shared: bool,
+    /// The disk's size where it was asked for.
+    pub disk_size_bytes: Option<u64>,
+    /// A tar is being, or was only partly, unpacked into it.
+    pub is_unpacking: bool,
+    /// How its tar is given again.
+    pub archive: Option<Archive>,
+}
+
+/// The kind of a snapshot in containerd's sense.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Writable.
+    #[default]
+    Active,
+    /// Read-only, of a committed one.
+    View,
+    /// Immutable, may be a parent.
+    Committed,
+}
+
+/// What containerd's plugin keeps of a volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ContainerdExtra {
+    /// Its kind.
+    pub kind: Kind,
+    /// Its labels.
+    pub labels: BTreeMap<String, String>,
+    /// Last change of its labels or kind.
+    pub updated_at: Timestamp,
+    /// Its root is the read-only mount that all snapshots above its parent share.
+    #[serde(default)]
+    pub is_shared: bool,
+    /// The chain id of the layers that its content is known to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chain: Option<String>,
+}

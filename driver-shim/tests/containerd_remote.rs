@@ -1,0 +1,287 @@
+//! Layers that are on the appliance already, on one worker and on two; and what is left of the
+//! snapshotter when the daemon or the appliance goes away.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
+
+use std::collections::HashMap;
+use std::fs;
+use std::time::Duration;
+
+use slackwater_archive::Reference;
+use slackwater_driver::containerd::proto::{CommitRequest, Kind};
+use slackwater_driver::worker::{Key, SnapshotRef};
+use tokio::runtime::Runtime;
+use tonic::{Code, Status};
+use uuid::Uuid;
+
+use support::snapshots::{Snapshots, labels};
+use support::{Appliance, Machine};
+
+mod support;
+
+const REF: &str = "containerd.io/snapshot.ref";
+const ANNOTATION: &str = "containerd.io/snapshot/slackwater";
+
+/// Longest time of a test: far more than it takes on a busy machine.
+const TEST_TIME: Duration = Duration::from_secs(300);
+
+fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+fn bounded<T>(runtime: &Runtime, test: impl Future<Output = T>) -> T {
+    let bounded = async { tokio::time::timeout(TEST_TIME, test).await };
+    runtime.block_on(bounded).expect("the test takes too long")
+}
+
+async fn serve(machine: &Machine) -> Snapshots {
+    Snapshots::serve(machine.worker.clone(), &machine.path().join("c.sock")).await
+}
+
+fn chain(digit: char) -> String {
+    format!("sha256:{}", digit.to_string().repeat(64))
+}
+
+#[track_caller]
+fn refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code) -> String {
+    let status = result.unwrap_err();
+    assert_eq!(status.code(), code, "{status}");
+    status.message().to_owned()
+}
+
+/// Unpacks a layer as the unpacker does: with its chain id in a label, or only in its names.
+async fn unpack(snapshots: &Snapshots, chain: &str, parent: &str, is_labelled: bool) -> String {
+    let key = format!("default/1/extract-1-A {chain}");
+    let name = format!("default/2/{chain}");
+    let sent = if is_labelled { labels(&[(REF, chain)]) } else { HashMap::new() };
+    let (root, _) = snapshots.prepare_labelled(&key, parent, sent.clone()).await.unwrap();
+    fs::write(root.join(format!("layer {}", &chain[7..9])), chain).unwrap();
+    let commit = CommitRequest { name: name.clone(), key, labels: sent, ..Default::default() };
+    snapshots.commit_as(commit).await.unwrap();
+    name
+}
+
+async fn snapshot(machine: &Machine, name: &str) -> SnapshotRef {
+    machine.worker.snapshot_of(&Key::containerd(name)).await.unwrap().unwrap()
+}
+
+/// What containerd does after "already exists": it looks for label and parent, and takes what is
+/// committed.
+async fn adopted(snapshots: &Snapshots, chain: &str, parent: &str) -> Vec<String> {
+    let filter = format!("labels.\"{REF}\"=={chain},parent==\"{parent}\"");
+    let parts = snapshots.list(&[&filter]).await.unwrap();
+    let infos = parts.into_iter().flat_map(|part| part.info);
+    infos.filter(|info| info.kind() == Kind::Committed).map(|info| info.name).collect()
+}
+
+#[test]
+fn what_one_worker_unpacked_the_others_have() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let first = Machine::start(&appliance).await;
+        let snapshots = serve(&first).await;
+        let (one, two) = (chain('1'), chain('2'));
+        let below = unpack(&snapshots, &one, "", true).await;
+        let above = unpack(&snapshots, &two, &below, false).await;
+
+        let second = Machine::start(&appliance).await;
+        let others = serve(&second).await;
+        let (prepare_one, prepare_two) = (labels(&[(REF, &one)]), labels(&[(REF, &two)]));
+        let calls = (0..8).map(|index| {
+            let (others, sent) = (&others, prepare_one.clone());
+            async move { others.prepare_labelled(&format!("a/1/extract-{index}"), "", sent).await }
+        });
+        for answer in futures_util::future::join_all(calls).await {
+            let message = refused(answer, Code::AlreadyExists);
+            assert!(message.contains(&one), "{message}");
+        }
+        let found = adopted(&others, &one, "").await;
+        assert_eq!(found, [one.as_str()], "one snapshot for all that raced");
+        let answer = others.prepare_labelled("a/2/extract-1", &one, prepare_two).await;
+        refused(answer, Code::AlreadyExists);
+        assert_eq!(adopted(&others, &two, &one).await, [two.as_str()]);
+        let info = others.stat(&two).await.unwrap();
+        assert_eq!((info.kind(), info.parent.as_str()), (Kind::Committed, one.as_str()));
+        assert_eq!(others.names(&["kind==active"]).await, [""; 0], "nothing half made is shown");
+        assert_eq!(snapshot(&first, &above).await, snapshot(&second, &two).await);
+        let root = others.prepare("container", &two).await.unwrap();
+        assert_eq!(fs::read_to_string(root.join("layer 22")).unwrap(), two);
+        assert_eq!(fs::read_to_string(root.join("layer 11")).unwrap(), one);
+
+        // Its own snapshots go with it; the shared one does not.
+        for key in ["container", &two, &one] {
+            others.remove(key).await.unwrap();
+        }
+        others.cleanup().await.unwrap();
+        let view = snapshots.view("view", &above).await.unwrap();
+        assert_eq!(fs::read_to_string(view.join("layer 22")).unwrap(), two);
+        others.stop().await;
+        snapshots.stop().await;
+    });
+}
+
+#[test]
+fn a_layer_above_a_container_is_not_shared() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let machine = Machine::start(&appliance).await;
+        let snapshots = serve(&machine).await;
+        let below = unpack(&snapshots, &chain('1'), "", true).await;
+        // As `docker commit` of Docker 29 does it: above what a container was begun with.
+        let root = snapshots.prepare("moby/1/init", &below).await.unwrap();
+        fs::write(root.join("resolv.conf"), "of this machine").unwrap();
+        snapshots.commit("moby/2/init", "moby/1/init").await.unwrap();
+        unpack(&snapshots, &chain('2'), "moby/2/init", true).await;
+        let named = machine.worker.find_named(&machine.worker.chain_name(&chain('1'))).await;
+        assert!(named.unwrap().is_some());
+        let named = machine.worker.find_named(&machine.worker.chain_name(&chain('2'))).await;
+        assert_eq!(named.unwrap(), None);
+        snapshots.stop().await;
+    });
+}
+
+#[test]
+fn an_annotation_counts_if_the_appliance_says_the_same() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let machine = Machine::start(&appliance).await;
+        let snapshots = serve(&machine).await;
+        let root = snapshots.prepare("one", "").await.unwrap();
+        fs::write(root.join("file"), "by reference").unwrap();
+        snapshots.commit("base", "one").await.unwrap();
+        let taken = snapshot(&machine, "base").await;
+        let store = machine.worker.store_id().await.unwrap();
+        let (size, one) = (taken.size_bytes, chain('a'));
+        let annotation = |store: &str, size: u64| {
+            labels(&[(REF, &one), (ANNOTATION, &format!("{store}/{}/{size}", taken.id))])
+        };
+
+        let good = annotation(&store, size);
+        let unproven = snapshots.prepare_labelled("x/1/a", "", good.clone()).await;
+        assert!(unproven.unwrap().1, "an ordinary snapshot to unpack into");
+        let label = [("slackwater.chain.aaaa".to_owned(), one.clone())].into();
+        machine.worker.client().set_snapshot_labels(taken.id, label).await.unwrap();
+        for (key, bad) in [
+            ("x/1/b", annotation(&Uuid::new_v4().to_string(), size)),
+            ("x/1/c", annotation(&store, size + 4096)),
+            ("x/1/d", labels(&[(REF, &chain('b')), (ANNOTATION, &good[ANNOTATION])])),
+            ("x/1/e", labels(&[(REF, &one), (ANNOTATION, "../..")])),
+        ] {
+            assert!(snapshots.prepare_labelled(key, "", bad).await.unwrap().1, "{key}");
+        }
+        refused(snapshots.prepare_labelled("x/1/f", "", good).await, Code::AlreadyExists);
+        assert_eq!(adopted(&snapshots, &one, "").await, [one.as_str()]);
+        let view = snapshots.view("view", &one).await.unwrap();
+        assert_eq!(fs::read_to_string(view.join("file")).unwrap(), "by reference");
+        snapshots.stop().await;
+    });
+}
+
+#[test]
+fn a_reference_that_was_unpacked_is_bound() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let machine = Machine::start(&appliance).await;
+        let snapshots = serve(&machine).await;
+        let root = snapshots.prepare("one", "").await.unwrap();
+        fs::write(root.join("file"), "meant").unwrap();
+        snapshots.commit("base", "one").await.unwrap();
+        let taken = snapshot(&machine, "base").await;
+        let store_id = machine.worker.store_id().await.unwrap();
+        let meant = Reference {
+            store_id,
+            snapshot_id: Uuid::from_bytes(*taken.id.as_bytes()),
+            size_bytes: taken.size_bytes,
+        };
+        let write = async |key: &str, parent: &str, reference: &Reference| {
+            let root = snapshots.prepare(key, parent).await.unwrap();
+            slackwater_archive::unpack(&reference.to_archive()[..], &root, None).unwrap();
+            root
+        };
+
+        write("x/1/extract-1", "", &meant).await;
+        snapshots.commit("x/2/first", "x/1/extract-1").await.unwrap();
+        assert_eq!(snapshot(&machine, "x/2/first").await, taken);
+        write("x/1/extract-2", "x/2/first", &meant).await;
+        snapshots.commit("x/2/second", "x/1/extract-2").await.unwrap();
+        assert_eq!(snapshot(&machine, "x/2/second").await, taken);
+        let view = snapshots.view("view", "x/2/second").await.unwrap();
+        assert_eq!(fs::read_to_string(view.join("file")).unwrap(), "meant");
+        assert!(!view.join(slackwater_archive::REFERENCE_MEMBER).exists());
+
+        let root = write("x/1/with more", "", &meant).await;
+        fs::write(root.join("other"), "content").unwrap();
+        snapshots.commit("x/2/with more", "x/1/with more").await.unwrap();
+        assert_ne!(snapshot(&machine, "x/2/with more").await, taken);
+
+        let unknown = Reference { snapshot_id: Uuid::new_v4(), ..meant.clone() };
+        write("x/1/unknown", "", &unknown).await;
+        let answer = snapshots.commit("x/2/unknown", "x/1/unknown").await;
+        let message = refused(answer, Code::FailedPrecondition);
+        assert!(message.contains(&unknown.snapshot_id.to_string()), "{message}");
+        let elsewhere = Reference { store_id: Uuid::new_v4().to_string(), ..meant };
+        write("x/1/elsewhere", "", &elsewhere).await;
+        let answer = snapshots.commit("x/2/elsewhere", "x/1/elsewhere").await;
+        let message = refused(answer, Code::FailedPrecondition);
+        assert!(message.contains(&elsewhere.store_id), "{message}");
+        assert_eq!(snapshots.names(&["name~=x/2/(unknown|elsewhere)"]).await, [""; 0]);
+        snapshots.stop().await;
+    });
+}
+
+#[test]
+fn a_restarted_daemon_has_what_it_had() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let machine = Machine::start(&appliance).await;
+        let snapshots = serve(&machine).await;
+        let below = unpack(&snapshots, &chain('1'), "", true).await;
+        let root = snapshots.prepare("container", &below).await.unwrap();
+        fs::write(root.join("before"), "kept").unwrap();
+        snapshots.stop().await;
+
+        let machine = machine.restart(&appliance).await;
+        let snapshots = serve(&machine).await;
+        assert_eq!(fs::read_to_string(root.join("before")).unwrap(), "kept", "still mounted");
+        let (again, is_writable) = snapshots.mounts("container").await.unwrap();
+        assert!(is_writable);
+        assert_eq!(fs::read_to_string(again.join("before")).unwrap(), "kept");
+        snapshots.commit("committed", "container").await.unwrap();
+        let view = snapshots.view("view", "committed").await.unwrap();
+        assert_eq!(fs::read_to_string(view.join("before")).unwrap(), "kept");
+        snapshots.stop().await;
+    });
+}
+
+#[test]
+fn without_the_appliance_calls_say_so_or_answer_from_memory() {
+    let mut appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let machine = Machine::start(&appliance).await;
+        let snapshots = serve(&machine).await;
+        let below = unpack(&snapshots, &chain('1'), "", true).await;
+        let root = snapshots.prepare("container", &below).await.unwrap();
+        fs::write(root.join("file"), vec![7; 1 << 20]).unwrap();
+        let committed = snapshots.usage(&below).await.unwrap();
+        let active = snapshots.usage("container").await.unwrap();
+
+        appliance.stop();
+        let sent = labels(&[(REF, &chain('2'))]);
+        let answer = snapshots.prepare_labelled("x", "", sent).await;
+        let message = refused(answer, Code::Unavailable);
+        assert!(message.contains(&appliance.url), "names the appliance: {message}");
+        refused(snapshots.stat("x").await, Code::NotFound);
+        assert_eq!(snapshots.usage(&below).await.unwrap(), committed);
+        assert_eq!(snapshots.usage("container").await.unwrap(), active);
+        assert_eq!(snapshots.names(&[]).await, ["container", &below]);
+        appliance.serve();
+        let (root, _) = snapshots.prepare_labelled("x", &below, HashMap::new()).await.unwrap();
+        assert_eq!(fs::read_to_string(root.join("layer 11")).unwrap(), chain('1'));
+        snapshots.stop().await;
+    });
+}

@@ -1,0 +1,163 @@
+//! The daemon's control socket against a real worker and a real appliance.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use slackwater_client::types::{Labels, Timestamp};
+use slackwater_driver::control::{self, Control};
+use slackwater_driver::daemon::Stop;
+use slackwater_driver::engine::EngineError;
+use slackwater_driver::engine::daemon::Daemon;
+use slackwater_driver::settings::{Config, Settings};
+use slackwater_driver::socket;
+use slackwater_driver::worker::{
+    Access, ContainerdExtra, DockerExtra, Engine, Extra, Key, Kind, Worker,
+};
+use support::{Appliance, Machine, mounts_below};
+use tokio::sync::watch;
+
+/// Longest time for a mount to be let go.
+const RELEASE_TIME: Duration = Duration::from_secs(60);
+
+/// Serves the control socket until the answered sender is used.
+async fn serve(appliance: &Appliance, machine: &Machine) -> (Daemon, watch::Sender<bool>) {
+    let settings = Settings {
+        api: Some(appliance.url.clone()),
+        nfs: Some(appliance.nfs.to_string()),
+        state_dir: Some(machine.path().join("state")),
+        ..Settings::defaults()
+    };
+    let config = Config::new(&settings).unwrap();
+    let listener = socket::listen(&config.control_socket).await.unwrap();
+    let (sender, stop) = Stop::new();
+    let daemon = Daemon::new(&config.control_socket);
+    let router = control::router(Control::new(machine.worker.clone(), config, stop.clone()));
+    tokio::spawn(async move {
+        axum::serve(listener, router).with_graceful_shutdown(stop.asked()).await.unwrap();
+    });
+    (daemon, sender)
+}
+
+/// A volume with one file, named after it.
+async fn written(worker: &Worker, key: &Key, parent: Option<&Key>, extra: Extra) {
+    worker.create(key.clone(), parent.cloned(), extra).await.unwrap();
+    let root = worker.acquire(key, Access::ReadWrite).await.unwrap();
+    std::fs::write(root.join("file"), key.name.as_bytes()).unwrap();
+    worker.release(key).await.unwrap();
+}
+
+fn is_mounted(machine: &Machine, path: &Path) -> bool {
+    mounts_below(machine.path()).iter().any(|point| point == path)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn chains_are_shown_with_their_snapshots_and_kept_for_images() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let (daemon, _stop) = serve(&appliance, &machine).await;
+    let worker = &machine.worker;
+    let (base, top) = (Key::docker("base"), Key::docker("top"));
+    written(worker, &base, None, Extra::Docker(DockerExtra::default())).await;
+    let below = worker.seal(&base, None).await.unwrap();
+    written(worker, &top, Some(&base), Extra::Docker(DockerExtra::default())).await;
+    let above = worker.seal(&top, None).await.unwrap();
+
+    let chain = daemon.chain(Engine::Docker, "top").await.unwrap();
+    let links: Vec<_> =
+        chain.links.iter().map(|link| (link.name.as_str(), link.snapshot)).collect();
+    assert_eq!(links, [("top", Some(above)), ("base", Some(below))]);
+    let unknown = daemon.chain(Engine::Docker, "a/b c").await.unwrap_err();
+    assert!(matches!(unknown, EngineError::Refused { status: 404, .. }), "{unknown}");
+    assert!(unknown.to_string().contains("a/b c"), "{unknown}");
+
+    // Kept for two chains: both can be proved, whoever asks again changes nothing.
+    let [one, two] = ["1", "2"].map(|digit| format!("sha256:{}", digit.repeat(64)));
+    for chain_id in [&one, &two, &one, &two] {
+        daemon.publish(above.id, Some(chain_id.clone())).await.unwrap();
+    }
+    assert_eq!(daemon.published().await.unwrap(), [above.id]);
+    let labels: Labels = worker.client().snapshot(above.id).await.unwrap().labels;
+    let proofs = labels.iter().filter(|(key, _)| key.starts_with("slackwater.chain"));
+    let mut proofs: Vec<_> = proofs.map(|(_, value)| value.as_str()).collect();
+    proofs.sort_unstable();
+    assert_eq!(proofs, [one.as_str(), two.as_str()]);
+
+    // Without its volumes it lives, until it is published no more.
+    worker.remove(&top).await.unwrap();
+    worker.clean_up().await;
+    assert!(worker.client().snapshot(above.id).await.is_ok());
+    daemon.unpublish(above.id).await.unwrap();
+    let gone = worker.client().snapshot(above.id).await.unwrap_err();
+    assert!(gone.is_not_found(), "{gone}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_view_ends_with_its_connection_or_with_the_daemon() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let (daemon, stop) = serve(&appliance, &machine).await;
+    let worker = &machine.worker;
+    let key = Key::docker("layer");
+    written(worker, &key, None, Extra::Docker(DockerExtra::default())).await;
+    let snapshot = worker.seal(&key, None).await.unwrap();
+
+    let view = daemon.view(snapshot).await.unwrap();
+    let path = view.path().to_owned();
+    assert_eq!(std::fs::read(path.join("file")).unwrap(), b"layer");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(is_mounted(&machine, &path), "the view was let go while it was in use");
+    drop(view);
+    let deadline = Instant::now() + RELEASE_TIME;
+    while is_mounted(&machine, &path) {
+        assert!(Instant::now() < deadline, "the view outlives its connection");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // A forgotten one does not keep the daemon from ending.
+    let _view = daemon.view(snapshot).await.unwrap();
+    stop.send(true).unwrap();
+    let deadline = Instant::now() + RELEASE_TIME;
+    while daemon.store_id().await.is_ok() {
+        assert!(Instant::now() < deadline, "the daemon does not end");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn layers_are_found_by_chain_id_and_containers_captured() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let (daemon, _stop) = serve(&appliance, &machine).await;
+    let worker = &machine.worker;
+    let chain_id = format!("sha256:{}", "c".repeat(64));
+    let extra = |kind| {
+        Extra::Containerd(ContainerdExtra {
+            kind,
+            labels: BTreeMap::new(),
+            updated_at: Timestamp::from_nanos(1),
+            is_shared: false,
+            chain: None,
+        })
+    };
+    assert_eq!(daemon.layer("default", &chain_id).await.unwrap(), None);
+    let layer = Key::containerd(format!("default/3/{chain_id}"));
+    written(worker, &layer, None, extra(Kind::Committed)).await;
+    let snapshot = worker.seal(&layer, None).await.unwrap();
+    assert_eq!(daemon.layer("default", &chain_id).await.unwrap(), Some(snapshot));
+    assert_eq!(daemon.layer("other", &chain_id).await.unwrap(), Some(snapshot));
+
+    let container = Key::containerd("default/4/web with spaces/and slashes");
+    written(worker, &container, Some(&layer), extra(Kind::Active)).await;
+    let first = daemon.capture(Engine::Containerd, &container.name).await.unwrap();
+    assert_ne!(first.id, snapshot.id);
+    daemon.publish(first.id, None).await.unwrap();
+    let view = daemon.view(first).await.unwrap();
+    assert_eq!(std::fs::read(view.path().join("file")).unwrap(), container.name.as_bytes());
+    let status = daemon.status().await.unwrap();
+    assert_eq!(status["volumes"]["containerd"]["all"], 2, "{status}");
+    assert_eq!(status["appliance"]["reachable"], true, "{status}");
+    assert_eq!(status["attach"], "fuse", "{status}");
+}

@@ -1,0 +1,223 @@
+//! The graphdriver plugin when things go wrong: broken tars, references to nowhere, names that
+//! lead elsewhere, a driver that was killed, an appliance that is away.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
+
+#[path = "support/plugin.rs"]
+mod plugin;
+mod support;
+
+use serde_json::{Value, json};
+use slackwater_archive::Reference;
+use uuid::Uuid;
+
+use self::plugin::{Plugin, layer, set_up_init};
+use self::support::{Appliance, DISK_BYTES, Machine};
+
+fn socket(machine: &Machine) -> std::path::PathBuf {
+    machine.path().join("plugin.sock")
+}
+
+fn recordings(machine: &Machine) -> usize {
+    std::fs::read_dir(machine.worker.recordings_directory()).unwrap().count()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_came_in_part_is_never_used() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let plugin = Plugin::serve(&machine.worker, &socket(&machine));
+    let large = "x".repeat(300_000);
+    let whole = layer(&[("one", &large), ("two", &large)]);
+    // The connection broke; dockerd sends what is left of its reader to the next one.
+    plugin.create("cut", "");
+    plugin.apply_cut("cut", "", &whole[..400_000]);
+    let refusal = plugin.apply_refused("cut", "", &whole[400_000..]);
+    assert!(refusal.contains("pull again"), "{refusal}");
+    // A body that ends as it should, of a tar that does not.
+    plugin.create("short", "");
+    let refusal = plugin.apply_refused("short", "", &whole[..400_000]);
+    assert!(refusal.contains("truncated"), "{refusal}");
+    plugin.create("none", "");
+    plugin.apply_refused("none", "", b"");
+    plugin.create("noise", "");
+    plugin.apply_refused("noise", "", &[7; 200_000]);
+    plugin.create("escape", "");
+    let mut escape = layer(&[("aa/evil", "gotcha")]);
+    rename_member(&mut escape, b"./aa/evil", b"../../evil");
+    let refusal = plugin.apply_refused("escape", "", &escape);
+    assert!(refusal.contains("evil"), "{refusal}");
+
+    for name in ["cut", "short", "none", "noise", "escape"] {
+        let named = json!({ "ID": name });
+        assert!(plugin.refused("Get", &named).contains("pull again"));
+        assert!(plugin.diff_refused(name).contains("pull again"));
+        plugin.refused("Create", &json!({ "ID": "above", "Parent": name }));
+        plugin.refused("CreateReadWrite", &json!({ "ID": "above", "Parent": name }));
+        plugin.remove(name);
+    }
+    assert_eq!(recordings(&machine), 0);
+    // Pulled again.
+    plugin.create("cut", "");
+    plugin.apply("cut", "", &whole);
+    assert_eq!(plugin.diff("cut", ""), whole);
+    let refusal = plugin.apply_refused("cut", "", &whole);
+    assert!(refusal.contains("content already"), "{refusal}");
+    assert_eq!(plugin.diff("cut", ""), whole);
+}
+
+/// Gives the member of that name another one in a ustar header, with its checksum.
+fn rename_member(tar: &mut [u8], old: &[u8], new: &[u8]) {
+    let start = tar.chunks(512).position(|block| block.starts_with(old)).unwrap() * 512;
+    let header = &mut tar[start..start + 512];
+    header[..100].fill(0);
+    header[..new.len()].copy_from_slice(new);
+    header[148..156].fill(b' ');
+    let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+    header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn references_to_nowhere_are_refused_with_the_reason() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let plugin = Plugin::serve(&machine.worker, &socket(&machine));
+    let store_id = machine.worker.store_id().await.unwrap();
+    let reference = |store_id: &str| Reference {
+        store_id: store_id.to_owned(),
+        snapshot_id: Uuid::from_u128(7),
+        size_bytes: DISK_BYTES,
+    };
+    plugin.create("unknown", "");
+    let refusal = plugin.apply_refused("unknown", "", &reference(&store_id).to_archive());
+    assert!(refusal.contains(&Uuid::from_u128(7).to_string()), "{refusal}");
+    assert!(refusal.contains(&appliance.url), "{refusal}");
+    plugin.create("foreign", "");
+    let other = Uuid::from_u128(9).to_string();
+    let refusal = plugin.apply_refused("foreign", "", &reference(&other).to_archive());
+    assert!(refusal.contains(&other) && refusal.contains(&store_id), "{refusal}");
+    plugin.create("padded", "");
+    let mut padded = reference(&store_id).to_archive();
+    padded.resize(1 << 20, 0);
+    plugin.apply_refused("padded", "", &padded);
+    for name in ["unknown", "foreign", "padded"] {
+        assert!(plugin.refused("Get", &json!({ "ID": name })).contains("pull again"));
+        plugin.remove(name);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restarted_driver_goes_on_without_init() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let plugin = Plugin::serve(&machine.worker, &socket(&machine));
+    let tar = layer(&[("file", "content")]);
+    plugin.create("image", "");
+    plugin.apply("image", "", &tar);
+    plugin.create_read_write("x-init", "image");
+    set_up_init(&plugin.get("x-init"));
+    plugin.put("x-init");
+    plugin.create_read_write("x", "x-init");
+    let root = plugin.get("x");
+    std::fs::write(root.join("written"), "before").unwrap();
+    plugin.create("half", "");
+    plugin.apply_cut("half", "", &tar[..512]);
+    // An orphan of a process that died between two steps.
+    let orphan = machine.worker.recordings_directory().join("docker-gone.recording");
+    std::fs::write(&orphan, "").unwrap();
+    plugin.stop().await;
+    let machine = machine.restart(&appliance).await;
+    let plugin = Plugin::serve(&machine.worker, &socket(&machine));
+    assert_eq!(std::fs::read_to_string(root.join("written")).unwrap(), "before");
+    assert_eq!(plugin.get("x"), root, "the same mount");
+    plugin.put("x");
+    plugin.put("x");
+    assert!(plugin.apply_refused("half", "", &tar).contains("pull again"));
+    assert_eq!(plugin.diff("image", ""), tar);
+    // It goes in the background.
+    for _ in 0..100 {
+        if !orphan.exists() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert!(!orphan.exists());
+    // Repeated calls whose first answer was lost with the old process.
+    plugin.create_read_write("y", "x-init");
+    plugin.create_read_write("y", "x-init");
+    let refusal = plugin.refused("CreateReadWrite", &json!({ "ID": "y", "Parent": "image" }));
+    assert!(refusal.contains("exists already"), "{refusal}");
+    let refusal = plugin.refused("Create", &json!({ "ID": "image", "Parent": "" }));
+    assert!(refusal.contains("exists already"), "{refusal}");
+    plugin.put("never-was");
+    plugin.remove("never-was");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_that_make_no_sense_are_refused() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let plugin = Plugin::serve(&machine.worker, &socket(&machine));
+    let long = "a".repeat(300);
+    for name in ["", "..", "../x", "a/b", "init:x", "a\u{0}", &long] {
+        let named = json!({ "ID": name, "Parent": "" });
+        for call in [
+            "Create",
+            "CreateReadWrite",
+            "Remove",
+            "Get",
+            "Put",
+            "GetMetadata",
+            "Exists",
+            "Changes",
+            "DiffSize",
+        ] {
+            let refusal = plugin.refused(call, &named);
+            assert!(refusal.contains("no name of a layer"), "{call}: {refusal}");
+        }
+        plugin.refused(
+            "Create",
+            &json!({ "ID": "good", "Parent": if name.is_empty() { "/" } else { name } }),
+        );
+        plugin.diff_refused(name);
+    }
+    plugin.apply_refused("..%2Fx", "", &layer(&[("a", "a")]));
+    assert_eq!(plugin.raw(b"POST /GraphDriver.Mount HTTP/1.0\r\n\r\n").0, 404);
+    let broken = b"POST /GraphDriver.Create HTTP/1.0\r\nContent-Length: 1\r\n\r\n{";
+    let answer: Value = serde_json::from_slice(&plugin.raw(broken).1).unwrap();
+    assert_ne!(answer["Err"], "");
+    let refusal = plugin.refused("Init", &json!({ "Home": "/h", "Opts": ["size=1G"] }));
+    assert!(refusal.contains("--storage-opt"), "{refusal}");
+    let map = json!([{ "container_id": 0, "host_id": 1000, "size": 1 }]);
+    plugin.refused("Init", &json!({ "Home": "/h", "Opts": null, "UIDMaps": map }));
+    plugin.ok("Init", &json!({ "Home": "/h", "Opts": null, "UIDMaps": null, "GIDMaps": [] }));
+    plugin.ok("Cleanup", &json!({}));
+    for name in ["missing", "missing-init"] {
+        plugin.refused("Get", &json!({ "ID": name }));
+        plugin.refused("GetMetadata", &json!({ "ID": name }));
+        plugin.refused("CreateReadWrite", &json!({ "ID": "x", "Parent": name }));
+        plugin.diff_refused(name);
+    }
+    assert!(!plugin.exists("x"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_appliance_that_is_away_is_named() {
+    let mut appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let plugin = Plugin::serve(&machine.worker, &socket(&machine));
+    let tar = layer(&[("file", "content")]);
+    plugin.create("image", "");
+    plugin.apply("image", "", &tar);
+    appliance.stop();
+    plugin.create("next", "image");
+    let refusal = plugin.apply_refused("next", "image", &tar);
+    assert!(refusal.contains(appliance.url.trim_start_matches("http://")), "{refusal}");
+    assert!(plugin.exists("image"));
+    let status = plugin.ok("Status", &json!({}))["Status"].to_string();
+    assert!(status.contains(&appliance.url), "{status}");
+    plugin.remove("next");
+    appliance.serve();
+    plugin.create("next", "image");
+    plugin.apply("next", "image", &tar);
+    assert_eq!(plugin.diff("next", "image"), tar);
+}

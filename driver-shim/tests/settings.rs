@@ -1,0 +1,158 @@
+//! The settings of the daemon, from all their places, and what it refuses to start with.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
+
+mod support;
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use support::abort_exports;
+use tempfile::TempDir;
+
+/// Longest time for a daemon to start or stop.
+const TIME_MAX: Duration = Duration::from_secs(30);
+
+fn command(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_slackwater-driver"));
+    command.args(arguments).env_clear().env("PATH", std::env::var_os("PATH").unwrap());
+    command
+}
+
+fn refused(arguments: &[&str]) -> (Option<i32>, String) {
+    let Output { status, stderr, .. } = command(arguments).output().unwrap();
+    (status.code(), String::from_utf8(stderr).unwrap())
+}
+
+/// A folder; what a daemon mounted in it, which it leaves when it stops, is unmounted at the end.
+struct Folder(TempDir);
+
+impl Folder {
+    fn new() -> Self {
+        Self(TempDir::new().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        abort_exports(self.0.path());
+    }
+}
+
+/// A daemon that is stopped when the test ends.
+struct Daemon {
+    child: Child,
+}
+
+impl Daemon {
+    /// Starts it, and waits until it says that it is ready.
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        let stdout = child.stdout.take().unwrap();
+        let daemon = Self { child };
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        daemon
+    }
+
+    fn stop(mut self) -> Option<i32> {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(start.elapsed() < TIME_MAX, "the daemon does not stop");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// An address where nothing listens: the daemon starts without its appliance.
+fn nowhere() -> String {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    format!("http://{}", listener.local_addr().unwrap())
+}
+
+#[test]
+fn what_is_missing_or_wrong_is_named_with_its_setting() {
+    let folder = Folder::new();
+    let state = folder.path().join("state");
+    let (code, error) = refused(&[]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("--state-dir") && error.contains("SLACKWATER_STATE_DIR"), "{error}");
+    let (code, error) = refused(&["--state-dir", text(&state)]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("--docker-socket"), "{error}");
+    let (code, error) = refused(&["--state-dir", text(&state), "--disk-size", "8GB"]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("8GB") && error.contains("GiB"), "{error}");
+    let file = folder.path().join("config.toml");
+    std::fs::write(&file, "state-dri = \"/x\"\n").unwrap();
+    let (code, error) = refused(&["--config", text(&file)]);
+    assert_eq!(code, Some(2));
+    assert!(error.contains("state-dri") && error.contains("config.toml"), "{error}");
+    assert!(!state.exists(), "settings were refused, and something was made all the same");
+}
+
+#[test]
+fn flag_environment_and_file_are_one() {
+    let folder = Folder::new();
+    let (state, file) = (folder.path().join("state"), folder.path().join("config.toml"));
+    let (flag, variable) = (folder.path().join("flag.sock"), folder.path().join("variable.sock"));
+    let settings = format!(
+        "api = {:?}\nstate-dir = {:?}\ndocker-socket = \"/nonexistent/not/used.sock\"\ncontainerd-socket = \"/nonexistent/not/used.sock\"\n",
+        nowhere(),
+        state
+    );
+    std::fs::write(&file, settings).unwrap();
+    let mut command = command(&["--docker-socket", text(&flag)]);
+    command.env("SLACKWATER_CONFIG", &file).env("SLACKWATER_CONTAINERD_SOCKET", &variable);
+    let daemon = Daemon::start(&mut command);
+    for socket in [&flag, &variable, &state.join("control.sock")] {
+        UnixStream::connect(socket).unwrap_or_else(|error| panic!("{}: {error}", socket.display()));
+    }
+    assert_eq!(daemon.stop(), Some(0));
+}
+
+#[test]
+fn a_state_directory_has_one_daemon_and_the_next_one_takes_it_over() {
+    let folder = Folder::new();
+    let (state, socket) = (folder.path().join("state"), folder.path().join("docker.sock"));
+    let api = nowhere();
+    let arguments = ["--api", &api, "--state-dir", text(&state), "--docker-socket", text(&socket)];
+    let mut first = Daemon::start(&mut command(&arguments));
+    let (code, error) = refused(&arguments);
+    assert_eq!(code, Some(1));
+    assert!(error.contains("another slackwater-driver"), "{error}");
+    // Killed, it leaves its sockets behind.
+    first.child.kill().unwrap();
+    first.child.wait().unwrap();
+    assert!(socket.exists());
+    let second = Daemon::start(&mut command(&arguments));
+    UnixStream::connect(&socket).unwrap();
+    let status = command(&["status", "--state-dir", text(&state)]).output().unwrap();
+    let status = String::from_utf8(status.stdout).unwrap();
+    assert!(status.contains("appliance.reachable") && status.contains("false"), "{status}");
+    assert_eq!(second.stop(), Some(0));
+}

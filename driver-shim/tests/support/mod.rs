@@ -1,0 +1,343 @@
+//! What the tests of both plugins stand on: a real appliance on loopback, and workers with a real
+//! FUSE attach, loop devices and ext4. Nothing that a test mounts outlives it.
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    missing_docs,
+    reason = "tests"
+)]
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use slackwater_api::{ApiOptions, MetricsSource};
+use slackwater_attach::{Method, Options as AttachOptions};
+use slackwater_blockstore::{Options, Store};
+use slackwater_client::{Client, RetryPolicy};
+use slackwater_driver::worker::{Worker, WorkerOptions};
+use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+pub mod snapshots;
+
+/// Disks of tests: large enough for ext4 with a journal.
+pub const DISK_BYTES: u64 = 256 << 20;
+
+/// Blocks that a worker of a test keeps.
+const CACHE_BYTES: u64 = 64 << 20;
+
+/// Longest time in which the servers of an appliance stop.
+const STOP_TIME: Duration = Duration::from_secs(10);
+
+/// Longest time in which a mount comes free.
+const UNMOUNT_TIME: Duration = Duration::from_secs(10);
+
+#[derive(Debug)]
+struct NoMetrics;
+
+impl MetricsSource for NoMetrics {
+    fn render(&self) -> String {
+        String::new()
+    }
+}
+
+/// A running pair of servers.
+struct Servers {
+    stop: watch::Sender<bool>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+/// A real appliance: a store in a folder of its own, served over REST and NFS, on threads that
+/// are not the test's, so that a test may block.
+pub struct Appliance {
+    pub url: String,
+    pub nfs: SocketAddr,
+    pub store: Arc<Store>,
+    api: SocketAddr,
+    runtime: Option<Runtime>,
+    servers: Option<Servers>,
+    _data: TempDir,
+}
+
+impl Appliance {
+    pub fn start() -> Self {
+        let data = tempfile::tempdir().unwrap();
+        let mut options = Options::new(data.path());
+        options.memory_bytes = 128 << 20;
+        let store = Store::open(options).unwrap();
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap();
+        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let mut appliance = Self {
+            url: String::new(),
+            nfs: any,
+            store,
+            api: any,
+            runtime: Some(runtime),
+            servers: None,
+            _data: data,
+        };
+        appliance.serve();
+        appliance
+    }
+
+    /// Serves, at the same ports as before if it served before.
+    pub fn serve(&mut self) {
+        // Entered, because a test may be inside a runtime of its own.
+        let bind = |address: SocketAddr| {
+            let listener = std::net::TcpListener::bind(address).unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let _runtime = self.runtime().enter();
+            TcpListener::from_std(listener).unwrap()
+        };
+        let (api, nfs) = (bind(self.api), bind(self.nfs));
+        self.api = api.local_addr().unwrap();
+        self.nfs = nfs.local_addr().unwrap();
+        self.url = format!("http://{}", self.api);
+        let (stop, stopped) = watch::channel(false);
+        let wait = |mut stopped: watch::Receiver<bool>| async move {
+            let _ = stopped.wait_for(|stop| *stop).await;
+        };
+        let metrics = Arc::new(NoMetrics);
+        let router =
+            slackwater_api::router(Arc::clone(&self.store), ApiOptions::default(), metrics);
+        let shutdown = wait(stopped.clone());
+        let rest = self.runtime().spawn(async move {
+            slackwater_api::run(api, router, None, shutdown).await.unwrap();
+        });
+        let options = NfsOptions { squash: Squash::NoRootSquash, ..NfsOptions::default() };
+        let (store, shutdown) = (Arc::clone(&self.store), wait(stopped));
+        let export = self.runtime().spawn(async move {
+            let metrics = Arc::new(NfsMetrics::new());
+            // Calls that are cut off are what a stop in the middle is about.
+            let _ = slackwater_nfs::run(nfs, store, options, metrics, shutdown).await;
+        });
+        self.servers = Some(Servers { stop, tasks: vec![rest, export] });
+    }
+
+    /// Stops serving; the store stays open. [`Self::serve`] goes on.
+    pub fn stop(&mut self) {
+        let Some(servers) = self.servers.take() else { return };
+        let _ = servers.stop.send(true);
+        let deadline = Instant::now() + STOP_TIME;
+        for task in servers.tasks {
+            while !task.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            task.abort();
+        }
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().unwrap()
+    }
+
+    pub fn client(&self) -> Client {
+        Client::builder(&self.url).retry(RetryPolicy::never()).build().unwrap()
+    }
+}
+
+impl Drop for Appliance {
+    fn drop(&mut self) {
+        self.stop();
+        let _ = self.store.close();
+        // Not waited for: a test may be inside a runtime of its own.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+/// A machine that runs containers: its directories, its mounts, its worker. Drop it before its
+/// appliance.
+pub struct Machine {
+    pub worker: Worker,
+    directory: Option<TempDir>,
+    watch: Option<Watch>,
+}
+
+impl Machine {
+    pub async fn start(appliance: &Appliance) -> Self {
+        let directory = tempfile::Builder::new().prefix("slackwater-").tempdir().unwrap();
+        let watch = Watch::start(directory.path());
+        // From here on a panic unmounts.
+        let guard = Mounts { directory: directory.path().to_owned() };
+        let worker = open_worker(appliance, directory.path()).await;
+        std::mem::forget(guard);
+        Self { worker, directory: Some(directory), watch: Some(watch) }
+    }
+
+    /// The same machine after its daemon was killed and started again.
+    pub async fn restart(mut self, appliance: &Appliance) -> Self {
+        let directory = self.directory.take().unwrap();
+        let watch = self.watch.take();
+        let guard = Mounts { directory: directory.path().to_owned() };
+        drop(self);
+        let worker = open_worker(appliance, directory.path()).await;
+        std::mem::forget(guard);
+        Self { worker, directory: Some(directory), watch }
+    }
+
+    pub fn path(&self) -> &Path {
+        self.directory.as_ref().unwrap().path()
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Not after `restart`, which takes the directory, mounts and all.
+        let Some(directory) = self.directory.take() else { return };
+        drop(Mounts { directory: directory.path().to_owned() });
+        if mounts_below(directory.path()).is_empty() {
+            return;
+        }
+        // Removing it would reach through the mounts.
+        let kept = directory.keep();
+        if !std::thread::panicking() {
+            panic!("mounts are left below {}: {:?}", kept.display(), mounts_below(&kept));
+        }
+    }
+}
+
+/// Ends the mounts below a directory when this process was killed and no guard could. An export
+/// whose appliance died with the test would wait for it for ever, and every `sync` of the machine
+/// with it.
+struct Watch {
+    process: Child,
+}
+
+impl Watch {
+    fn start(directory: &Path) -> Self {
+        // The end of its input is the end of this process.
+        let script = format!("trap '' HUP INT TERM; read -r line; {ABORT}");
+        let mut command = Command::new("sh");
+        command.args(["-c", &script, "watch"]).arg(directory).process_group(0);
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        Self { process: command.spawn().unwrap() }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.process.stdin.take());
+        let _ = self.process.wait();
+    }
+}
+
+/// Unmounts what is below a directory.
+struct Mounts {
+    directory: PathBuf,
+}
+
+impl Drop for Mounts {
+    fn drop(&mut self) {
+        // The appliance of a test that failed may be away: unmounting would wait for it, for
+        // ever, and with it everybody who syncs on this machine.
+        if std::thread::panicking() {
+            abort_exports(&self.directory);
+        }
+        let deadline = Instant::now() + UNMOUNT_TIME;
+        loop {
+            let mounts = mounts_below(&self.directory);
+            if mounts.is_empty() {
+                return;
+            }
+            let is_late = Instant::now() > deadline;
+            for mount in mounts.iter().rev() {
+                let mut command = Command::new("timeout");
+                command.args(["10", "umount"]);
+                if is_late {
+                    command.arg("--lazy");
+                }
+                let _ = command.arg(mount).stderr(Stdio::null()).status();
+            }
+            if is_late {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Ends the FUSE connections below a directory, so that what waits for them gets errors, and
+/// unmounts all below it.
+const ABORT: &str = r#"
+    below() { awk -v d="$1/" 'index($5, d) == 1' /proc/self/mountinfo | tac; }
+    [ -n "$(below "$1")" ] || exit 0
+    mkdir "$1.control" && mount -t fusectl none "$1.control"
+    below "$1" | grep ' - fuse' | cut -d' ' -f3 | cut -d: -f2 | while read -r id; do
+        echo 1 > "$1.control/$id/abort"
+    done
+    umount "$1.control" && rmdir "$1.control"
+    below "$1" | cut -d' ' -f5 | while read -r point; do umount --lazy "$point"; done
+"#;
+
+/// Runs [`ABORT`] for a directory.
+pub fn abort_exports(directory: &Path) {
+    let _ = Command::new("sh").args(["-c", ABORT, "abort"]).arg(directory).status();
+}
+
+/// The mount points below a directory, outer ones first.
+pub fn mounts_below(directory: &Path) -> Vec<PathBuf> {
+    let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(PathBuf::from);
+    points.filter(|point| point.starts_with(directory)).collect()
+}
+
+/// The command that serves the export, as the daemon starts it.
+fn serve_export(appliance: &Appliance, directory: &Path) -> Vec<OsString> {
+    let mut program: Vec<OsString> = vec![env!("CARGO_BIN_EXE_slackwater-driver").into()];
+    let mut add = |name: &str, value: OsString| program.extend([name.into(), value]);
+    add("serve-export", "--keep".into());
+    add("--api", appliance.url.clone().into());
+    add("--nfs", appliance.nfs.to_string().into());
+    add("--state-dir", directory.join("state").into());
+    add("--cache-dir", directory.join("cache").into());
+    add("--cache-size", CACHE_BYTES.to_string().into());
+    program
+}
+
+async fn open_worker(appliance: &Appliance, directory: &Path) -> Worker {
+    let state_directory = directory.join("state");
+    for folder in [&state_directory, &directory.join("cache")] {
+        std::fs::create_dir_all(folder).unwrap();
+    }
+    let attach = AttachOptions {
+        method: Some(Method::Fuse),
+        nfs_address: appliance.nfs,
+        export: "/slackwater".to_owned(),
+        state_directory: state_directory.clone(),
+        fuse_program: serve_export(appliance, directory),
+    };
+    let options = WorkerOptions {
+        client: appliance.client(),
+        attach,
+        state_directory,
+        disk_size_bytes: DISK_BYTES,
+    };
+    // The state of a worker that was just dropped may still be open for a moment.
+    let deadline = Instant::now() + STOP_TIME;
+    loop {
+        match Worker::open(options.clone()).await {
+            Ok(worker) => return worker,
+            Err(error) => {
+                assert!(Instant::now() < deadline, "the worker cannot be opened: {error}")
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,221 @@
+//! Volumes on a real appliance, with real mounts: content goes where it should, snapshots are
+//! kept exactly as long as they are needed, and nothing is left anywhere in the end (D1 to D5).
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
+
+mod support;
+
+use std::path::Path;
+use std::time::Duration;
+
+use slackwater_client::query::{ListFiles, ListSnapshots};
+use slackwater_driver::worker::{Access, Content, DockerExtra, Extra, Key, Worker, WorkerError};
+use support::{Appliance, Machine, mounts_below};
+
+fn extra() -> Extra {
+    Extra::Docker(DockerExtra::default())
+}
+
+async fn create(worker: &Worker, name: &str, parent: Option<&str>) -> Key {
+    let key = Key::docker(name);
+    worker.create(key.clone(), parent.map(Key::docker), extra()).await.unwrap();
+    key
+}
+
+/// A volume with a file that holds its name, sealed.
+async fn layer(worker: &Worker, name: &str, parent: Option<&str>) -> Key {
+    let key = create(worker, name, parent).await;
+    let path = worker.acquire(&key, Access::ReadWrite).await.unwrap();
+    std::fs::write(path.join(name), name).unwrap();
+    worker.release(&key).await.unwrap();
+    worker.seal(&key, None).await.unwrap();
+    key
+}
+
+fn read(path: &Path, name: &str) -> Option<String> {
+    std::fs::read_to_string(path.join(name)).ok()
+}
+
+/// Paths of files below `prefix`, and the number of snapshots, without the empty disks.
+async fn left_over(worker: &Worker, prefix: &str) -> (Vec<String>, usize) {
+    let query = ListFiles { prefix: Some(prefix.to_owned()), ..ListFiles::default() };
+    let files = worker.client().files(&query).await.unwrap().items;
+    let files = files.into_iter().map(|file| file.path);
+    let snapshots = worker.client().snapshots(&ListSnapshots::default()).await.unwrap().items;
+    let is_empty_disk = |name: &str| name.starts_with("slackwater-empty");
+    let others = snapshots.iter().filter(|one| !one.name.as_deref().is_some_and(is_empty_disk));
+    (files.filter(|path| !path.ends_with("/lease")).collect(), others.count())
+}
+
+async fn assert_nothing_left(worker: &Worker) {
+    for _ in 0..100 {
+        worker.reconcile(Duration::ZERO).await.unwrap();
+        let left = left_over(worker, "workers/").await;
+        if left == (Vec::new(), 0) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    panic!("left on the appliance: {:?}", left_over(worker, "workers/").await);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_read_as_they_were_written_and_leave_nothing() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let worker = &machine.worker;
+    let one = layer(worker, "one", None).await;
+    let two = layer(worker, "two", Some("one")).await;
+    // A volume that nobody writes costs nothing and reads as its parent.
+    let idle = create(worker, "idle", Some("two")).await;
+    let path = worker.acquire(&idle, Access::ReadOnly).await.unwrap();
+    assert_eq!(read(&path, "one").as_deref(), Some("one"));
+    assert_eq!(read(&path, "two").as_deref(), Some("two"));
+    assert!(!path.join("lost+found").exists());
+    let refused = std::fs::write(path.join("x"), "x").unwrap_err();
+    assert_eq!(refused.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    assert_eq!(worker.get(&idle).unwrap().content, Content::Inherited);
+    // All readers of a snapshot share its mount.
+    let second = create(worker, "second", Some("two")).await;
+    assert_eq!(worker.acquire(&second, Access::ReadOnly).await.unwrap(), path);
+    let error = worker.acquire(&two, Access::ReadWrite).await.unwrap_err();
+    assert!(matches!(error, WorkerError::ReadOnly { .. }), "{error}");
+    let error = worker.remove(&one).await.unwrap_err();
+    assert!(matches!(error, WorkerError::HasChildren { .. }), "{error}");
+    let usage = worker.usage(&two).await.unwrap();
+    assert!(usage.inodes == 1 && usage.size_bytes < 1 << 20, "{usage:?}");
+    for key in [&idle, &second] {
+        worker.release(key).await.unwrap();
+        worker.release(key).await.unwrap();
+        worker.remove(key).await.unwrap();
+    }
+    worker.remove(&two).await.unwrap();
+    worker.remove(&one).await.unwrap();
+    assert_nothing_left(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_capture_is_of_its_moment_and_lives_when_bound() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let worker = &machine.worker;
+    let live = create(worker, "live", None).await;
+    let path = worker.acquire(&live, Access::ReadWrite).await.unwrap();
+    std::fs::write(path.join("file"), "before").unwrap();
+    let captured = worker.capture(&live).await.unwrap();
+    std::fs::write(path.join("file"), "after").unwrap();
+    let bound = create(worker, "bound", None).await;
+    worker.bind(&bound, captured.id).await.unwrap();
+    // Captures that were not bound go, the bound one stays.
+    worker.capture(&live).await.unwrap();
+    let view = worker.view(captured).await.unwrap();
+    assert_eq!(read(view.path(), "file").as_deref(), Some("before"));
+    assert_eq!(read(&path, "file").as_deref(), Some("after"));
+    drop(view);
+    let error = worker.seal(&live, None).await.unwrap_err();
+    assert!(matches!(error, WorkerError::Busy { users: 1, .. }), "{error}");
+    let machine = machine.restart(&appliance).await;
+    let worker = &machine.worker;
+    assert_eq!(read(&path, "file").as_deref(), Some("after"), "mounts outlive the daemon");
+    worker.reconcile(Duration::ZERO).await.unwrap();
+    let (_, snapshots) = left_over(worker, "workers/").await;
+    assert_eq!(snapshots, 1, "the bound one");
+    let unknown = "00000000-0000-4000-8000-000000000000".parse().unwrap();
+    let error = worker.bind(&bound, unknown).await.unwrap_err();
+    assert!(error.to_string().contains(&appliance.url), "{error}");
+    worker.remove(&bound).await.unwrap();
+    worker.remove(&live).await.unwrap();
+    assert_nothing_left(worker).await;
+    let mounts = mounts_below(&machine.path().join("state/mounts"));
+    assert_eq!(mounts, Vec::<std::path::PathBuf>::new());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_named_layer_is_one_snapshot_for_all_workers() {
+    let appliance = Appliance::start();
+    let first = Machine::start(&appliance).await;
+    let second = Machine::start(&appliance).await;
+    let name = first.worker.chain_name("sha256:abc");
+    let mut sealed = Vec::new();
+    for machine in [&first, &second] {
+        let worker = &machine.worker;
+        let key = create(worker, "active", None).await;
+        let path = worker.ensure_mounted(&key, Access::ReadWrite).await.unwrap();
+        std::fs::write(path.join("file"), "content").unwrap();
+        let committed = worker
+            .commit(&key, Key::docker("committed"), Some(name.clone()), extra())
+            .await
+            .unwrap();
+        assert!(worker.get(&key).is_none());
+        sealed.push(committed.snapshot().unwrap());
+    }
+    assert_eq!(sealed[0], sealed[1]);
+    assert_eq!(first.worker.find_named(&name).await.unwrap(), Some(sealed[0]));
+    // It stays for the second worker when the first lets go, and ends with the last.
+    first.worker.remove(&Key::docker("committed")).await.unwrap();
+    first.worker.reconcile(Duration::ZERO).await.unwrap();
+    assert_eq!(second.worker.find_named(&name).await.unwrap(), Some(sealed[0]));
+    let view = second.worker.view(sealed[0]).await.unwrap();
+    assert_eq!(read(view.path(), "file").as_deref(), Some("content"));
+    drop(view);
+    second.worker.publish(sealed[0].id).await.unwrap();
+    second.worker.publish(sealed[0].id).await.unwrap();
+    second.worker.remove(&Key::docker("committed")).await.unwrap();
+    second.worker.reconcile(Duration::ZERO).await.unwrap();
+    assert_eq!(second.worker.published().await.unwrap(), [sealed[0].id]);
+    assert_eq!(second.worker.find_named(&name).await.unwrap(), Some(sealed[0]));
+    second.worker.unpublish(sealed[0].id).await.unwrap();
+    assert_nothing_left(&second.worker).await;
+    assert_eq!(second.worker.find_named(&name).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn disks_grow_but_do_not_shrink() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let worker = &machine.worker;
+    layer(worker, "image", None).await;
+    let sized = |bytes: u64| {
+        Extra::Docker(DockerExtra { disk_size_bytes: Some(bytes), ..DockerExtra::default() })
+    };
+    let large = Key::docker("large");
+    let size_bytes = 2 * support::DISK_BYTES;
+    worker.create(large.clone(), Some(Key::docker("image")), sized(size_bytes)).await.unwrap();
+    let path = worker.acquire(&large, Access::ReadWrite).await.unwrap();
+    let statistics = rustix::fs::statvfs(&path).unwrap();
+    assert!(statistics.f_blocks * statistics.f_frsize > support::DISK_BYTES * 3 / 2);
+    assert_eq!(read(&path, "image").as_deref(), Some("image"));
+    let small = Key::docker("small");
+    worker.create(small.clone(), Some(Key::docker("image")), sized(1 << 20)).await.unwrap();
+    let error = worker.acquire(&small, Access::ReadWrite).await.unwrap_err();
+    assert!(matches!(error, WorkerError::TooSmall { .. }), "{error}");
+    worker.release(&large).await.unwrap();
+    for name in ["large", "small", "image"] {
+        worker.remove(&Key::docker(name)).await.unwrap();
+    }
+    assert_nothing_left(worker).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_appliance_that_is_away_is_named_and_waited_for() {
+    let mut appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    layer(&machine.worker, "image", None).await;
+    // What is being unmounted when the appliance goes waits for it.
+    machine.worker.clean_up().await;
+    appliance.stop();
+    // Starting needs no appliance, nor do records.
+    let machine = machine.restart(&appliance).await;
+    let worker = &machine.worker;
+    let key = create(worker, "container", Some("image")).await;
+    let error = worker.acquire(&key, Access::ReadWrite).await.unwrap_err();
+    assert!(error.to_string().contains(&appliance.url), "{error}");
+    worker.remove(&key).await.unwrap();
+    appliance.serve();
+    let key = create(worker, "container", Some("image")).await;
+    let path = worker.acquire(&key, Access::ReadWrite).await.unwrap();
+    assert_eq!(read(&path, "image").as_deref(), Some("image"));
+    worker.release(&key).await.unwrap();
+    worker.remove(&key).await.unwrap();
+    worker.remove(&Key::docker("image")).await.unwrap();
+    assert_nothing_left(worker).await;
+}

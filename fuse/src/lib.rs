@@ -1,0 +1,119 @@
+//! FUSE export of the appliance: its files, served to the kernel from a worker-local cache that
+//! knows blocks by their content.
+//!
+//! ```text
+//! kernel --/dev/fuse--> session --> operations --> read ---> maps ----REST--> appliance
+//!                       device                  |   \-----> cache, flights
+//!                       wire                    |    \----> nfs -----NFSv3--> appliance
+//!                                               +-> write ---> kept, nfs
+//!                                               +-> nodes ---> journal
+//! ```
+//!
+//! The mount itself is made by the caller, and outlives this process as long as somebody holds
+//! the descriptor: a process that dies is followed by one that resumes.
+//!
+//! # What survives
+//! - Death of this process: everything. Reads and writes that were under way are handed out
+//!   again by the kernel (Linux 6.9 and later; before, who waits for one of them waits until
+//!   the mount is aborted). Uncommitted writes are at the appliance and get committed.
+//! - A restart of the appliance: everything. What was not committed is sent again.
+//! - Both at once: what was synced. Uncommitted writes are lost, and every later sync of the
+//!   file says so with an error, for ever.
+//!
+//! # What is assumed
+//! This process is the only writer of the files that it serves; a file is not replaced by
+//! another one at the same path while it is open here. Maps are asked for by path; bytes are
+//! verified against them, holes cannot be.
+
+mod cache;
+mod device;
+mod error;
+mod export;
+mod file;
+mod flights;
+mod journal;
+mod kept;
+mod maps;
+mod nfs;
+mod nodes;
+mod operations;
+mod read;
+mod rpc;
+mod session;
+mod slots;
+mod statistics;
+mod wire;
+mod write;
+mod xdr;
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+pub use error::ServeError;
+
+use crate::cache::BlockCache;
+use crate::device::Device;
+use crate::export::Export;
+use crate::journal::Journal;
+use crate::nfs::Nfs;
+use crate::session::Session;
+use crate::statistics::Statistics;
+
+/// What is served, and with what.
+#[derive(Clone, Debug)]
+pub struct ServeOptions {
+    /// The appliance's REST face: where block maps come from.
+    pub client: slackwater_client::Client,
+    /// The appliance's NFS face: where bytes come from and go to.
+    pub nfs_address: SocketAddr,
+    /// The NFS export, such as `/slackwater`.
+    pub export: String,
+    /// Where blocks are kept. No two processes may share it at a time.
+    pub cache_directory: PathBuf,
+    /// Most bytes of blocks that are kept there; 0 keeps none.
+    pub cache_size_bytes: u64,
+    /// What a resumed process needs to know is written there.
+    pub state_directory: PathBuf,
+}
+
+/// Serves the mounted export behind `fuse`, a descriptor of `/dev/fuse`, until it is unmounted.
+/// Makes the descriptor non-blocking.
+///
+/// With `resume` an earlier process has served that descriptor and died; this one goes on where
+/// that one was, with what it left in the state directory.
+///
+/// # Errors
+/// [`ServeError`]; an appliance that is away is none, it is waited for.
+pub async fn serve(options: ServeOptions, fuse: OwnedFd, resume: bool) -> Result<(), ServeError> {
+    let statistics = Arc::new(Statistics::default());
+    let directory = options.state_directory.clone();
+    let journal = if resume { Journal::resume(&directory)? } else { Journal::create(&directory)? };
+    let cache = open_cache(&options, Arc::clone(&statistics)).await?;
+    let nfs = Nfs::new(options.nfs_address, &options.export, Arc::clone(&statistics));
+    let export = Export::new(&options.client, nfs, cache, journal, statistics);
+    let device = Device::new(fuse).map_err(|source| ServeError::Device { source })?;
+    let session = Session::new(device, Arc::new(export));
+    if resume {
+        session.resume().await;
+    }
+    session.run().await
+}
+
+async fn open_cache(
+    options: &ServeOptions,
+    statistics: Arc<Statistics>,
+) -> Result<Option<BlockCache>, ServeError> {
+    let (directory, size_bytes) = (options.cache_directory.clone(), options.cache_size_bytes);
+    if size_bytes == 0 {
+        return Ok(None);
+    }
+    let path = directory.clone();
+    let opening =
+        tokio::task::spawn_blocking(move || BlockCache::open(&directory, size_bytes, statistics));
+    let opened = opening
+        .await
+        .map_err(|error| ServeError::File { path, source: std::io::Error::other(error) })?;
+    opened.map(Some)
+}

@@ -1,0 +1,115 @@
+//! A real appliance: a store in a folder of its own, served over NFS and REST on loopback.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use slackwater_api::{ApiOptions, MetricsSource};
+use slackwater_blockstore::{Options, Store};
+use slackwater_client::types::{CreateSnapshot, SnapshotId};
+use slackwater_client::{ByteRange, Client, DataSource};
+use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
+use tempfile::TempDir;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+
+/// Longer than any test's store needs to end.
+const END_MAX: Duration = Duration::from_secs(30);
+
+#[derive(Debug)]
+struct NoMetrics;
+
+impl MetricsSource for NoMetrics {
+    fn render(&self) -> String {
+        String::new()
+    }
+}
+
+pub fn runtime() -> Runtime {
+    tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
+}
+
+/// Fields in the order in which they must go: the store before its directory.
+pub struct Appliance {
+    server: Option<Runtime>,
+    pub nfs_address: SocketAddr,
+    api_address: SocketAddr,
+    pub client: Client,
+    /// For the test's own calls.
+    pub calls: Runtime,
+    data: TempDir,
+}
+
+impl Appliance {
+    pub fn start() -> Self {
+        let calls = runtime();
+        let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+        let data = tempfile::tempdir().unwrap();
+        let (server, nfs_address, api_address) = serve(&data, loopback, loopback);
+        let client = Client::builder(format!("http://{api_address}")).build().unwrap();
+        Self { server: Some(server), nfs_address, api_address, client, calls, data }
+    }
+
+    /// Ends it without a commit: what was not committed is lost, as when it is killed.
+    pub fn crash(&mut self) {
+        let Some(server) = self.server.take() else { panic!("it is not running") };
+        // The store closes its files when the last who holds it is gone.
+        server.shutdown_timeout(END_MAX);
+    }
+
+    /// Starts it again, at the same addresses.
+    pub fn restart(&mut self) {
+        assert!(self.server.is_none(), "it is running");
+        let (server, ..) = serve(&self.data, self.nfs_address, self.api_address);
+        self.server = Some(server);
+    }
+
+    /// A file with this content.
+    pub fn file(&self, path: &str, content: &[u8]) {
+        let size_bytes = u64::try_from(content.len()).unwrap();
+        self.calls.block_on(async {
+            self.client.create_file(path, size_bytes).await.unwrap();
+            for (number, piece) in (0_u64..).zip(content.chunks(4 << 20)) {
+                let piece = piece.to_vec().into();
+                self.client.write_bytes(path, number * (4 << 20), piece).await.unwrap();
+            }
+        });
+    }
+
+    pub fn empty_file(&self, path: &str, size_bytes: u64) {
+        self.calls.block_on(self.client.create_file(path, size_bytes)).unwrap();
+    }
+
+    pub fn snapshot(&self, path: &str) -> SnapshotId {
+        let request = CreateSnapshot { path: path.to_owned(), ..CreateSnapshot::default() };
+        self.calls.block_on(self.client.create_snapshot(&request)).unwrap().id
+    }
+
+    pub fn clone_of(&self, snapshot: SnapshotId, path: &str) {
+        self.calls.block_on(self.client.create_clone(snapshot, path)).unwrap();
+    }
+
+    /// The bytes of a file as the appliance has them.
+    pub fn bytes(&self, path: &str, offset: u64, length: u64) -> Vec<u8> {
+        let range = ByteRange::new(offset, length).unwrap();
+        let read = self.client.read_bytes(DataSource::File(path), range);
+        self.calls.block_on(read).unwrap().to_vec()
+    }
+}
+
+fn serve(data: &TempDir, nfs: SocketAddr, api: SocketAddr) -> (Runtime, SocketAddr, SocketAddr) {
+    let mut options = Options::new(data.path());
+    options.memory_bytes = 128 << 20;
+    let store = Store::open(options).unwrap();
+    let runtime = runtime();
+    let bind = |address| runtime.block_on(TcpListener::bind(address)).unwrap();
+    let (nfs, api) = (bind(nfs), bind(api));
+    let addresses = (nfs.local_addr().unwrap(), api.local_addr().unwrap());
+    let nfs_options = NfsOptions { squash: Squash::NoRootSquash, ..NfsOptions::default() };
+    let router =
+        slackwater_api::router(Arc::clone(&store), ApiOptions::default(), Arc::new(NoMetrics));
+    let metrics = Arc::new(NfsMetrics::new());
+    runtime.spawn(slackwater_nfs::run(nfs, store, nfs_options, metrics, std::future::pending()));
+    runtime.spawn(slackwater_api::run(api, router, None, std::future::pending()));
+    (runtime, addresses.0, addresses.1)
+}

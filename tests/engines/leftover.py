@@ -1,0 +1,84 @@
+"""What is left when no image and no container is: it has to be nothing."""
+
+import pathlib
+import re
+import time
+
+from scenario import require
+
+# The driver removes in the background, and mounts go some seconds after their last use.
+SETTLE_SECONDS = 60
+SHOWN = 24
+# The worker's heartbeat is all that stays of a worker without volumes.
+HEARTBEAT = re.compile(r"workers/[0-9a-f-]{36}/lease")
+# Every first layer is a clone of it; one for all workers, and made once.
+EMPTY_DISK = re.compile(r"slackwater-empty-.*")
+
+
+def mounted(driver):
+    """Mounts below the driver's state that are not its export."""
+    found = []
+    with open("/proc/self/mountinfo", encoding="utf-8") as table:
+        for line in table:
+            before, after = line.split(" - ")
+            point, kind = before.split()[4], after.split()[0]
+            if point.startswith(f"{driver.state}/") and not kind.startswith(("fuse", "nfs")):
+                found.append(point)
+    return found
+
+
+def loop_devices(directory):
+    """Loop devices on files below a directory."""
+    found = []
+    # Read from /sys: a tool that looks at the files themselves would hang on a dead one.
+    for entry in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            backing = entry.read_text().strip()
+        except OSError:
+            continue
+        if backing.startswith(f"{directory}/"):
+            found.append(f"{entry.parts[3]} on {backing}")
+    return found
+
+
+def settle(driver):
+    """Takes back what was published, and lets the driver finish its removals."""
+    published = driver.control("GET", "/published")
+    for snapshot in published if isinstance(published, list) else published["snapshots"]:
+        driver.control("POST", "/unpublish", {"snapshot": snapshot})
+    driver.control("POST", "/reconcile")
+
+
+def found(server, drivers):
+    """All that is left, each with a word on what it is."""
+    left = [
+        f"file {item['path']}" for item in server.listing("files")
+        if not HEARTBEAT.fullmatch(item["path"].lstrip("/"))
+    ]
+    left += [
+        f"snapshot {item['id']} {item.get('name') or ''}" for item in server.listing("snapshots")
+        if not EMPTY_DISK.fullmatch(item.get("name") or "")
+    ]
+    for driver in drivers:
+        for engine in ("docker", "containerd"):
+            left += [
+                f"volume {volume['key']['engine']} {volume['key']['name']}"
+                for volume in driver.control("GET", f"/volumes?engine={engine}")
+            ]
+        left += [f"mount {point}" for point in mounted(driver)]
+        left += [f"loop device {device}" for device in loop_devices(driver.state)]
+    return left
+
+
+def require_nothing_left(server, drivers):
+    """Fails with the first things that are left after a while."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        for driver in drivers:
+            settle(driver)
+        left = found(server, drivers)
+        if not left:
+            return
+        require(time.monotonic() < deadline,
+                f"{len(left)} things are left after {SETTLE_SECONDS} s:\n" + "\n".join(left[:SHOWN]))
+        time.sleep(1)

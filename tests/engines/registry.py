@@ -1,0 +1,109 @@
+"""The registry: Debian's docker-registry on loopback, with its access log and a byte meter."""
+
+import json
+import pathlib
+import re
+import sys
+import urllib.request
+
+from meter import Reading
+from process import Process
+from scenario import require
+
+METER = pathlib.Path(__file__).with_name("meter.py")
+START_LIMIT_SECONDS = 30
+MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json, "
+    "application/vnd.docker.distribution.manifest.v2+json"
+)
+CONFIGURATION = """
+version: 0.1
+log: {{accesslog: {{disabled: false}}, level: warn}}
+storage:
+  filesystem: {{rootdirectory: {root}}}
+  delete: {{enabled: true}}
+http: {{addr: "127.0.0.1:{port}"}}
+"""
+ACCESS = re.compile(r'"(GET|HEAD|PUT|POST|PATCH|DELETE) (\S+) HTTP/[0-9.]+" (\d+) (\d+)')
+
+
+def metered(directory, name, target_port, listen_port):
+    """A meter in front of a port: its process and its reading."""
+    counters = directory / f"{name}.counters"
+    reading = Reading(counters)
+    process = Process(
+        f"meter {name}", [sys.executable, METER, listen_port, target_port, counters],
+        directory / f"{name}.meter.log",
+    )
+    process.start()
+    process.wait_ready(START_LIMIT_SECONDS, lambda: listens(listen_port))
+    return process, reading
+
+
+def listens(port):
+    """Whether a port of this machine is listened on; connects to nobody."""
+    wanted = f"0100007F:{port:04X}"
+    with open("/proc/net/tcp", encoding="ascii") as table:
+        return any(
+            words[1] in (wanted, f"00000000:{port:04X}") and words[3] == "0A"
+            for words in map(str.split, table)
+        )
+
+
+class Registry:
+    """One registry; engines reach it through a meter."""
+
+    def __init__(self, directory, free_port):
+        self._directory = directory / "registry"
+        self._directory.mkdir()
+        self.port = free_port()
+        self._inner_port = free_port()
+        configuration = self._directory / "config.yml"
+        configuration.write_text(
+            CONFIGURATION.format(root=self._directory / "data", port=self._inner_port)
+        )
+        self._process = Process(
+            "docker-registry", ["docker-registry", "serve", configuration],
+            directory / "registry.log",
+        )
+        self.meter = None
+
+    def start(self):
+        """Starts it and returns when it serves."""
+        self._process.start()
+        self._process.wait_ready(START_LIMIT_SECONDS, lambda: listens(self._inner_port))
+        _, self.meter = metered(self._directory, "registry", self._inner_port, self.port)
+
+    def name(self, path):
+        """The full name of an image in it."""
+        return f"127.0.0.1:{self.port}/{path}"
+
+    def position(self):
+        """Now, for `requests`."""
+        return self._process.log_position()
+
+    def requests(self, position):
+        """The requests since: (method, path, status, bytes of the answer)."""
+        return [
+            (found[1], found[2], int(found[3]), int(found[4]))
+            for found in ACCESS.finditer(self._process.log_since(position))
+        ]
+
+    def blobs_fetched(self, position):
+        """Digests of blobs whose bytes were sent since."""
+        return {
+            path.rsplit("/", 1)[1] for method, path, status, _ in self.requests(position)
+            if method == "GET" and "/blobs/sha256:" in path and status < 300
+        }
+
+    def manifest(self, image):
+        """The manifest of `path:tag`."""
+        path, tag = image.rsplit(":", 1)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self._inner_port}/v2/{path}/manifests/{tag}",
+            headers={"Accept": MANIFESTS},
+        )
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            manifest = json.load(answer)
+        require("layers" in manifest, f"no manifest of one image: {manifest}")
+        return manifest

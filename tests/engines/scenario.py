@@ -1,0 +1,59 @@
+"""What a scenario is: a function with a title and a time limit, registered in order.
+
+A scenario gets the World and returns a note for its line, or nothing; an exception is its failure.
+No scenario depends on another: after a failed one the appliance and the workers are new.
+"""
+
+import dataclasses
+import time
+import typing
+
+
+class Failure(Exception):
+    """Something is not as it has to be; the text says what."""
+
+
+@dataclasses.dataclass
+class Scenario:
+    """One entry of the list that is run."""
+
+    title: str
+    limit_seconds: int
+    # Whether it can run on the engines' own storage, without the driver.
+    stand_in: bool
+    action: typing.Callable
+
+
+SCENARIOS = []
+
+
+def scenario(title, limit_seconds, stand_in=False):
+    """Registers a function as a scenario."""
+
+    def register(action):
+        SCENARIOS.append(Scenario(title, limit_seconds, stand_in, action))
+        return action
+
+    return register
+
+
+def require(condition, text):
+    """Fails with the text unless the condition holds."""
+    if not condition:
+        raise Failure(text)
+
+
+def require_equal(what, got, expected):
+    """Fails unless both are equal."""
+    require(got == expected, f"{what}: got {got!r}, expected {expected!r}")
+
+
+def wait_until(what, limit_seconds, check):
+    """Returns the first true answer of the check."""
+    deadline = time.monotonic() + limit_seconds
+    while True:
+        answer = check()
+        if answer:
+            return answer
+        require(time.monotonic() < deadline, f"after {limit_seconds} s still not: {what}")
+        time.sleep(0.1)

@@ -1,0 +1,130 @@
+"""Images by reference through Docker: what is pushed and pulled are ids, and blocks travel when they
+are read. The issue's first story: a Debian with gcc from worker A to worker B."""
+
+from scenario import require, require_equal, scenario
+
+# A reference layer, and what HTTP and the manifest around it may add to a push or pull.
+LAYER_BYTES_MAX = 4 << 10
+OVERHEAD_BYTES_MAX = 64 << 10
+PROGRAM = r"""
+#include <stdio.h>
+int main(void) { int sum = 0; for (int i = 1; i <= 100; i++) sum += i;
+    printf("sum %d\n", sum); return 0; }
+"""
+COMPILE = "gcc -O1 -o /tmp/program /program.c && /tmp/program"
+OUTPUT = "sum 5050"
+# Files of random bytes, of which one is read on the other worker.
+FILE_COUNT, FILE_BYTES = 4, 16 << 20
+# Read-ahead, directories, inodes, the shell: what reading one file may fetch beyond its bytes.
+READ_SLACK = 1.25
+READ_SLACK_BYTES = 8 << 20
+# Compiling reads the compiler, not the whole image.
+COMPILE_SHARE_MAX = 0.7
+
+
+def prepare(world, docker, image, name):
+    """On worker A: pull, change, compile and commit; the image's size in bytes."""
+    docker("pull", image, limit_seconds=300)
+    docker.run_detached(image, "busybox", "sleep", "1000", options=("--name", "work"))
+    docker("exec", "--interactive", "work", "busybox", "sh", "-c", "cat >/program.c",
+           input_bytes=PROGRAM.encode())
+    compiled = docker("exec", "work", "busybox", "sh", "-c", COMPILE)
+    require_equal("output on worker A", compiled, OUTPUT)
+    docker("exec", "work", "busybox", "sh", "-c",
+           f"for i in $(seq {FILE_COUNT}); do "
+           f"dd if=/dev/urandom of=/random.$i bs=1M count={FILE_BYTES >> 20} 2>/dev/null; done; sync -f /")
+    docker("commit", "work", name)
+    digest = docker("exec", "work", "busybox", "sha256sum", "/random.2").split()[0]
+    docker("rm", "--force", "work")
+    return digest
+
+
+def push_by_reference(world, worker, source, name):
+    """Converts, pushes; checks what the registry got."""
+    worker.driver.image("convert", "--docker-host", f"unix://{worker.docker.socket}", source, name)
+    world.registry.meter.reset()
+    worker.docker("push", name)
+    manifest = world.registry.manifest(name.split("/", 1)[1])
+    sizes = [layer["size"] for layer in manifest["layers"]]
+    require(max(sizes) < LAYER_BYTES_MAX, f"layers of {sizes} bytes were pushed")
+    sent = world.registry.meter.sent
+    limit = len(sizes) * LAYER_BYTES_MAX + OVERHEAD_BYTES_MAX
+    require(sent < limit, f"the push sent {sent} bytes; at most {limit} for {len(sizes)} layers")
+    return len(sizes)
+
+
+def pull_by_reference(world, worker, name, layer_count):
+    """Pulls; checks the registry's traffic and that no block was fetched that nobody read."""
+    world.registry.meter.reset()
+    worker.docker("pull", name)
+    got = world.registry.meter.received
+    limit = layer_count * LAYER_BYTES_MAX + OVERHEAD_BYTES_MAX
+    require(got < limit, f"the pull fetched {got} bytes; at most {limit} for {layer_count} layers")
+
+
+@scenario("docker: gcc on Debian goes from worker A to worker B by reference", 500)
+def gcc(world):
+    worker = world.worker("a")
+    image, local = world.images.debian(), "local-gcc:1"
+    name = world.registry.name("gcc-by-reference:1")
+    digest = prepare(world, worker.docker, image, local)
+    size = int(worker.docker.inspect(local, "{{.Size}}"))
+    layers = push_by_reference(world, worker, local, name)
+    with world.fresh_worker("fresh") as other:
+        other.meter.reset()
+        pull_by_reference(world, other, name, layers)
+        after_pull = other.meter.received
+        require(after_pull < READ_SLACK_BYTES, f"the pull alone fetched {after_pull} bytes of blocks")
+        other.meter.reset()
+        read = other.docker.run(name, "busybox", "sha256sum", "/random.2").split()[0]
+        require_equal("content of a file", read, digest)
+        fetched = other.meter.received
+        limit = FILE_BYTES * READ_SLACK + READ_SLACK_BYTES
+        require(FILE_BYTES <= fetched <= limit,
+                f"reading {FILE_BYTES} bytes fetched {fetched}, expected that and at most {limit:.0f}")
+        output = other.docker.run(name, "busybox", "sh", "-c", COMPILE)
+        require_equal("output on worker B", output, OUTPUT)
+        compiled = other.meter.received - fetched
+        require(compiled < COMPILE_SHARE_MAX * size,
+                f"compiling fetched {compiled} bytes of an image of {size}")
+    worker.docker("image", "rm", local, name)
+    return f"file of 16 MiB: {fetched >> 10} KiB fetched; gcc: {compiled >> 20} of {size >> 20} MiB"
+
+
+@scenario("docker: an image by reference is committed, pushed and pulled again", 240)
+def again(world):
+    worker, other = world.worker("a"), world.worker("b")
+    image, name = world.images.layered(), world.registry.name("again:1")
+    worker.docker("pull", image)
+    layers = push_by_reference(world, worker, image, name)
+    pull_by_reference(world, other, name, layers)
+    other.docker.run_detached(name, "sh", "-c", "rm /two/file; echo b >/own; exec sleep 1000",
+                              options=("--name", "work"))
+    other.docker("exec", "work", "sh", "-c", "while [ ! -e /own ]; do sleep 0.1; done")
+    second = world.registry.name("again:2")
+    other.docker("commit", "work", second)
+    other.docker("push", second)
+    sizes = [layer["size"] for layer in world.registry.manifest("again:2")["layers"]]
+    require(max(sizes) < LAYER_BYTES_MAX, f"a commit was pushed with layers of {sizes} bytes")
+    # The worker that made it goes first: nothing of the image may depend on it.
+    other.docker("rm", "--force", "work")
+    other.docker("image", "rm", second, name)
+    worker.docker("pull", second)
+    require_equal("on the first worker",
+                  worker.docker.run(second, "sh", "-c", "cat /own /one/file; ls /two"),
+                  "b\none\nlink\nsymlink")
+
+
+@scenario("docker: export of an image by reference runs on plain Docker", 180)
+def export(world):
+    worker = world.worker("a")
+    image, name = world.images.layered(), world.registry.name("leaving:1")
+    worker.docker("pull", image)
+    push_by_reference(world, worker, image, name)
+    archive = world.scratch / "leaving.tar"
+    worker.driver.image("export", "--docker-host", f"unix://{worker.docker.socket}", name,
+                        "-o", archive)
+    loaded = world.plain("load", "--input", str(archive)).split()[-1]
+    require_equal("on overlay2", world.plain.run(loaded, "sh", "-c", "cat /one/file /three; ls /one"),
+                  "one\nthree\nfile")
+    world.plain("image", "rm", loaded)

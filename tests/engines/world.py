@@ -1,0 +1,245 @@
+"""What scenarios act on.
+
+```
+plain dockerd (overlay2) --> registry <-- worker a: dockerd, containerd --> driver --meter--\
+                                      <-- worker b: ...                                      appliance
+```
+
+The registry and the plain Docker stay for the whole run. The appliance and the workers are made when
+a scenario first asks for them, and are thrown away after a failed one.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+
+import appliance
+import leftover
+from driver import Driver
+from engine import Containerd, Docker
+from images import Images
+from process import kill_strangers, processes
+from registry import Registry, metered
+from scenario import require
+
+# Far more than the scenarios write.
+CAPACITY = "48GiB"
+UNMOUNT_LIMIT_SECONDS = 20
+
+
+class Server(appliance.Appliance):
+    """The appliance, which can also stop to answer."""
+
+    def pause(self):
+        """It keeps its connections and says nothing any more."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self):
+        """It goes on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    @property
+    def url(self):
+        """Where REST is served."""
+        return f"http://127.0.0.1:{self.api_port}"
+
+    def listing(self, kind):
+        """All files or all snapshots."""
+        items, after = [], ""
+        while True:
+            page = self.call("GET", f"/v1/{kind}?limit=1000{after}")
+            items += page["items"]
+            if not page.get("next"):
+                return items
+            after = f"&after={appliance.urllib.parse.quote(str(page['next']), safe='')}"
+
+
+class Worker:
+    """One worker: its engines, and with them the driver unless the engines stand in for it."""
+
+    def __init__(self, directory, name, server, control_group, wrapper=()):
+        directory.mkdir()
+        self.name = name
+        self.directory = directory
+        self.driver = None
+        self.meter = None
+        storage, socket = "overlay2", None
+        if server:
+            plugin = f"slackwater-{directory.parent.name}-{name}"
+            port = appliance.free_port()
+            _, self.meter = metered(directory, "nfs", server.nfs_port, port)
+            self.driver = Driver(
+                os.environ["SLACKWATER_DRIVER"], directory, name, server.url,
+                f"127.0.0.1:{port}", plugin, wrapper,
+            )
+            storage, socket = plugin, self.driver.containerd_socket
+        self.containerd = Containerd(directory, name, control_group, socket)
+        self.docker = Docker(directory, name, storage, self.containerd, control_group)
+
+    def start(self):
+        """Starts all of it, in the order of a booting machine."""
+        if self.driver:
+            self.driver.start()
+        self.containerd.start()
+        self.docker.start()
+
+    def clear(self):
+        """Removes what scenarios left in the engines."""
+        self.docker.clear()
+        self.containerd.clear()
+
+    def restart_engines(self):
+        """New engines on the same data."""
+        self.docker.process.stop()
+        self.containerd.process.stop()
+        self.containerd.start()
+        self.docker.start()
+
+    def stop(self):
+        """Stops the programs; mounts stay, as the driver leaves them."""
+        for process in (self.docker.process, self.containerd.process,
+                        *([self.driver.process] if self.driver else [])):
+            process.stop()
+
+
+class World:
+    """The programs of a run, and the scenarios' way to them."""
+
+    def __init__(self, scratch, stand_in):
+        self.scratch = scratch
+        self.stand_in = stand_in
+        self.registry = Registry(scratch, appliance.free_port)
+        directory = scratch / "plain"
+        directory.mkdir()
+        self._plain_containerd = Containerd(directory, "plain", scratch.name)
+        self.plain = Docker(
+            directory, "plain", "overlay2", self._plain_containerd, scratch.name
+        )
+        self.images = Images(self)
+        self._generation = 0
+        self._workers = {}
+        self._servers = []
+
+    def start(self):
+        """Starts what stays for the whole run."""
+        self.registry.start()
+        self._plain_containerd.start()
+        self.plain.start()
+
+    @property
+    def _directory(self):
+        directory = self.scratch / f"g{self._generation}"
+        directory.mkdir(exist_ok=True)
+        return directory
+
+    def server(self, name="appliance", capacity=CAPACITY):
+        """The appliance; another name makes another one."""
+        for known, server in self._servers:
+            if known == name:
+                return server
+        server = Server(
+            os.environ["SLACKWATERD"], self._directory / name, self._directory / f"{name}.log",
+            capacity=capacity,
+        )
+        server.start()
+        self._servers.append((name, server))
+        return server
+
+    def worker(self, name, server=None, wrapper=()):
+        """The worker of that name, started when it is first asked for. The wrapper is a command
+        that the driver is started by."""
+        if name not in self._workers:
+            if not self.stand_in:
+                server = server or self.server()
+            worker = Worker(self._directory / name, name, server, self.scratch.name, wrapper)
+            self._workers[name] = worker
+            worker.start()
+        return self._workers[name]
+
+    @contextlib.contextmanager
+    def fresh_worker(self, name, server=None, wrapper=()):
+        """A worker for one scenario, with nothing in its caches."""
+        require(name not in self._workers, f"worker {name} is not fresh")
+        worker = self.worker(name, server, wrapper)
+        yield worker
+        worker.clear()
+        # One that was started in a crippled world cannot, and has nothing.
+        if worker.driver and not wrapper:
+            # Stopped in the middle of its removals, it would finish them at its next start.
+            leftover.settle(worker.driver)
+        worker.stop()
+        self._end_all_below(worker.directory)
+        worker.directory.rename(f"{worker.directory}-{time.monotonic_ns()}")
+        del self._workers[name]
+
+    def clear(self):
+        """Empties the engines; the images' cache in the registry and the plain Docker stays."""
+        for worker in self._workers.values():
+            worker.clear()
+        self.plain("container", "prune", "--force")
+
+    @property
+    def workers(self):
+        """The workers that run."""
+        return list(self._workers.values())
+
+    def throw_away(self):
+        """Ends workers and appliance with all that hangs on them, in whatever state they are."""
+        for worker in self._workers.values():
+            for process in (worker.docker.process, worker.containerd.process):
+                process.kill()
+        self._end_all_below(self._directory)
+        for _, server in self._servers:
+            server.kill()
+        self._workers = {}
+        self._servers = []
+        self._generation += 1
+
+    def end(self):
+        """Ends everything."""
+        self._unmount(self.scratch)
+        kill_strangers()
+
+    def _end_all_below(self, directory):
+        """Containers, then mounts, and what serves the mounts last."""
+        self._kill_strangers_below(
+            directory, lambda words: not {"serve-export", "--data-dir"} & set(words)
+        )
+        self._unmount(directory)
+        self._kill_strangers_below(directory, lambda words: "--data-dir" not in words)
+
+    def _kill_strangers_below(self, directory, chosen):
+        """Kills processes whose command names the directory: shims, containers' keepers."""
+        for pid, words in processes().items():
+            if pid not in (1, os.getpid()) and chosen(words) \
+                    and any(str(directory) in word for word in words):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _unmount(self, directory):
+        """Unmounts what is below the directory, the latest first."""
+        for point in reversed(mounts_below(directory)):
+            # Not `run`: it waits for what it killed, and a hanging unmount cannot be killed.
+            umount = subprocess.Popen(["umount", "--lazy", point], stderr=subprocess.DEVNULL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                umount.wait(UNMOUNT_LIMIT_SECONDS)
+
+    def logs(self):
+        """The logs of this run's programs."""
+        # No deeper: mounts that hang are there.
+        found = [path for depth in ("*", "*/*", "*/state/*")
+                 for path in self._directory.glob(f"{depth}.log")]
+        return sorted(found)
+
+
+def mounts_below(directory):
+    """Mount points below a directory, in the order in which they were made."""
+    points = []
+    with open("/proc/self/mountinfo", encoding="utf-8") as table:
+        for line in table:
+            point = line.split()[4].encode().decode("unicode_escape")
+            if point.startswith(f"{directory}/"):
+                points.append(point)
+    return points
