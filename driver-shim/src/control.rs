@@ -4,6 +4,7 @@
 //! | call | what it does |
 //! |---|---|
 //! | `GET /status` | what the daemon is and has |
+//! | `GET /metrics` | the same and more for Prometheus; also at `--metrics-listen` |
 //! | `GET /store` | the store id of the appliance |
 //! | `GET /volumes?engine=` | all volumes of an engine |
 //! | `GET /volumes/{engine}/{name}` | one and what it was made above, with their snapshots |
@@ -19,6 +20,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -40,6 +42,9 @@ pub const CHAIN_LABEL: &str = "slackwater.chain";
 
 /// Digits of a chain id that tell the chains of one snapshot apart.
 const CHAIN_DIGITS: usize = 32;
+
+/// The type of the metrics page.
+const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What the calls work with.
 #[derive(Clone, Debug)]
@@ -140,6 +145,7 @@ impl Control {
 pub fn router(control: Control) -> Router {
     Router::new()
         .route("/status", get(status))
+        .route("/metrics", get(metrics))
         .route("/store", get(store))
         .route("/volumes", get(volumes))
         .route("/volumes/{engine}/{name}", get(chain))
@@ -192,6 +198,17 @@ async fn cache_statistics(worker: &Worker) -> Option<Value> {
     let limit = std::time::Duration::from_secs(2);
     let bytes = tokio::time::timeout(limit, text).await.ok()?.ok()?.ok()?;
     serde_json::from_slice(&bytes).ok()
+}
+
+/// The page for Prometheus alone, for a port that others reach.
+pub fn metrics_router(control: Control) -> Router {
+    Router::new().route("/metrics", get(metrics)).with_state(control)
+}
+
+async fn metrics(State(control): State<Control>) -> Response {
+    let worker = &control.worker;
+    let page = worker.metrics().render(worker, cache_statistics(worker).await.as_ref());
+    ([(CONTENT_TYPE, METRICS_TYPE)], page).into_response()
 }
 
 async fn store(State(control): State<Control>) -> Answer<String> {

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use axum::Router;
 use sd_notify::NotifyState;
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -122,9 +122,22 @@ impl Servers {
         let control = socket::listen(&config.control_socket).await?;
         let docker = listen_if_asked(config.docker_socket.as_deref()).await?;
         let containerd = listen_if_asked(config.containerd_socket.as_deref()).await?;
+        let metrics = match config.metrics_listen {
+            Some(address) => Some(TcpListener::bind(address).await.map_err(|error| {
+                DriverError::Start(format!("metrics-listen {address}: {error}"))
+            })?),
+            None => None,
+        };
         let mut tasks = JoinSet::new();
         let state = Control::new(worker.clone(), config.clone(), stop.clone());
         tasks.spawn(serve_http("commands", control, control::router(state), stop.clone().asked()));
+        if let Some(listener) = metrics {
+            let state = Control::new(worker.clone(), config.clone(), stop.clone());
+            let served = axum::serve(listener, control::metrics_router(state));
+            let served = served.with_graceful_shutdown(stop.clone().asked());
+            tasks
+                .spawn(async move { ("metrics", served.await.map_err(|error| error.to_string())) });
+        }
         if let Some(listener) = docker {
             let router = docker::router(GraphDriver::new(worker.clone()));
             tasks.spawn(serve_http("Docker", listener, router, stop.clone().asked()));

@@ -20,6 +20,7 @@ pub mod engine;
 pub mod error;
 pub mod image;
 pub mod logs;
+pub mod metrics;
 pub mod settings;
 pub mod socket;
 pub mod worker;

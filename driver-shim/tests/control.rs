@@ -161,3 +161,31 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
     assert_eq!(status["appliance"]["reachable"], true, "{status}");
     assert_eq!(status["attach"], "fuse", "{status}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn metrics_count_calls_and_volumes() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let key = Key::docker("layer");
+    let extra = Extra::Docker(DockerExtra::default());
+    machine.worker.create(key.clone(), None, extra).await.unwrap();
+    machine.worker.acquire(&key, Access::ReadWrite).await.unwrap();
+    let metrics = machine.worker.metrics();
+    metrics.count(Engine::Docker, "Get", Duration::from_millis(3), false);
+    metrics.count(Engine::Docker, "Get", Duration::from_secs(3), true);
+    let page = metrics.render(&machine.worker, Some(&serde_json::json!({ "cache_hits": 7 })));
+    for line in [
+        "slackwater_driver_call_seconds_count{engine=\"docker\",call=\"Get\"} 2",
+        "slackwater_driver_call_seconds_bucket{le=\"0.005\",engine=\"docker\",call=\"Get\"} 1",
+        "slackwater_driver_call_failures_total{engine=\"docker\",call=\"Get\"} 1",
+        "slackwater_driver_docker_volumes 1",
+        "slackwater_driver_docker_volumes_in_use 1",
+        "slackwater_driver_containerd_volumes 0",
+        "slackwater_driver_export_cache_hits 7",
+    ] {
+        assert!(page.lines().any(|one| one == line), "no `{line}` in:\n{page}");
+    }
+    machine.worker.release(&key).await.unwrap();
+    machine.worker.remove(&key).await.unwrap();
+    machine.worker.clean_up().await;
+}

@@ -28,7 +28,7 @@ def mounted(driver):
 
 
 def loop_devices(directory):
-    """Loop devices on files below a directory."""
+    """Loop devices on files below a directory: their names and the files."""
     found = []
     # Read from /sys: a tool that looks at the files themselves would hang on a dead one.
     for entry in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
@@ -37,7 +37,7 @@ def loop_devices(directory):
         except OSError:
             continue
         if backing.startswith(f"{directory}/"):
-            found.append(f"{entry.parts[3]} on {backing}")
+            found.append((entry.parts[3], backing))
     return found
 
 
@@ -66,7 +66,7 @@ def found(server, drivers):
                 for volume in driver.control("GET", f"/volumes?engine={engine}")
             ]
         left += [f"mount {point}" for point in mounted(driver)]
-        left += [f"loop device {device}" for device in loop_devices(driver.state)]
+        left += [f"loop device {device} on {file}" for device, file in loop_devices(driver.state)]
     return left
 
 

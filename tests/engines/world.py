@@ -220,11 +220,21 @@ class World:
 
     def _unmount(self, directory):
         """Unmounts what is below the directory, the latest first."""
-        for point in reversed(mounts_below(directory)):
-            # Not `run`: it waits for what it killed, and a hanging unmount cannot be killed.
-            umount = subprocess.Popen(["umount", "--lazy", point], stderr=subprocess.DEVNULL)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                umount.wait(UNMOUNT_LIMIT_SECONDS)
+        mounts = mounts_below(directory)
+        for point in [point for point, kind in reversed(mounts) if not kind.startswith("fuse")]:
+            self._umount(point)
+        # One that was attached and not yet mounted when the driver was killed.
+        for device, _ in leftover.loop_devices(directory):
+            subprocess.run(["losetup", "--detach", f"/dev/{device}"], check=False, timeout=10)
+        for point in [point for point, kind in reversed(mounts) if kind.startswith("fuse")]:
+            self._umount(point)
+
+    def _umount(self, point):
+        """Unmounts one, or leaves it."""
+        # Not `run`: it waits for what it killed, and a hanging unmount cannot be killed.
+        umount = subprocess.Popen(["umount", "--lazy", point], stderr=subprocess.DEVNULL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            umount.wait(UNMOUNT_LIMIT_SECONDS)
 
     def logs(self):
         """The logs of this run's programs."""
@@ -235,11 +245,12 @@ class World:
 
 
 def mounts_below(directory):
-    """Mount points below a directory, in the order in which they were made."""
-    points = []
+    """Mount points below a directory with their types, in the order in which they were made."""
+    found = []
     with open("/proc/self/mountinfo", encoding="utf-8") as table:
         for line in table:
-            point = line.split()[4].encode().decode("unicode_escape")
+            before, after = line.split(" - ")
+            point = before.split()[4].encode().decode("unicode_escape")
             if point.startswith(f"{directory}/"):
-                points.append(point)
-    return points
+                found.append((point, after.split()[0]))
+    return found

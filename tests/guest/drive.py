@@ -26,6 +26,7 @@ import scenarios.names
 import scenarios.space
 import scenarios.rest
 import scenarios.others
+import scenarios.driver
 import scenarios.restart
 import scenarios.end
 
@@ -122,7 +123,8 @@ def run(options, chosen, scratch):
     """Brings up server and guest, runs, takes both down; returns the exit code."""
     kernel, modules, mount_nfs = image.fetch(options.cache)
     pool = random.Random(POOL_SEED).randbytes(POOL_BYTES)
-    initramfs = image.build(scratch, modules, mount_nfs, pool)
+    driver = pathlib.Path(os.environ["SLACKWATER_DRIVER"])
+    initramfs = image.build(scratch, modules, [mount_nfs, driver], pool)
     with contextlib.ExitStack() as cleanup:
         server = appliance.Appliance(
             os.environ["SLACKWATERD"], scratch / "data", scratch / "server.log"
@@ -137,8 +139,8 @@ def run(options, chosen, scratch):
             guest = machine.Machine(scratch, kernel, initramfs)
             cleanup.callback(guest.stop)
             guest.run(
-                f"printf 'nfs_port=%s\\nexport_path=%s\\n' {server.nfs_port} "
-                f"{appliance.EXPORT_PATH} >/run/appliance"
+                f"printf 'nfs_port=%s\\napi_port=%s\\nexport_path=%s\\n' {server.nfs_port} "
+                f"{server.api_port} {appliance.EXPORT_PATH} >/run/appliance"
             )
             world = World(server, guest, pool, scratch)
             passed, failed = run_all(world, chosen)
@@ -159,10 +161,13 @@ def main():
         for entry in SCENARIOS:
             say(f"{entry.limit_seconds:4} s  {entry.title}")
         return 0 if options.list else 2
-    if not os.access(os.environ["SLACKWATERD"], os.X_OK):
-        say(f"no server at {os.environ['SLACKWATERD']}: "
-            "cargo build --release -p slackwater-server, or set SLACKWATERD")
-        return 2
+    for variable, package in (
+        ("SLACKWATERD", "slackwater-server"), ("SLACKWATER_DRIVER", "slackwater-driver")
+    ):
+        if not os.access(os.environ[variable], os.X_OK):
+            say(f"no program at {os.environ[variable]}: "
+                f"cargo build --release -p {package}, or set {variable}")
+            return 2
     signal.signal(signal.SIGALRM, _out_of_time)
     signal.signal(signal.SIGTERM, _terminated)
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="slackwater-guest-"))

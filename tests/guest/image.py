@@ -33,6 +33,9 @@ MODULES = ["nfs", "nfsv3", "virtio_net", "virtio_pci", "loop"]
 # print block counts the way users see them.
 HOST_TOOLS = ["mkfs.ext4", "e2fsck", "dd", "sync", "stat", "du", "df"]
 
+# What the driver calls besides those, and what calls the driver over its Unix sockets.
+DRIVER_TOOLS = ["mount", "umount", "losetup", "fsfreeze", "debugfs", "resize2fs", "curl"]
+
 # A mirror that does not answer must not eat the time of the tests.
 DOWNLOAD_LIMIT_SECONDS = 300
 
@@ -163,17 +166,19 @@ def _write_etc(root):
     (etc / "group").write_text("root:x:0:\nuser:x:1000:\nteam:x:2000:user\n")
 
 
-def build(scratch, modules, mount_nfs, pool):
-    """Writes the initramfs into `scratch` and returns its path; `pool` becomes /pool."""
+def build(scratch, modules, programs, pool):
+    """Writes the initramfs into `scratch` and returns its path; `programs` go to /tools, `pool`
+    becomes /pool."""
     root = scratch / "root"
     for name in ["bin", "tools", "modules", "proc", "sys", "dev", "run", "tmp", "etc"]:
         (root / name).mkdir(parents=True)
     (root / "pool").write_bytes(pool)
     _write_etc(root)
     _install(root, _which("busybox"), "bin/busybox")
-    for tool in HOST_TOOLS:
+    for tool in HOST_TOOLS + DRIVER_TOOLS:
         _install(root, _which(tool), f"tools/{tool}")
-    _install(root, mount_nfs, "tools/mount.nfs")
+    for program in programs:
+        _install(root, program, f"tools/{program.name}")
     for number, module in enumerate(module_order(modules)):
         shutil.copy(module, root / "modules" / f"{number:02}-{module.name}")
     for script in INSIDE.iterdir():

@@ -127,7 +127,7 @@ class Machine:
         if self._stuck is not None:
             raise GuestLost(self._stuck)
         port = self._ports[0]
-        number = port.send(f". /functions.sh\n. /writers.sh\nset -eu\n{script}\n")
+        number = port.send(f". /functions.sh\n. /writers.sh\n. /driver.sh\nset -eu\n{script}\n")
         code, text = port.wait(number, limit_seconds)
         if code != 0:
             raise GuestError(text or f"exit code {code} and no output from: {script}")

@@ -164,6 +164,7 @@ fn worker_code(error: &WorkerError) -> Code {
         | WorkerError::Busy { .. }
         | WorkerError::ReadOnly { .. } => Code::FailedPrecondition,
         WorkerError::Appliance { .. } => Code::Unavailable,
+        WorkerError::Full { .. } => Code::ResourceExhausted,
         _ => Code::Internal,
     }
 }

@@ -17,7 +17,8 @@ use tonic_prost::ProstCodec;
 
 use super::error::{CallError, ServeError};
 use super::snapshotter::Snapshotter;
-use crate::worker::Worker;
+use crate::metrics::Metrics;
+use crate::worker::{Engine, Worker};
 
 /// The name of the service, the first part of each path.
 pub const SERVICE: &str = "containerd.services.snapshots.v1.Snapshots";
@@ -56,24 +57,30 @@ pub async fn serve(
 
 async fn route(snapshotter: &Snapshotter, request: Request<Body>) -> Response<Body> {
     let path = request.uri().path().to_owned();
+    let metrics = snapshotter.metrics();
     let call = path.strip_prefix('/').and_then(|path| path.strip_prefix(SERVICE));
     match call {
-        Some("/Prepare") => unary("Prepare", request, |body| snapshotter.prepare(body)).await,
-        Some("/View") => unary("View", request, |body| snapshotter.view(body)).await,
-        Some("/Mounts") => unary("Mounts", request, |body| snapshotter.mounts(body)).await,
-        Some("/Commit") => unary("Commit", request, |body| snapshotter.commit(body)).await,
-        Some("/Remove") => unary("Remove", request, |body| snapshotter.remove(body)).await,
-        Some("/Stat") => unary("Stat", request, |body| snapshotter.stat(body)).await,
-        Some("/Update") => unary("Update", request, |body| snapshotter.update(body)).await,
+        Some("/Prepare") => {
+            unary(metrics, "Prepare", request, |body| snapshotter.prepare(body)).await
+        }
+        Some("/View") => unary(metrics, "View", request, |body| snapshotter.view(body)).await,
+        Some("/Mounts") => unary(metrics, "Mounts", request, |body| snapshotter.mounts(body)).await,
+        Some("/Commit") => unary(metrics, "Commit", request, |body| snapshotter.commit(body)).await,
+        Some("/Remove") => unary(metrics, "Remove", request, |body| snapshotter.remove(body)).await,
+        Some("/Stat") => unary(metrics, "Stat", request, |body| snapshotter.stat(body)).await,
+        Some("/Update") => unary(metrics, "Update", request, |body| snapshotter.update(body)).await,
         Some("/List") => list(snapshotter, request).await,
-        Some("/Usage") => unary("Usage", request, |body| snapshotter.usage(body)).await,
-        Some("/Cleanup") => unary("Cleanup", request, |body| snapshotter.cleanup(body)).await,
+        Some("/Usage") => unary(metrics, "Usage", request, |body| snapshotter.usage(body)).await,
+        Some("/Cleanup") => {
+            unary(metrics, "Cleanup", request, |body| snapshotter.cleanup(body)).await
+        }
         _ => Status::unimplemented(format!("`{path}` is no call of {SERVICE}")).into_http(),
     }
 }
 
 /// One request, one answer.
 async fn unary<Question, Answer, Call, Pending>(
+    metrics: &Metrics,
     name: &'static str,
     request: Request<Body>,
     call: Call,
@@ -87,7 +94,8 @@ where
     let service = tower::service_fn(|request: tonic::Request<Question>| {
         let began = Instant::now();
         let pending = call(request.into_inner());
-        async move { logged(name, began, pending.await).map(tonic::Response::new) }
+        let metrics = metrics.clone();
+        async move { logged(&metrics, name, began, pending.await).map(tonic::Response::new) }
     });
     let codec = ProstCodec::<Answer, Question>::default();
     Grpc::new(codec).max_decoding_message_size(REQUEST_BYTES_MAX).unary(service, request).await
@@ -97,7 +105,8 @@ where
 async fn list(snapshotter: &Snapshotter, request: Request<Body>) -> Response<Body> {
     let service = tower::service_fn(|request: tonic::Request<_>| {
         let began = Instant::now();
-        let listed = logged("List", began, snapshotter.list(request.get_ref()));
+        let listed =
+            logged(snapshotter.metrics(), "List", began, snapshotter.list(request.get_ref()));
         std::future::ready(listed.map(|parts| {
             tonic::Response::new(stream::iter(parts.into_iter().map(Ok::<_, Status>)))
         }))
@@ -107,22 +116,26 @@ async fn list(snapshotter: &Snapshotter, request: Request<Body>) -> Response<Bod
 }
 
 fn logged<T>(
+    metrics: &Metrics,
     call: &'static str,
     began: Instant,
     result: Result<T, CallError>,
 ) -> Result<T, Status> {
     let elapsed_ms = began.elapsed().as_millis();
+    let is_failure = |error: &CallError| matches!(error.code(), Code::Internal | Code::Unavailable);
+    let has_failed = result.as_ref().err().is_some_and(is_failure);
+    metrics.count(Engine::Containerd, call, began.elapsed(), has_failed);
     match result {
         Ok(answer) => {
             tracing::debug!(call, elapsed_ms, "containerd was answered");
             Ok(answer)
         }
         Err(error) => {
-            match error.code() {
-                Code::Internal | Code::Unavailable => {
-                    tracing::warn!(call, elapsed_ms, %error, "a call of containerd failed");
-                }
-                code => tracing::debug!(call, elapsed_ms, ?code, %error, "containerd was refused"),
+            if has_failed {
+                tracing::warn!(call, elapsed_ms, %error, "a call of containerd failed");
+            } else {
+                let code = error.code();
+                tracing::debug!(call, elapsed_ms, ?code, %error, "containerd was refused");
             }
             Err(error.into())
         }

@@ -16,6 +16,7 @@ use super::proto::{
     Mount, MountsResponse, PrepareRequest, UpdateRequest, UsageResponse, ViewRequest,
 };
 use super::{labels, remote};
+use crate::metrics::Metrics;
 use crate::worker::{
     Access, ContainerdExtra, Engine, Extra, Key, Kind, Usage, Volume, Worker, WorkerError, now,
 };
@@ -46,6 +47,10 @@ pub(super) struct Snapshotter {
 impl Snapshotter {
     pub(super) fn new(worker: Worker) -> Self {
         Self { worker, usages: Mutex::default() }
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        self.worker.metrics()
     }
 
     /// Removes what an earlier process was in the middle of adopting.

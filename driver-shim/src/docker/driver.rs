@@ -4,12 +4,14 @@ use std::collections::HashSet;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use uuid::Uuid;
 
 use super::error::DockerError;
 use super::init;
+use super::repeats::Notes;
 use super::types::{LayerId, StorageOptions};
 use crate::worker::{
     Access, Content, DockerExtra, Engine, Extra, Key, Volume, Worker, WorkerError,
@@ -28,6 +30,7 @@ pub struct GraphDriver {
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) worker: Worker,
+    pub(super) notes: Arc<Notes>,
     /// Held while a volume is marked as being unpacked: one call alone finds it unmarked.
     pub(super) marking: tokio::sync::Mutex<()>,
     /// Held while the init layer of an image is remembered.
@@ -41,8 +44,10 @@ impl GraphDriver {
     /// background.
     #[must_use]
     pub fn new(worker: Worker) -> Self {
+        let notes = Notes::open(&worker.state_directory().join("calls"));
         let inner = Inner {
             worker,
+            notes,
             marking: tokio::sync::Mutex::default(),
             remembering: tokio::sync::Mutex::default(),
             commits: Mutex::default(),
@@ -71,6 +76,12 @@ impl GraphDriver {
                 self.remove_recording(&id);
             }
         }
+    }
+
+    /// Counts a call that ended.
+    pub(super) fn count(&self, call: &'static str, started: Instant, has_failed: bool) {
+        let metrics = self.worker().metrics();
+        metrics.count(Engine::Docker, call, started.elapsed(), has_failed);
     }
 
     pub(super) fn worker(&self) -> &Worker {
@@ -154,15 +165,16 @@ impl GraphDriver {
         Ok((volume, extra))
     }
 
-    /// `Get`: mounts it.
-    pub(super) async fn get(&self, id: &LayerId) -> Result<PathBuf, DockerError> {
+    /// `Get`: mounts it. Carried out again, the same call counts once.
+    pub(super) async fn get(&self, id: &LayerId, call: Uuid) -> Result<PathBuf, DockerError> {
         let (volume, extra) = self.whole(id)?;
-        Ok(self.worker().acquire(&id.key(), access(id, &volume, &extra)).await?)
+        let access = access(id, &volume, &extra);
+        Ok(self.worker().acquire_once(&id.key(), access, call).await?)
     }
 
-    /// `Put`: also of what is not there any more.
-    pub(super) async fn put(&self, id: &LayerId) -> Result<(), DockerError> {
-        match self.worker().release(&id.key()).await {
+    /// `Put`: also of what is not there any more. Carried out again, the same call counts once.
+    pub(super) async fn put(&self, id: &LayerId, call: Uuid) -> Result<(), DockerError> {
+        match self.worker().release_once(&id.key(), call).await {
             Ok(()) | Err(WorkerError::NotFound { .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }

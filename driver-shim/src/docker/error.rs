@@ -15,6 +15,15 @@ pub enum DockerError {
         /// What is wrong with it.
         source: serde_json::Error,
     },
+    /// dockerd repeats a call that an earlier process of the driver did not answer, without
+    /// saying again what it asked for.
+    #[error(
+        "the driver was restarted during the call {call}, and dockerd repeats it without its arguments: try the command again"
+    )]
+    Repeated {
+        /// The call.
+        call: &'static str,
+    },
     /// The name of a layer could not be one of Docker's.
     #[error(
         "`{}` is no name of a layer: expected 1 to {expected_max} of the characters A-Z a-z 0-9 _ -",

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use slackwater_archive::{ArchiveError, ChangeKind, Recognised, Reference};
 use slackwater_client::types::SnapshotId;
 use tokio::task::spawn_blocking;
+use uuid::Uuid;
 
 use super::driver::{GraphDriver, to_end};
 use super::error::DockerError;
@@ -106,10 +107,18 @@ impl GraphDriver {
             }
             Recognised::Ordinary(reader) => {
                 let applied = self.apply_ordinary(id, reader).await;
-                if applied.is_err() {
-                    self.remove_recording(id);
-                }
-                applied
+                let Err(error) = applied else {
+                    return applied;
+                };
+                self.remove_recording(id);
+                // A file system whose disk takes no more says so in many ways.
+                Err(match &error {
+                    DockerError::Archive { .. } | DockerError::Local { .. } => {
+                        let full = self.worker().full(&error.to_string()).await;
+                        full.map_or(error, DockerError::from)
+                    }
+                    _ => error,
+                })
             }
         }
     }
@@ -224,13 +233,13 @@ impl GraphDriver {
             }
             None => None,
         };
-        let root = self.get(id).await?;
+        let root = self.get(id, Uuid::new_v4()).await?;
         let changes = spawn_blocking(move || {
             let older = older.as_ref().map(|older| older.path());
             slackwater_archive::changes(older, &root)
         })
         .await;
-        self.put(id).await?;
+        self.put(id, Uuid::new_v4()).await?;
         let changes = changes?.map_err(archive_error(id))?;
         Ok(changes.iter().map(|change| change_answer(&change.path, change.kind)).collect())
     }

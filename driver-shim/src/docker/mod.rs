@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   routes     the calls as dockerd sends them, and what it wants to read
+//!   repeats    calls that a dead process did not answer
 //!   types      names, options, requests, answers
 //!      |
 //!   driver     create, get, put, remove: a volume each, cloned at the first write
@@ -25,6 +26,7 @@ mod driver;
 mod error;
 mod init;
 mod layers;
+mod repeats;
 mod restore;
 mod routes;
 mod stream;

@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::post;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
+use uuid::Uuid;
 
 use super::driver::GraphDriver;
 use super::error::DockerError;
@@ -52,7 +53,12 @@ type Outcome = Result<Value, DockerError>;
 
 /// Reads the request, runs the call, answers; a failure with status 200, as dockerd shows its
 /// text then without more around it.
-async fn answer<R, F>(call: &'static str, body: Bytes, work: impl FnOnce(R) -> F) -> Response
+async fn answer<R, F>(
+    driver: &GraphDriver,
+    call: &'static str,
+    body: Bytes,
+    work: impl FnOnce(R) -> F,
+) -> Response
 where
     R: DeserializeOwned,
     F: Future<Output = Outcome>,
@@ -64,10 +70,35 @@ where
         Ok(request) => work(request).await,
         Err(source) => Err(DockerError::Request { source }),
     };
-    reply(call, &String::from_utf8_lossy(text), started, outcome)
+    reply(driver, call, &String::from_utf8_lossy(text), started, outcome)
 }
 
-fn reply(call: &'static str, request: &str, started: Instant, outcome: Outcome) -> Response {
+/// [`answer`] for a call that names a layer, noted until it is answered.
+async fn answer_noted<R, F>(
+    driver: &GraphDriver,
+    call: &'static str,
+    body: Bytes,
+    work: impl FnOnce(R, Uuid) -> F,
+) -> Response
+where
+    R: DeserializeOwned,
+    F: Future<Output = Outcome>,
+{
+    let noted = driver.inner.notes.begin(call, body);
+    if noted.body.is_empty() {
+        return reply(driver, call, "", Instant::now(), Err(DockerError::Repeated { call }));
+    }
+    answer(driver, call, noted.body.clone(), |request| work(request, noted.token)).await
+}
+
+fn reply(
+    driver: &GraphDriver,
+    call: &'static str,
+    request: &str,
+    started: Instant,
+    outcome: Outcome,
+) -> Response {
+    driver.count(call, started, outcome.is_err());
     let elapsed_us = started.elapsed().as_micros();
     let value = match outcome {
         Ok(value) => {
@@ -106,7 +137,7 @@ async fn activate() -> Response {
 /// Checks what dockerd was started with, and keeps nothing: after a restart of this daemon it
 /// is not sent again.
 async fn init(State(driver): State<GraphDriver>, body: Bytes) -> Response {
-    answer("Init", body, |request: InitRequest| async move {
+    answer(&driver.clone(), "Init", body, |request: InitRequest| async move {
         if !request.opts.is_empty() {
             let advice = "remove it and set what is meant in the driver's configuration";
             return Err(DockerError::Unsupported { got: "--storage-opt", advice });
@@ -121,9 +152,9 @@ async fn init(State(driver): State<GraphDriver>, body: Bytes) -> Response {
     .await
 }
 
-async fn capabilities(body: Bytes) -> Response {
+async fn capabilities(State(driver): State<GraphDriver>, body: Bytes) -> Response {
     let capabilities = json!({ "Capabilities": { "ReproducesExactDiffs": true } });
-    answer("Capabilities", body, |_: Value| async { Ok(capabilities) }).await
+    answer(&driver, "Capabilities", body, |_: Value| async { Ok(capabilities) }).await
 }
 
 /// SELinux labels would have to be mount options, and mounts are shared.
@@ -137,7 +168,7 @@ fn warn_of_label(label: &str) {
 }
 
 async fn create(State(driver): State<GraphDriver>, body: Bytes) -> Response {
-    answer("Create", body, |request: CreateRequest| async move {
+    answer_noted(&driver.clone(), "Create", body, |request: CreateRequest, _| async move {
         warn_of_label(&request.mount_label);
         let id = LayerId::parse(&request.id)?;
         let parent = LayerId::parse_parent(&request.parent)?;
@@ -150,7 +181,7 @@ async fn create(State(driver): State<GraphDriver>, body: Bytes) -> Response {
 }
 
 async fn create_read_write(State(driver): State<GraphDriver>, body: Bytes) -> Response {
-    answer("CreateReadWrite", body, |request: CreateRequest| async move {
+    answer_noted(&driver.clone(), "CreateReadWrite", body, |request: CreateRequest, _| async move {
         warn_of_label(&request.mount_label);
         let id = LayerId::parse(&request.id)?;
         let parent = LayerId::parse_parent(&request.parent)?;
@@ -162,7 +193,7 @@ async fn create_read_write(State(driver): State<GraphDriver>, body: Bytes) -> Re
 }
 
 async fn remove(State(driver): State<GraphDriver>, body: Bytes) -> Response {
-    answer("Remove", body, |request: LayerRequest| async move {
+    answer_noted(&driver.clone(), "Remove", body, |request: LayerRequest, _| async move {
         driver.remove(&LayerId::parse(&request.id)?).await?;
         done()
     })
@@ -170,24 +201,24 @@ async fn remove(State(driver): State<GraphDriver>, body: Bytes) -> Response {
 }
 
 async fn get(State(driver): State<GraphDriver>, body: Bytes) -> Response {
-    answer("Get", body, |request: LayerRequest| async move {
+    answer_noted(&driver.clone(), "Get", body, |request: LayerRequest, call| async move {
         warn_of_label(&request.mount_label);
-        let path = driver.get(&LayerId::parse(&request.id)?).await?;
+        let path = driver.get(&LayerId::parse(&request.id)?, call).await?;
         Ok(json!({ "Dir": path.to_string_lossy(), "Err": "" }))
     })
     .await
 }
 
 async fn put(State(driver): State<GraphDriver>, body: Bytes) -> Response {
-    answer("Put", body, |request: LayerRequest| async move {
-        driver.put(&LayerId::parse(&request.id)?).await?;
+    answer_noted(&driver.clone(), "Put", body, |request: LayerRequest, call| async move {
+        driver.put(&LayerId::parse(&request.id)?, call).await?;
         done()
     })
     .await
 }
 
 async fn exists(State(driver): State<GraphDriver>, body: Bytes) -> Response {
-    answer("Exists", body, |request: LayerRequest| async move {
+    answer_noted(&driver.clone(), "Exists", body, |request: LayerRequest, _| async move {
         let exists = driver.worker().get(&LayerId::parse(&request.id)?.key()).is_some();
         Ok(json!({ "Exists": exists }))
     })
@@ -195,12 +226,14 @@ async fn exists(State(driver): State<GraphDriver>, body: Bytes) -> Response {
 }
 
 async fn status(State(driver): State<GraphDriver>, body: Bytes) -> Response {
-    answer("Status", body, |_: Value| async move { Ok(json!({ "Status": driver.status().await })) })
-        .await
+    answer(&driver.clone(), "Status", body, |_: Value| async move {
+        Ok(json!({ "Status": driver.status().await }))
+    })
+    .await
 }
 
 async fn metadata(State(driver): State<GraphDriver>, body: Bytes) -> Response {
-    answer("GetMetadata", body, |request: LayerRequest| async move {
+    answer_noted(&driver.clone(), "GetMetadata", body, |request: LayerRequest, _| async move {
         let pairs = driver.metadata(&LayerId::parse(&request.id)?).await?;
         let metadata: Map<String, Value> =
             pairs.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect();
@@ -211,7 +244,7 @@ async fn metadata(State(driver): State<GraphDriver>, body: Bytes) -> Response {
 
 /// dockerd stops: what is mounted stays, for containers may outlive it.
 async fn cleanup(State(driver): State<GraphDriver>, body: Bytes) -> Response {
-    answer("Cleanup", body, |_: Value| async move {
+    answer(&driver.clone(), "Cleanup", body, |_: Value| async move {
         driver.tidy().await;
         done()
     })
@@ -221,14 +254,21 @@ async fn cleanup(State(driver): State<GraphDriver>, body: Bytes) -> Response {
 /// The one call whose answer is no JSON: a failure must have another status.
 async fn diff(State(driver): State<GraphDriver>, body: Bytes) -> Response {
     let started = Instant::now();
+    let noted = driver.inner.notes.begin("Diff", body);
+    let body = noted.body.clone();
     let work = async {
+        if body.is_empty() {
+            return Err(DockerError::Repeated { call: "Diff" });
+        }
         let request: LayerRequest =
             serde_json::from_slice(&body).map_err(|source| DockerError::Request { source })?;
         driver.diff(LayerId::parse(&request.id)?).await
     };
     let elapsed_us = || started.elapsed().as_micros();
     let request = String::from_utf8_lossy(&body);
-    match work.await {
+    let outcome = work.await;
+    driver.count("Diff", started, outcome.is_err());
+    match outcome {
         Ok(tar) => {
             tracing::debug!(call = "Diff", %request, elapsed_us = elapsed_us(), "begins");
             Response::new(tar)
@@ -242,7 +282,7 @@ async fn diff(State(driver): State<GraphDriver>, body: Bytes) -> Response {
 }
 
 async fn changes(State(driver): State<GraphDriver>, body: Bytes) -> Response {
-    answer("Changes", body, |request: LayerRequest| async move {
+    answer_noted(&driver.clone(), "Changes", body, |request: LayerRequest, _| async move {
         let id = LayerId::parse(&request.id)?;
         let parent = LayerId::parse_parent(&request.parent)?;
         let changes = driver.changes(id, parent).await?;
@@ -256,7 +296,8 @@ async fn apply(State(driver): State<GraphDriver>, request: Request) -> Response 
     let started = Instant::now();
     let (head, body) = request.into_parts();
     let text = head.uri.query().unwrap_or_default().to_owned();
-    reply("ApplyDiff", &text, started, apply_query(&driver, &head.uri, body).await)
+    let outcome = apply_query(&driver, &head.uri, body).await;
+    reply(&driver, "ApplyDiff", &text, started, outcome)
 }
 
 async fn apply_query(driver: &GraphDriver, uri: &Uri, body: Body) -> Outcome {
@@ -269,7 +310,7 @@ async fn apply_query(driver: &GraphDriver, uri: &Uri, body: Body) -> Outcome {
 }
 
 async fn diff_size(State(driver): State<GraphDriver>, body: Bytes) -> Response {
-    answer("DiffSize", body, |request: LayerRequest| async move {
+    answer_noted(&driver.clone(), "DiffSize", body, |request: LayerRequest, _| async move {
         let size_bytes = driver.diff_size(&LayerId::parse(&request.id)?).await?;
         Ok(json!({ "Size": size_bytes, "Err": "" }))
     })

@@ -108,6 +108,8 @@ pub struct Config {
     pub containerd_socket: Option<PathBuf>,
     /// Where the commands are.
     pub control_socket: PathBuf,
+    /// Where the metrics page is served.
+    pub metrics_listen: Option<SocketAddr>,
     /// What is logged.
     pub log: LogFilter,
     /// And in which form.
@@ -143,6 +145,7 @@ impl Config {
             docker_socket: settings.docker_socket.clone(),
             containerd_socket: settings.containerd_socket.clone(),
             control_socket: in_state(&settings.control_socket, "control.sock"),
+            metrics_listen: settings.metrics_listen,
             log: given(settings.log.clone(), "log")?,
             log_format: given(settings.log_format, "log-format")?,
             state_dir,

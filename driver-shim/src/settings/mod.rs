@@ -14,6 +14,7 @@ mod size;
 
 use std::fs::File;
 use std::io::Read;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -88,6 +89,10 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_CONTROL_SOCKET", value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
 
+    /// Serve the metrics page here, such as 127.0.0.1:9101: whoever reaches it can read it
+    #[arg(long, env = "SLACKWATER_METRICS_LISTEN", value_name = "ADDRESS")]
+    pub metrics_listen: Option<SocketAddr>,
+
     /// What is logged to standard error, such as debug or info,slackwater_fuse=trace
     /// [default: info]
     #[arg(long, env = "SLACKWATER_LOG", value_name = "FILTER")]
@@ -131,6 +136,7 @@ impl Settings {
             docker_socket: self.docker_socket.or(lower.docker_socket),
             containerd_socket: self.containerd_socket.or(lower.containerd_socket),
             control_socket: self.control_socket.or(lower.control_socket),
+            metrics_listen: self.metrics_listen.or(lower.metrics_listen),
             log: self.log.or(lower.log),
             log_format: self.log_format.or(lower.log_format),
         }

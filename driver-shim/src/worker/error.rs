@@ -93,6 +93,18 @@ pub enum WorkerError {
         #[from]
         source: ClientError,
     },
+    /// The appliance takes no more.
+    #[error(
+        "the appliance at {appliance} is full ({available_bytes} bytes are left): remove images or files there, or give it more room; what failed first: {reason}"
+    )]
+    Full {
+        /// The appliance's address.
+        appliance: String,
+        /// What it could still take.
+        available_bytes: u64,
+        /// How it showed here.
+        reason: String,
+    },
     /// A disk could not be attached or detached.
     #[error("{source}")]
     Attach {

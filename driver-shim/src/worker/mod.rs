@@ -42,11 +42,12 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use slackwater_attach::Attach;
-use slackwater_client::Client;
 use slackwater_client::types::{SnapshotId, Timestamp};
+use slackwater_client::{Client, RetryPolicy};
 use tokio::sync::{Notify, OnceCell};
 use uuid::Uuid;
 
@@ -61,10 +62,17 @@ pub use self::volume::{
 
 use self::keyed::KeyedLocks;
 use self::state::{Change, State};
+use crate::metrics::Metrics;
 
 /// Size of a disk where none is asked for. Sparse, so only what is written counts; large enough
 /// that nobody meets it, small enough that the file system's own maps stay a few MiB.
 pub const DISK_SIZE_BYTES_DEFAULT: u64 = 64 << 30;
+
+/// An appliance with less room than this is full for a layer: it is what one segment takes.
+const FULL_BELOW_BYTES: u64 = 64 << 20;
+
+/// How long a failed call is held up by the question whether the appliance is full.
+const FULL_QUESTION_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// What a worker is made of.
 #[derive(Debug, Clone)]
@@ -99,6 +107,7 @@ struct Inner {
     in_progress: Mutex<std::collections::HashSet<Uuid>>,
     /// Snapshots that were captured and may still be bound.
     captured: Mutex<HashMap<SnapshotId, std::time::Instant>>,
+    metrics: Metrics,
     reap: Arc<Notify>,
     reaping: tokio::sync::Mutex<()>,
 }
@@ -136,6 +145,7 @@ impl Worker {
             views: Mutex::default(),
             in_progress: Mutex::default(),
             captured: Mutex::default(),
+            metrics: Metrics::default(),
             reap: Arc::new(Notify::new()),
             reaping: tokio::sync::Mutex::default(),
         };
@@ -179,6 +189,7 @@ impl Worker {
             parent,
             content: Content::Inherited,
             users: 0,
+            recent_calls: Vec::new(),
             mounted: None,
             is_kept_mounted: false,
             usage: None,
@@ -212,6 +223,18 @@ impl Worker {
     #[must_use]
     pub fn disk_size_bytes(&self) -> u64 {
         self.inner.options.disk_size_bytes
+    }
+
+    /// What is counted of the engines' calls.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.metrics
+    }
+
+    /// Files on the appliance that nobody needs and that are still there.
+    #[must_use]
+    pub fn waiting_to_be_deleted(&self) -> usize {
+        self.inner.state.obsolete().len()
     }
 
     /// Where the recordings of unpacked layers are.
@@ -248,7 +271,9 @@ impl Worker {
         self.inner.attach.get_or_try_init(open).await
     }
 
-    fn state_directory(&self) -> &Path {
+    /// Where the state, the mounts and the recordings are.
+    #[must_use]
+    pub fn state_directory(&self) -> &Path {
         &self.inner.options.state_directory
     }
 
@@ -280,7 +305,26 @@ impl Worker {
         F: Future<Output = Result<T, WorkerError>> + Send + 'static,
         O: FnOnce(Self) -> F,
     {
-        tokio::spawn(operation(self.clone())).await.map_err(interrupted)?
+        let outcome = tokio::spawn(operation(self.clone())).await.map_err(interrupted)?;
+        match outcome {
+            Err(error @ WorkerError::Attach { .. }) => {
+                Err(self.full(&error.to_string()).await.unwrap_or(error))
+            }
+            other => other,
+        }
+    }
+
+    /// What to say of a failed mount or write if the reason is that the appliance is full: a file
+    /// system on a disk that takes no more fails in many ways, none of which says so.
+    pub async fn full(&self, reason: &str) -> Option<WorkerError> {
+        let asking = self.client().with_retry(RetryPolicy::never());
+        let stats =
+            tokio::time::timeout(FULL_QUESTION_TIME_MAX, asking.stats()).await.ok()?.ok()?;
+        (stats.available_bytes < FULL_BELOW_BYTES).then(|| WorkerError::Full {
+            appliance: self.client().url().to_owned(),
+            available_bytes: stats.available_bytes,
+            reason: reason.to_owned(),
+        })
     }
 
     fn existing(&self, key: &Key) -> Result<Volume, WorkerError> {

@@ -67,10 +67,34 @@ impl Worker {
     /// `NotFound`; `ReadOnly` if it is to be written and is a snapshot; `Appliance`, `Attach`,
     /// `State`.
     pub async fn acquire(&self, key: &Key, access: Access) -> Result<PathBuf, WorkerError> {
+        self.acquire_counted(key, access, None).await
+    }
+
+    /// [`Self::acquire`] for a call of the engine that may be carried out again after this
+    /// process died: it counts once.
+    ///
+    /// # Errors
+    /// As [`Self::acquire`].
+    pub async fn acquire_once(
+        &self,
+        key: &Key,
+        access: Access,
+        call: Uuid,
+    ) -> Result<PathBuf, WorkerError> {
+        self.acquire_counted(key, access, Some(call)).await
+    }
+
+    async fn acquire_counted(
+        &self,
+        key: &Key,
+        access: Access,
+        call: Option<Uuid>,
+    ) -> Result<PathBuf, WorkerError> {
         let key = key.clone();
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
-            worker.mount_locked(&key, access, |volume| volume.users += 1).await
+            let count = move |volume: &mut Volume| volume.count_once(call, |users| users + 1);
+            worker.mount_locked(&key, access, count).await
         })
         .await
     }
@@ -94,10 +118,24 @@ impl Worker {
     /// # Errors
     /// `NotFound`, `State`.
     pub async fn release(&self, key: &Key) -> Result<(), WorkerError> {
+        self.release_counted(key, None).await
+    }
+
+    /// [`Self::release`] for a call that may be carried out again: it counts once.
+    ///
+    /// # Errors
+    /// As [`Self::release`].
+    pub async fn release_once(&self, key: &Key, call: Uuid) -> Result<(), WorkerError> {
+        self.release_counted(key, Some(call)).await
+    }
+
+    async fn release_counted(&self, key: &Key, call: Option<Uuid>) -> Result<(), WorkerError> {
         let key = key.clone();
         self.run(async move |worker: Self| {
             // Not under the volume's lock: who holds that may be waiting for just this.
-            let release = |volume: &mut Volume| volume.users = volume.users.saturating_sub(1);
+            let release = move |volume: &mut Volume| {
+                volume.count_once(call, |users| users.saturating_sub(1));
+            };
             let volume = worker.change(&key, release).await?;
             if !volume.is_in_use() {
                 worker.unmount_later(&volume);

@@ -129,6 +129,9 @@ pub struct Volume {
     pub content: Content,
     /// How often it was acquired and not yet released.
     pub users: u32,
+    /// The last calls of its engine that changed `users`, for one that is carried out again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub recent_calls: Vec<Uuid>,
     /// How it is mounted, or was when it was last acquired.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mounted: Option<MountedAs>,
@@ -144,7 +147,24 @@ pub struct Volume {
     pub extra: Extra,
 }
 
+/// Calls that a volume remembers: more than an engine has under way for one volume at a time.
+const RECENT_CALLS_MAX: usize = 8;
+
 impl Volume {
+    /// Changes the number of users for a call of the engine, unless the same call did so before.
+    pub(super) fn count_once(&mut self, call: Option<Uuid>, count: impl FnOnce(u32) -> u32) {
+        if let Some(call) = call {
+            if self.recent_calls.contains(&call) {
+                return;
+            }
+            if self.recent_calls.len() >= RECENT_CALLS_MAX {
+                self.recent_calls.remove(0);
+            }
+            self.recent_calls.push(call);
+        }
+        self.users = count(self.users);
+    }
+
     /// Whether somebody relies on its mount.
     #[must_use]
     pub fn is_in_use(&self) -> bool {

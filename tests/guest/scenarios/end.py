@@ -13,6 +13,7 @@ def clean_store(world):
     world.guest(r"""
         cd /
         writers_stop || true
+        [ ! -e /run/driver.process ] || driver_end KILL
         # Whatever a failed scenario left mounted goes first, the latest of all first of all.
         grep -E '^/dev/loop| nfs ' /proc/mounts | cut -d ' ' -f 2 >/run/mounts
         awk '{ line[NR] = $1 } END { for (i = NR; i > 0; i--) print line[i] }' /run/mounts \

@@ -33,6 +33,7 @@ fn volume(number: u8, parent: Option<u8>, content: Content) -> Volume {
         content,
         mounted: None,
         users: 0,
+        recent_calls: Vec::new(),
         is_kept_mounted: false,
         usage: None,
         created_at: Timestamp::from_nanos(1),

@@ -1,0 +1,95 @@
+# The driver in the guest: as a daemon behind the socket that dockerd would call, and without one.
+driver_state=/run/driver
+driver_socket=/run/plugins/slackwater.sock
+
+# The program's options that are the same for every call. None are needed before there is an
+# appliance.
+export SLACKWATER_API="http://10.0.2.2:${api_port:-}" SLACKWATER_NFS="10.0.2.2:${nfs_port:-}"
+# Its log goes to the console, which is read as text.
+export NO_COLOR=1
+
+# driver ARGUMENTS...: the program, with the daemon's settings
+driver() {
+    /tools/slackwater-driver --state-dir "$driver_state" --docker-socket "$driver_socket" "$@"
+}
+
+# attached ARGUMENTS...: the program where no daemon is
+attached() {
+    /tools/slackwater-driver --state-dir /run/attach "$@"
+}
+
+# driver_start: returns when the daemon serves
+driver_start() {
+    rm -f /run/driver.ready
+    # Not by `driver`: its process is to be the one that is ended.
+    /tools/slackwater-driver --state-dir "$driver_state" --docker-socket "$driver_socket" \
+        >/run/driver.ready 2>/dev/console &
+    echo $! >/run/driver.process
+    while ! grep -q '^ready$' /run/driver.ready 2>/dev/null; do
+        kill -0 $! || fail "the driver ended; its log is on the console"
+        sleep 0.1
+    done
+}
+
+# driver_end SIGNAL: returns when the process is gone
+driver_end() {
+    process=$(cat /run/driver.process)
+    kill "-$1" "$process"
+    while kill -0 "$process" 2>/dev/null; do
+        sleep 0.1
+    done
+    rm /run/driver.process
+}
+
+# plugin CALL JSON: one call as dockerd makes it; prints the answer
+plugin() {
+    /tools/curl --silent --show-error --fail --unix-socket "$driver_socket" \
+        --data-binary "$2" "http://plugin/$1"
+}
+
+# plugin_apply LAYER PARENT TAR: unpacks a layer, sent in chunks as dockerd sends it
+plugin_apply() {
+    /tools/curl --silent --show-error --fail --unix-socket "$driver_socket" \
+        --header 'Transfer-Encoding: chunked' --data-binary "@$3" \
+        "http://plugin/GraphDriver.ApplyDiff?id=$1&parent=$2"
+}
+
+# driver_mounts [DIRECTORY]: the disks that are mounted below a driver's state, and loop devices
+# on files of its export; nothing where all is let go
+driver_mounts() {
+    awk -v below="${1:-$driver_state}/" 'index($2, below) == 1 && $3 == "ext4"' /proc/mounts
+    for backing in /sys/block/loop*/loop/backing_file; do
+        [ ! -e "$backing" ] || grep -F "${1:-$driver_state}/" "$backing" || true
+    done
+}
+
+# contained ROOT COMMAND...: runs it as a container would, in a mount namespace of its own, with
+# the root as its root
+contained() {
+    unshare -m chroot "$@"
+}
+
+# contained_write ROOT: numbered records, each fsynced by the program of the image. `/stop` ends
+# it, an error too, which leaves no `/ended`.
+contained_write() {
+    # The variables are those of the shell inside.
+    # shellcheck disable=SC2016
+    contained "$1" /program/busybox sh -c '
+        set -e
+        number=0
+        while [ ! -e /stop ]; do
+            number=$((number + 1))
+            printf "record %010d\n" "$number" >>/records
+            /program/busybox sync /records
+        done
+        echo "$number" >/ended' >/run/contained.log 2>&1 &
+}
+
+# contained_progress ROOT COUNT: waits until there are so many records more
+contained_progress() {
+    last=$(($(records_last "$1/records") + $2))
+    while [ "$(wc -l <"$1/records")" -lt "$last" ]; do
+        [ ! -s /run/contained.log ] || fail "in the container: $(cat /run/contained.log)"
+        sleep 0.2
+    done
+}

@@ -1,0 +1,212 @@
+"""The driver over the kernel's NFS client: what Docker's plugin and `attach` do with real mounts.
+
+    scenario --serial port--> curl --Unix socket--> slackwater-driver --REST--> slackwaterd
+                              /run/driver/mounts/ID (ext4) <- loop <- /run/driver/export (NFS)
+
+The other tests of the driver attach by FUSE, since the machines they run on need not have an NFS
+client. Here the kernel has one, and the driver has to find that by itself.
+"""
+
+import json
+import re
+
+from scenario import require, scenario
+
+# A reference is a layer's tar of a few blocks, whatever the disk holds.
+REFERENCE_BYTES_MAX = 16 << 10
+DATA_BYTES = 3_000_001
+# Each has to be written and fsynced before a step counts.
+RECORDS = 3
+# What a worker leaves on the appliance when all its volumes are gone.
+HEARTBEAT = re.compile(r"/?workers/[0-9a-f-]{36}/lease")
+
+MAKE_LAYER = """
+    mkdir -p /run/layer/program /run/layer/etc
+    cp /bin/busybox /run/layer/program/busybox
+    echo first >/run/layer/etc/release
+    ln -s ../program/busybox /run/layer/etc/link
+    tar -c -f /run/layer.tar -C /run/layer .
+"""
+
+
+def _call(world, call, **request):
+    """One call of the plugin, which must succeed; returns the answer."""
+    answer = json.loads(world.guest(f"plugin GraphDriver.{call} '{json.dumps(request)}'"))
+    require(not answer.get("Err"), f"{call} {request}: {answer}")
+    return answer
+
+
+def _apply(world, layer, parent, tar):
+    answer = json.loads(world.guest(f"plugin_apply '{layer}' '{parent}' {tar}"))
+    require(not answer.get("Err"), f"ApplyDiff {layer}: {answer}")
+
+
+def _commit(world, container, parent, tar):
+    """A commit as dockerd does it: the tar of a container, which has to be a reference."""
+    request = json.dumps({"ID": container, "Parent": parent})
+    size_bytes = int(world.guest(f"plugin GraphDriver.Diff '{request}' >{tar}; stat -c %s {tar}"))
+    require(
+        0 < size_bytes <= REFERENCE_BYTES_MAX, f"the commit's tar has {size_bytes} bytes"
+    )
+
+
+def _container(world, container, image, **options):
+    """Makes a container and returns where its disk is mounted."""
+    _call(world, "CreateReadWrite", ID=container, Parent=image, StorageOpt=options or None)
+    return _call(world, "Get", ID=container)["Dir"]
+
+
+def _snapshot_of(world, layer):
+    return _call(world, "GetMetadata", ID=layer)["Metadata"]["Snapshot"]
+
+
+@scenario("driver: doctor finds the kernel's NFS client, the daemon mounts by it", 90)
+def driver_starts(world):
+    # A machine that boots while the appliance is away: the driver does not wait for it.
+    world.appliance.kill()
+    world.guest("driver_start")
+    world.appliance.start()
+    activated = json.loads(world.guest("plugin Plugin.Activate ''"))
+    require(activated == {"Implements": ["GraphDriver"]}, f"Activate answers {activated}")
+    _call(world, "Init", Home="/run/docker/slackwater", Opts=None, UIDMaps=None, GIDMaps=None)
+    found = world.guest("driver doctor")
+    require("disks are attached by: nfs" in found, f"doctor says:\n{found}")
+    world.facts["driver"] = True
+
+
+@scenario("driver: an image's program runs from a clone over NFS, a commit carries its file", 150)
+def driver_runs(world):
+    world.fact("driver")
+    world.guest(MAKE_LAYER)
+    _call(world, "Create", ID="layer", Parent="")
+    _apply(world, "layer", "", "/run/layer.tar")
+    first = _container(world, "first", "layer")
+    mounts = world.guest(f"grep -E ' {first} | /run/driver/export' /proc/mounts")
+    for pattern in (
+        rf"^/dev/loop\d+ {first} ext4 rw,",
+        r"^10\.0\.2\.2:\S+ /run/driver/export nfs rw,.*vers=3,.*\bhard,",
+        r"^10\.0\.2\.2:\S+/\.snapshot /run/driver/export\.snapshot nfs ro,",
+    ):
+        require(re.search(pattern, mounts, re.M), f"no mount like {pattern}:\n{mounts}")
+    world.guest(f"""
+        is "a file of the image" "$(cat {first}/etc/release)" first
+        is "a link of the image" "$(readlink {first}/etc/link)" ../program/busybox
+        pool 5 {DATA_BYTES} | contained {first} /program/busybox dd of=/data bs=64K conv=fsync
+        contained {first} /program/busybox mv /etc/release /etc/renamed
+        pool 5 {DATA_BYTES} | cmp - {first}/data""")
+    _commit(world, "first", "layer", "/run/commit.tar")
+    # After the commit, and so not in it.
+    world.guest(f"contained {first} /program/busybox rm /data")
+    _call(world, "Create", ID="committed", Parent="layer")
+    _apply(world, "committed", "layer", "/run/commit.tar")
+    second = _container(world, "second", "committed")
+    world.guest(f"""
+        is "a file the commit renamed" "$(cat {second}/etc/renamed)" first
+        contained {second} /program/busybox cat /data >/run/data
+        pool 5 {DATA_BYTES} | cmp - /run/data
+        [ ! -e {second}/etc/release ] || fail "the name before the rename is in the commit"
+        [ ! -e {first}/data ] || fail "what was removed in one container is there again"
+        echo more >{second}/only
+        [ ! -e {first}/only ] || fail "one container sees the other's file"
+        rm /run/data""")
+    # On a disk that had to grow before its first mount.
+    larger = _container(world, "larger", "committed", size="65GiB")
+    world.guest(f"""
+        size=$(df -B 1G {larger} | awk 'NR == 2 {{ print $2 }}')
+        [ "$size" -ge 63 ] || fail "the larger disk has $size GiB"
+        pool 5 {DATA_BYTES} | cmp - {larger}/data""")
+    # One mount for all that share it, and nobody writes.
+    shared = _container(world, "shared", "committed", shared="true")
+    world.guest(f"""
+        is "a file by a shared root" "$(contained {shared} /program/busybox cat /etc/renamed)" first
+        refused 'Read-only file system' contained {shared} /program/busybox touch /new""")
+    world.facts["containers"] = {
+        "first": first, "second": second, "larger": larger, "shared": shared,
+    }
+
+
+def _records_of_commit(world, name):
+    """How many records a commit of the first container has, which is then the image `name`."""
+    _commit(world, "first", "layer", f"/run/{name}.tar")
+    _call(world, "Create", ID=name, Parent="layer")
+    _apply(world, name, "layer", f"/run/{name}.tar")
+    container = f"of-{name}"
+    root = world.fact("containers")[container] = _container(world, container, name)
+    return int(world.guest(f"records_last {root}/records"))
+
+
+@scenario("driver: SIGKILL of the driver and of the server under a container that writes", 150)
+def driver_killed(world):
+    root = world.fact("containers")["first"]
+    world.guest(f"""
+        contained_write {root}
+        while [ ! -e {root}/records ]; do sleep 0.1; done
+        contained_progress {root} {RECORDS}
+        driver_end KILL
+        contained_progress {root} {RECORDS}
+        # As if it had been killed in the middle of a commit.
+        /tools/fsfreeze --freeze {root}
+        driver_start
+        contained_progress {root} {RECORDS}""")
+    again = _call(world, "Get", ID="first")["Dir"]
+    require(again == root, f"after the restart the container is at {again}, not at {root}")
+    _call(world, "Put", ID="first")
+    # Frozen for the moment of the snapshot, and not for longer.
+    records = _records_of_commit(world, "running")
+    require(records >= 3 * RECORDS, f"the commit of the running container has {records} records")
+    world.guest(f"contained_progress {root} {RECORDS}")
+    world.appliance.kill()
+    world.guest("driver_end KILL; driver_start")
+    world.appliance.start()
+    ended = int(world.guest(f"""
+        contained_progress {root} {RECORDS}
+        touch {root}/stop
+        while [ ! -e {root}/ended ]; do sleep 0.1; done
+        is "what the container said" "$(cat /run/contained.log)" ""
+        cat {root}/ended"""))
+    # A clone is another file to the kernel: what it shows is what the server has.
+    records = _records_of_commit(world, "ended")
+    require(records == ended, f"{records} records of {ended} are on the server")
+
+
+@scenario("driver: attach and detach of a snapshot and a clone, without a daemon", 120)
+def driver_attach(world):
+    world.fact("containers")
+    snapshot = _snapshot_of(world, "committed")
+    clone = world.guest(f"""
+        attached attach --snapshot {snapshot} /run/attach/seen
+        pool 5 {DATA_BYTES} | cmp - /run/attach/seen/data
+        refused 'Read-only file system' touch /run/attach/seen/new
+        attached attach --clone {snapshot} /run/attach/clone""")
+    world.guest(f"""
+        contained /run/attach/clone /program/busybox cp /data /copy
+        attached detach /run/attach/clone
+        attached attach --file {clone} /run/attach/clone
+        pool 5 {DATA_BYTES} | cmp - /run/attach/clone/copy
+        attached detach /run/attach/clone
+        attached detach /run/attach/seen
+        is "what is left mounted" "$(grep /run/attach /proc/mounts)" ""
+        is "disks and devices left" "$(driver_mounts /run/attach)" ""
+        rm -r /n/attached""")
+
+
+@scenario("driver: everything removed leaves no mount, no loop device, and no file", 90)
+def driver_ends(world):
+    containers = world.fact("containers")
+    for container in containers:
+        _call(world, "Put", ID=container)
+        _call(world, "Remove", ID=container)
+    for layer in ("ended", "running", "committed", "layer"):
+        _call(world, "Remove", ID=layer)
+    world.guest("""
+        while [ -n "$(driver_mounts)" ]; do sleep 0.2; done
+        driver_end TERM
+        # The daemon leaves the export to the next one.
+        umount /run/driver/export.snapshot
+        umount /run/driver/export
+        is "what is left mounted" "$(grep /run/driver /proc/mounts)" "" """)
+    files = [file["path"] for file in world.appliance.call("GET", "/v1/files?prefix=workers")["items"]]
+    left = [path for path in files if not HEARTBEAT.fullmatch(path)]
+    names = [item.get("name") or "" for item in world.appliance.call("GET", "/v1/snapshots")["items"]]
+    left += [name for name in names if name.startswith("chain:")]
+    require(not left, f"on the appliance there still is {left}")
