@@ -53,7 +53,7 @@ pub fn unpack(
     let unpacker = Unpacker {
         root: Root::open(root)?,
         recorder: recording.map(Recorder::create).transpose()?,
-        own_inodes: HashSet::new(),
+        own: HashSet::new(),
         directory_times: BTreeMap::new(),
         buffer: vec![0; BUFFER_BYTES],
     };
@@ -64,9 +64,9 @@ pub fn unpack(
 struct Unpacker {
     root: Root,
     recorder: Option<Recorder>,
-    /// What this archive made or listed: no whiteout of it hides that. A number that is used again
-    /// after a removal is again of something that this archive made.
-    own_inodes: HashSet<u64>,
+    /// The resolved paths of what this archive made or listed: no whiteout of it hides that. Not
+    /// by inode: a lower file to which the archive makes a link is not its own for that.
+    own: HashSet<PathBuf>,
     directory_times: BTreeMap<PathBuf, Time>,
     buffer: Vec<u8>,
 }
@@ -140,9 +140,7 @@ impl Unpacker {
         if member.kind != Kind::HardLink {
             self.set_attributes(member, &place)?;
         }
-        if let Some(stat) = place.stat()? {
-            self.own_inodes.insert(stat.st_ino);
-        }
+        self.own.insert(place.path);
         Ok(())
     }
 
@@ -226,10 +224,10 @@ impl Unpacker {
         stat: &Stat,
         keeps_own: bool,
     ) -> Result<(), ArchiveError> {
-        let inode = stat.st_ino;
-        if keeps_own && self.own_inodes.contains(&inode) {
+        if keeps_own && self.own.contains(path) {
             return Ok(());
         }
+        let inode = stat.st_ino;
         if let Some(recorder) = self.recorder.as_mut().filter(|it| it.refers_to(inode, path)) {
             recorder.keep(inode, self.root.file(path).map_err(failed("read", path))?)?;
         }
@@ -237,9 +235,11 @@ impl Unpacker {
         let flags = if is_directory(stat) { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match rustix::fs::unlinkat(&place.parent, &place.name, flags) {
             // Something of this archive is below.
-            Err(Errno::NOTEMPTY) if keeps_own => Ok(()),
-            result => result.map_err(failed("remove", path)),
+            Err(Errno::NOTEMPTY) if keeps_own => return Ok(()),
+            result => result.map_err(failed("remove", path))?,
         }
+        self.own.remove(path);
+        Ok(())
     }
 
     /// Makes what a member is, where nothing is.

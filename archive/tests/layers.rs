@@ -143,7 +143,7 @@ fn lower(root: &Path) {
 
 #[test]
 fn whiteouts_hide_what_is_below_and_nothing_of_their_own_layer() {
-    let cases: [(Tar, &str); 9] = [
+    let cases: [(Tar, &str); 11] = [
         (Tar::new().file(".wh.top", b""), "d/ d/e/ d/e/three d/one d/two"),
         (Tar::new().file("d/.wh.one", b"").file(".wh.nothing", b""), "d/ d/e/ d/e/three d/two top"),
         (Tar::new().file(".wh.d", b""), "top"),
@@ -162,6 +162,12 @@ fn whiteouts_hide_what_is_below_and_nothing_of_their_own_layer() {
             "",
         ),
         (Tar::new().file("d/one", b"2").file("d/.wh.one", b"").file(".wh.d", b""), "d/ d/one top"),
+        // A file that is moved, as an engine may tell it: the new name is its own, the old is not.
+        (
+            Tar::new().link("d/e/moved", "top").file(".wh.top", b"").file(".wh.d", b""),
+            "d/ d/e/ d/e/moved",
+        ),
+        (Tar::new().link("new", "d/one").file("d/.wh..wh..opq", b""), "d/ new top"),
     ];
     for (index, (archive, expected)) in cases.into_iter().enumerate() {
         let folder = tempdir().unwrap();

@@ -9,9 +9,10 @@
 //! - Nothing is frozen, synced or unmounted that the mount table does not show as a loop mount:
 //!   the directory below is the machine's own disk.
 
+use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::export::{Export, Place, make_directory};
@@ -32,6 +33,9 @@ const MOUNT_ATTEMPTS: u32 = 5;
 
 /// How long a loop device that is losing its last user is waited for.
 const RELEASE_PAUSE: Duration = Duration::from_millis(50);
+
+/// The pause before a thaw that failed is tried again. Containers wait meanwhile.
+const THAW_PAUSE: Duration = Duration::from_secs(1);
 
 /// How many mounts on top of each other are taken off one directory.
 const STACK_MAX: u32 = 16;
@@ -127,21 +131,37 @@ impl Export {
                 None => self.attach_device(place, access).await?,
             };
             let mounted = self.mount_device(place, &device, target, access).await;
-            // With a mount this leaves the device to it; without, it is free at once.
-            let freed = self.detach_device(&device).await;
             if shared.is_none() {
+                // With a mount this leaves the device to it; without, it is free at once.
+                let freed = self.detach_device(&device).await;
                 return mounted.and(freed);
             }
-            // The device can have lost its last user just before, and can have a new file.
-            let is_the_one = kernel::loop_device(&device).is_some_and(|d| d.file == place.file);
+            if mounted.is_err() {
+                // The device can be losing its last user at this moment.
+                tokio::time::sleep(RELEASE_PAUSE).await;
+            }
+            let is_the_one = self.leave_device(place, &device).await;
             match mounted {
-                Ok(()) if is_the_one => return Ok(()),
-                Ok(()) => self.unmount_top(target).await?,
-                Err(error) if is_the_one || attempt >= MOUNT_ATTEMPTS => return Err(error),
-                Err(_) => tokio::time::sleep(RELEASE_PAUSE).await,
+                Ok(()) if matches!(is_the_one, Ok(false)) => self.unmount_top(target).await?,
+                Ok(()) => return is_the_one.map(drop),
+                Err(error) if !matches!(is_the_one, Ok(false)) || attempt >= MOUNT_ATTEMPTS => {
+                    return Err(error);
+                }
+                Err(_) => {}
             }
         }
         Err(AttachError::Interrupted)
+    }
+
+    /// Leaves a device that was shared to its users; whether it is on the file still. It can have
+    /// lost its last user meanwhile and be somebody else's: then it is not touched.
+    async fn leave_device(&self, place: &Place, device: &Path) -> Result<bool, AttachError> {
+        match kernel::loop_device(device).filter(|now| now.file == place.file) {
+            None => Ok(false),
+            Some(LoopDevice { is_autoclear: true, .. }) => Ok(true),
+            // Not marked yet by the one that attached it.
+            Some(_) => self.detach_device(device).await.map(|()| true),
+        }
     }
 
     /// The loop device that is on the file, in whatever mount namespace it is mounted.
@@ -265,24 +285,41 @@ impl Export {
     }
 
     pub(crate) async fn freeze(self: Arc<Self>, target: &Path) -> Result<(), AttachError> {
+        self.freeze_within(target, TOOL_TIME_LIMIT).await
+    }
+
+    async fn freeze_within(
+        self: Arc<Self>,
+        target: &Path,
+        limit: Duration,
+    ) -> Result<(), AttachError> {
         let target = target_path(target)?;
         let _turn = self.locks.lock(&target).await;
         Self::require_disk(&target)?;
+        let command = format!("fsfreeze --freeze {}", target.display());
+        let given_up = || timed_out(&command, self.tools.address(), limit);
+        if self.lock_late().contains(&target) {
+            // What undoes that freeze would undo this one too, while it is relied on.
+            return Err(given_up());
+        }
         self.note_frozen(&target, true);
         // No signal reaches a freeze that waits for the appliance, and it goes on when that is
         // back. So it is not given up on, but undone when it has come to its end.
         let call = self.tools.call(FSFREEZE).argument("--freeze").argument(&target);
         let mut freezing = tokio::spawn(call.without_limit().run());
-        let Ok(frozen) = tokio::time::timeout(TOOL_TIME_LIMIT, &mut freezing).await else {
+        let Ok(frozen) = tokio::time::timeout(limit, &mut freezing).await else {
+            self.lock_late().insert(target.clone());
             let (export, late) = (self.clone(), target.clone());
             tokio::spawn(async move {
                 let _whatever = freezing.await;
-                if let Err(error) = export.thaw(&late).await {
-                    tracing::error!(%error, "a disk stays frozen");
+                // A thaw that was given up can come to its end later still, as the freeze did.
+                while let Err(error) = export.thaw(&late).await {
+                    tracing::error!(%error, target = %late.display(), "a disk stays frozen");
+                    tokio::time::sleep(THAW_PAUSE).await;
                 }
+                export.lock_late().remove(&late);
             });
-            let command = format!("fsfreeze --freeze {}", target.display());
-            return Err(timed_out(&command, self.tools.address(), TOOL_TIME_LIMIT));
+            return Err(given_up());
         };
         let frozen = frozen.map_err(|_| AttachError::Interrupted)?;
         match frozen {
@@ -307,8 +344,7 @@ impl Export {
     }
 
     async fn unfreeze(&self, target: &Path) -> Result<(), AttachError> {
-        let call = self.tools.call(FSFREEZE).argument("--unfreeze").argument(target);
-        match call.run().await {
+        match self.tools.unfreeze(target).run().await {
             // It was not frozen.
             Err(error) if !says(&error, "Invalid argument") => Err(error),
             _ => {
@@ -316,6 +352,10 @@ impl Export {
                 Ok(())
             }
         }
+    }
+
+    fn lock_late(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
+        self.late.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn note_frozen(&self, target: &Path, is_frozen: bool) {
@@ -359,4 +399,125 @@ fn is_damage(reason: &str) -> bool {
     let complaints =
         ["bad superblock", "read superblock", "needs cleaning", "read-only", "write-protected"];
     complaints.iter().any(|complaint| reason.contains(complaint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Options;
+    use std::process::Command;
+
+    const PATIENCE: Duration = Duration::from_secs(30);
+    const MIB: u64 = 1 << 20;
+
+    /// An export on an ext4 of its own: frozen, it is an appliance that does not answer.
+    struct Scratch {
+        directory: tempfile::TempDir,
+        files: PathBuf,
+        target: PathBuf,
+    }
+
+    impl Scratch {
+        async fn new() -> (Self, Arc<Export>) {
+            let directory = tempfile::tempdir().unwrap();
+            let path = directory.path().canonicalize().unwrap();
+            let (files, target) = (path.join("files"), path.join("state/a"));
+            let scratch = Self { directory, files, target };
+            let below = path.join("below");
+            make_file(&below, 256 * MIB);
+            fs::create_dir_all(&scratch.files).unwrap();
+            run("mkfs.ext4", &["-q", "-F", below.to_str().unwrap()]);
+            run("mount", &["-n", "-o", "loop", below.to_str().unwrap(), scratch.files()]);
+            make_file(&scratch.files.join("disk"), 64 * MIB);
+            let options = Options {
+                method: None,
+                nfs_address: "127.0.0.1:2049".parse().unwrap(),
+                export: "/slackwater".to_owned(),
+                state_directory: path.join("state"),
+                fuse_program: Vec::new(),
+            };
+            let export = Export::local(options, &scratch.files).await.unwrap();
+            (scratch, Arc::new(export))
+        }
+
+        fn files(&self) -> &str {
+            self.files.to_str().unwrap()
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            for directory in [&self.files, &self.target] {
+                // What is below first: the thaw of a disk waits for it.
+                let _not_frozen = Command::new("fsfreeze").arg("-u").arg(directory).output();
+            }
+            for directory in [&self.target, &self.files] {
+                let _gone = Command::new("umount").arg("-ncil").arg(directory).output();
+            }
+            let path = self.directory.path().canonicalize().unwrap();
+            for device in kernel::loop_devices(|file| file.starts_with(&path)).unwrap() {
+                let _gone = Command::new("losetup").arg("-d").arg(device.device).output();
+            }
+        }
+    }
+
+    fn make_file(path: &Path, size_bytes: u64) {
+        fs::File::create_new(path).unwrap().set_len(size_bytes).unwrap();
+    }
+
+    fn run(program: &str, arguments: &[&str]) -> String {
+        let output = Command::new(program).args(arguments).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program} {arguments:?}: {error}");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_freeze_that_was_given_up_is_undone_before_there_is_another() {
+        let (scratch, export) = Scratch::new().await;
+        let target = &scratch.target;
+        export.make_file_system("disk").await.unwrap();
+        export.mount(Source::File("disk"), target, Access::ReadWrite).await.unwrap();
+        fs::write(target.join("x"), "x").unwrap();
+        run("fsfreeze", &["--freeze", scratch.files()]);
+        let freeze = export.clone().freeze_within(target, Duration::from_secs(1));
+        let error = freeze.await.unwrap_err();
+        assert!(matches!(error, AttachError::TimedOut { .. }), "{error:?}");
+        let again = tokio::time::timeout(PATIENCE, export.clone().freeze(target));
+        let error = again.await.unwrap().unwrap_err();
+        assert!(matches!(error, AttachError::TimedOut { .. }), "{error:?}");
+
+        run("fsfreeze", &["--unfreeze", scratch.files()]);
+        let undone = async {
+            while !export.lock_late().is_empty() {
+                tokio::time::sleep(RELEASE_PAUSE).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, undone).await.unwrap();
+        let file = target.join("y");
+        let writing = tokio::task::spawn_blocking(move || fs::write(file, "y").unwrap());
+        tokio::time::timeout(PATIENCE, writing).await.unwrap().unwrap();
+        export.clone().freeze(target).await.unwrap();
+        // Frozen for good: the system refuses another.
+        let refused = Command::new("fsfreeze").arg("--freeze").arg(target).output().unwrap();
+        assert!(!refused.status.success());
+        export.thaw(target).await.unwrap();
+        export.unmount(target).await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_shared_device_that_is_somebody_elses_by_now_is_not_touched() {
+        let (scratch, export) = Scratch::new().await;
+        let other = scratch.files.join("other");
+        make_file(&other, MIB);
+        let device: PathBuf = run("losetup", &["--find", "--show", other.to_str().unwrap()]).into();
+        let wanted = export.place(Source::File("disk")).unwrap();
+        assert!(!export.leave_device(&wanted, &device).await.unwrap());
+        assert_eq!(kernel::loop_device(&device).unwrap().file, other);
+
+        // One that is on the file and has no mark yet gets it, and nobody uses this one.
+        let other = export.place(Source::File("other")).unwrap();
+        assert!(export.leave_device(&other, &device).await.unwrap());
+        assert_eq!(export.device_on(&other).unwrap(), None);
+    }
 }

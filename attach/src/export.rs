@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::kernel::{self, MountPoint};
 use crate::locks::Locks;
 use crate::serving::{self, Service, Serving};
-use crate::tools::{FSFREEZE, LOSETUP, MODPROBE, MOUNT, Tools, UMOUNT};
+use crate::tools::{CHILDREN_MAX, LOSETUP, MODPROBE, MOUNT, Tools, UMOUNT};
 use crate::{AttachError, Method, Mounted, Options, Source};
 
 /// Where the export shows its snapshots.
@@ -45,6 +45,8 @@ pub(crate) struct Export {
     pub(crate) locks: Locks,
     /// Targets that were frozen and not thawed.
     pub(crate) frozen: Mutex<HashSet<PathBuf>>,
+    /// Targets whose freeze was given up, and goes on until it is undone.
+    pub(crate) late: Mutex<HashSet<PathBuf>>,
     serving: Mutex<Option<Serving>>,
     pub(crate) lost: Vec<Mounted>,
 }
@@ -84,6 +86,7 @@ impl Export {
             tools,
             locks: Locks::default(),
             frozen: Mutex::default(),
+            late: Mutex::default(),
             serving: Mutex::default(),
             lost: Vec::new(),
             options,
@@ -105,6 +108,7 @@ impl Export {
             tools: Tools::new(options.nfs_address),
             locks: Locks::default(),
             frozen: Mutex::default(),
+            late: Mutex::default(),
             serving: Mutex::default(),
             lost: Vec::new(),
             options,
@@ -189,13 +193,7 @@ impl Export {
         for disk in self.lost.iter().rev() {
             if !disk.read_only {
                 // A frozen file system outlives its last mount.
-                let _not_frozen = self
-                    .tools
-                    .call(FSFREEZE)
-                    .argument("--unfreeze")
-                    .argument(&disk.target)
-                    .run()
-                    .await;
+                let _not_frozen = self.tools.unfreeze(&disk.target).run().await;
             }
             let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c", "--lazy"]);
             call.argument(&disk.target).run().await?;
@@ -328,13 +326,14 @@ impl Export {
             // Attached, not yet mounted or not yet marked: the mark frees it, now or later.
             self.tools.call(LOSETUP).argument("--detach").argument(&device.device).run().await?;
         }
-        let mut thawing = JoinSet::new();
-        for disk in self.disks()?.into_iter().filter(|disk| !disk.read_only) {
-            let call = self.tools.call(FSFREEZE).argument("--unfreeze").argument(&disk.target);
-            // It says that nothing was frozen, as a rule.
-            thawing.spawn(call.run());
+        let disks = self.disks()?;
+        let writable: Vec<_> = disks.iter().filter(|disk| !disk.read_only).collect();
+        // A thaw takes no permit, so their number is held here.
+        for some in writable.chunks(CHILDREN_MAX) {
+            // They say that nothing was frozen, as a rule.
+            let thaws = some.iter().map(|disk| self.tools.unfreeze(&disk.target).run());
+            thaws.collect::<JoinSet<_>>().join_all().await;
         }
-        thawing.join_all().await;
         Ok(())
     }
 

@@ -84,8 +84,12 @@ fn serve_once(
     if let Some(record) = record
         && let Err(error) = process::record(record, child.id())
     {
-        // It has ended already, or nobody can adopt it later; it serves all the same.
-        tracing::warn!(%error, "the server of the export is not written down");
+        // A server that is not written down would get a second one beside it when this keeper is
+        // replaced, and the two would take each other's requests.
+        child.kill()?;
+        let status = child.wait()?;
+        // One that ended by itself could not be written down, and how it ended says more.
+        return if status.code().is_some() { Ok(status) } else { Err(error) };
     }
     child.wait()
 }
@@ -98,4 +102,26 @@ pub(crate) fn command_of(program: &[OsString]) -> io::Result<Command> {
     let mut command = Command::new::<&OsStr>(first);
     command.args(rest);
     Ok(command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+
+    #[test]
+    fn a_server_that_cannot_be_written_down_is_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let record = directory.path().join("no-such-folder/server.process");
+        let (done, is_done) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let fuse = OwnedFd::from(File::open("/dev/null").unwrap());
+            let program = ["sleep".into(), "1000".into()];
+            let served = serve_once(&program, &fuse, false, Some(&record));
+            let _nobody_waits = done.send(served);
+        });
+        // It was waited for, so its process is gone.
+        let served = is_done.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert_eq!(served.unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
 }

@@ -63,6 +63,12 @@ impl Service {
     pub(crate) fn start(&self, source: &str, directory: &Path) -> Result<Serving, AttachError> {
         require_descriptors()?;
         let fuse = File::options().read(true).write(true).open("/dev/fuse").map_err(|source| {
+            if source.kind() == io::ErrorKind::NotFound {
+                return AttachError::Missing {
+                    what: "/dev/fuse".to_owned(),
+                    advice: "`modprobe fuse`, or attach by `nfs` where the kernel has its client; `slackwater-driver doctor` tells what else is needed".to_owned(),
+                };
+            }
             AttachError::System { action: "open", path: "/dev/fuse".into(), source }
         })?;
         let fuse = OwnedFd::from(fuse);
@@ -109,11 +115,17 @@ impl Service {
         command.stdin(Stdio::from(fuse.try_clone()?));
         command.stdout(Stdio::from(log.try_clone()?)).stderr(Stdio::from(log));
         // The child is let go here. The runtime asks for its end, should it come.
-        let child = tokio::process::Command::from(command).spawn()?;
-        match child.id() {
+        let mut child = tokio::process::Command::from(command).spawn()?;
+        let recorded = match child.id() {
             Some(pid) => process::record(&self.keeper_record, pid),
             None => Err(io::Error::other("the keeper ended at once")),
+        };
+        if recorded.is_err() {
+            // Nobody would know of it, and another would be started beside it. It fails only
+            // where the keeper has ended already.
+            let _ended = child.start_kill();
         }
+        recorded
     }
 
     fn open_log(&self) -> io::Result<File> {
@@ -231,5 +243,34 @@ fn no_descriptors() -> AttachError {
         what: "pidfd_getfd, with which a new daemon takes over the export,".to_owned(),
         advice: "use Linux 5.6 or newer, run as root with CAP_SYS_PTRACE, or use --attach nfs"
             .to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The processes with this word in their command line.
+    fn processes_with(word: &str) -> Vec<String> {
+        let entries = fs::read_dir("/proc").unwrap().map(|entry| entry.unwrap().path());
+        let lines = entries.filter_map(|path| fs::read_to_string(path.join("cmdline")).ok());
+        lines.filter(|line| line.split('\0').any(|part| part == word)).collect()
+    }
+
+    #[tokio::test]
+    async fn a_keeper_that_cannot_be_written_down_is_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        // A time that no other process sleeps for.
+        let time = format!("30.{:09}", std::process::id());
+        let service = Service::new(vec!["sleep".into(), time.clone().into()], directory.path());
+        fs::create_dir(&service.keeper_record).unwrap();
+        let fuse = OwnedFd::from(File::open("/dev/null").unwrap());
+        service.start_keeper(&fuse, false).unwrap_err();
+        // Far less than it would sleep.
+        let end = std::time::Instant::now() + Duration::from_secs(15);
+        while !processes_with(&time).is_empty() {
+            assert!(std::time::Instant::now() < end, "it goes on");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
     }
 }

@@ -5,12 +5,14 @@
 
 use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::process::Command;
 use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout_at};
 
 use crate::AttachError;
 
@@ -42,7 +44,7 @@ pub(crate) const TOOL_TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// How many tools run at once: enough for a burst of containers, few enough that an outage does
 /// not fill the machine with processes.
-const CHILDREN_MAX: usize = 64;
+pub(crate) const CHILDREN_MAX: usize = 64;
 
 /// Where administrators' tools are on machines whose users do not have them in their path.
 const TOOL_FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -82,7 +84,21 @@ impl Tools {
         // Their messages are read here, and `C` has no others.
         command.env("PATH", search_path()).env("LC_ALL", "C").stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-        Call { tool, command, tools: self.clone(), limit: Some(TOOL_TIME_LIMIT) }
+        Call {
+            tool,
+            command,
+            tools: self.clone(),
+            limit: TOOL_TIME_LIMIT,
+            is_lasting: false,
+            needs_permit: true,
+        }
+    }
+
+    /// Thaws what is mounted at `target`. It waits for no permit: what holds them all may be
+    /// waiting for this.
+    pub(crate) fn unfreeze(&self, target: &Path) -> Call {
+        let call = self.call(FSFREEZE).argument("--unfreeze").argument(target);
+        Call { needs_permit: false, ..call }
     }
 }
 
@@ -92,7 +108,9 @@ pub(crate) struct Call {
     tool: Tool,
     command: Command,
     tools: Tools,
-    limit: Option<Duration>,
+    limit: Duration,
+    is_lasting: bool,
+    needs_permit: bool,
 }
 
 impl Call {
@@ -111,34 +129,39 @@ impl Call {
         self
     }
 
-    /// Lets it take as long as it does.
+    /// Lets it take as long as it does once it has begun.
     pub(crate) fn without_limit(mut self) -> Self {
-        self.limit = None;
+        self.is_lasting = true;
         self
     }
 
-    /// Gives it this time.
+    /// Gives it this time, in which it also waits for its turn.
     pub(crate) fn limit(mut self, limit: Duration) -> Self {
-        self.limit = Some(limit);
+        self.limit = limit;
         self
     }
 
     /// Runs it; its standard output.
     pub(crate) async fn run(mut self) -> Result<String, AttachError> {
         let text = self.text();
-        // Never closed, so it cannot fail.
-        let _permit = self.tools.permits.clone().acquire_owned().await;
+        let given_up = |_| timed_out(&text, self.tools.address, self.limit);
+        let deadline = Instant::now() + self.limit;
+        let _permit = if self.needs_permit {
+            let permit = self.tools.permits.clone().acquire_owned();
+            // Never closed, so only its time can fail it.
+            Some(timeout_at(deadline, permit).await.map_err(given_up)?)
+        } else {
+            None
+        };
         let child = self.command.spawn().map_err(|source| AttachError::ToolStart {
             program: self.tool.program.to_owned(),
             package: self.tool.package,
             source,
         })?;
-        let ended = match self.limit {
-            None => child.wait_with_output().await,
-            Some(limit) => match tokio::time::timeout(limit, child.wait_with_output()).await {
-                Ok(ended) => ended,
-                Err(_) => return Err(timed_out(&text, self.tools.address, limit)),
-            },
+        let ended = if self.is_lasting {
+            child.wait_with_output().await
+        } else {
+            timeout_at(deadline, child.wait_with_output()).await.map_err(given_up)?
         };
         let output = ended.map_err(|source| AttachError::System {
             action: "wait for",
@@ -197,6 +220,23 @@ mod tests {
         assert!(matches!(error, AttachError::TimedOut { .. }), "{error:?}");
         assert!(error.to_string().contains("192.0.2.1:2049"), "{error}");
         assert!(error.to_string().contains("sleep 1000"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn the_wait_for_a_permit_has_the_same_limit_and_a_thaw_does_not_wait() {
+        let tools = tools();
+        let all = u32::try_from(CHILDREN_MAX).unwrap();
+        let _busy = tools.permits.clone().acquire_many_owned(all).await.unwrap();
+        let patience = Duration::from_secs(30);
+        for is_lasting in [false, true] {
+            let call = tools.call(LS).argument("/").limit(Duration::from_millis(50));
+            let call = if is_lasting { call.without_limit() } else { call };
+            let error = tokio::time::timeout(patience, call.run()).await.unwrap().unwrap_err();
+            assert!(matches!(error, AttachError::TimedOut { .. }), "{error:?}");
+        }
+        let thaw = tools.unfreeze(Path::new("/no/such/folder")).run();
+        let error = tokio::time::timeout(patience, thaw).await.unwrap().unwrap_err();
+        assert!(says(&error, "No such file"), "{error:?}");
     }
 
     #[tokio::test]

@@ -324,10 +324,13 @@ pub(crate) fn write(
     // sends again (RFC 1813 section 4.8).
     let verifier = core.committer.verifier();
     let file = core.file(inode)?;
+    let change = dirty(core, &file, offset_bytes, &data)?;
+    // After the data, not before it: a client that hears nothing for long sends the same write
+    // again, and one that waited here in between would put its old bytes over newer ones. Over
+    // the budget by what the callers bring at once, which the lanes of NFS and REST bound.
     if over(core.files.dirty_bytes(), core.budget.dirty_bytes) {
         flush_fullest(core, &file)?;
     }
-    let change = dirty(core, &file, offset_bytes, &data)?;
     let too_dirty = file.state.read().dirty.len() * BLOCK_BYTES > FILE_DIRTY_BYTES_MAX;
     if stability == Stability::Unstable && !too_dirty {
         return Ok(Written { file: change, stability, verifier });

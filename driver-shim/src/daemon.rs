@@ -80,7 +80,16 @@ pub async fn run(config: Config) -> Result<(), DriverError> {
         _ => Ok(()),
     };
     tell(&[NotifyState::Stopping]);
-    servers.drain().await;
+    if !servers.drain(DRAIN_LIMIT).await {
+        let limit_seconds = DRAIN_LIMIT.as_secs();
+        tracing::warn!(limit_seconds, "calls were still under way; the next start goes on");
+        if let Err(error) = &outcome {
+            tracing::error!(%error, "stopped");
+        }
+        // Returning would drop those calls, and with them the notes by which the next process
+        // knows what dockerd repeats: this end is as sudden as a kill.
+        std::process::exit(i32::from(outcome.is_err()));
+    }
     outcome
 }
 
@@ -152,8 +161,8 @@ impl Servers {
         Ok(Self { tasks })
     }
 
-    /// Waits for what still runs.
-    async fn drain(&mut self) {
+    /// Waits for what still runs; whether all of it ended in time.
+    async fn drain(&mut self, limit: Duration) -> bool {
         let drained = async {
             while let Some(joined) = self.tasks.join_next().await {
                 match joined {
@@ -163,10 +172,7 @@ impl Servers {
                 }
             }
         };
-        if tokio::time::timeout(DRAIN_LIMIT, drained).await.is_err() {
-            let limit_seconds = DRAIN_LIMIT.as_secs();
-            tracing::warn!(limit_seconds, "calls were still under way; the next start goes on");
-        }
+        tokio::time::timeout(limit, drained).await.is_ok()
     }
 }
 
@@ -254,6 +260,15 @@ fn stop_on_signal() -> Result<Stop, DriverError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_drain_tells_whether_every_call_ended() {
+        let mut servers = Servers { tasks: JoinSet::new() };
+        servers.tasks.spawn(async { ("quick", Ok(())) });
+        assert!(servers.drain(DRAIN_LIMIT).await);
+        servers.tasks.spawn(std::future::pending());
+        assert!(!servers.drain(Duration::from_millis(10)).await);
+    }
 
     #[test]
     fn a_state_directory_has_one_process() {

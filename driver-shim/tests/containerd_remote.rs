@@ -4,11 +4,11 @@
 
 use std::collections::HashMap;
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slackwater_archive::Reference;
 use slackwater_driver::containerd::proto::{CommitRequest, Kind};
-use slackwater_driver::worker::{Key, SnapshotRef};
+use slackwater_driver::worker::{Engine, Key, SnapshotRef};
 use tokio::runtime::Runtime;
 use tonic::{Code, Status};
 use uuid::Uuid;
@@ -23,6 +23,13 @@ const ANNOTATION: &str = "containerd.io/snapshot/slackwater";
 
 /// Longest time of a test: far more than it takes on a busy machine.
 const TEST_TIME: Duration = Duration::from_secs(300);
+
+/// Calls that are given up, each a millisecond later than the one before: from before the first
+/// request to the appliance until after the last.
+const ROUNDS: u64 = 40;
+
+/// Longest time in which what a call began is finished without it.
+const FINISH_TIME: Duration = Duration::from_secs(20);
 
 fn runtime() -> Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap()
@@ -115,6 +122,40 @@ fn what_one_worker_unpacked_the_others_have() {
         others.cleanup().await.unwrap();
         let view = snapshots.view("view", &above).await.unwrap();
         assert_eq!(fs::read_to_string(view.join("layer 22")).unwrap(), two);
+        others.stop().await;
+        snapshots.stop().await;
+    });
+}
+
+#[test]
+fn a_call_that_is_given_up_leaves_nothing_unfinished() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let first = Machine::start(&appliance).await;
+        let snapshots = serve(&first).await;
+        let one = chain('1');
+        unpack(&snapshots, &one, "", true).await;
+        let second = Machine::start(&appliance).await;
+        let others = serve(&second).await;
+        let names = || second.worker.list(Engine::Containerd).into_iter().map(|one| one.key.name);
+        for round in 0..ROUNDS {
+            let sent = labels(&[(REF, &one)]);
+            let prepared = others.prepare_labelled("a/1/extract", "", sent);
+            let patience = Duration::from_millis(round);
+            if let Ok(answer) = tokio::time::timeout(patience, prepared).await {
+                refused(answer, Code::AlreadyExists);
+            }
+            let begun = Instant::now();
+            while names().any(|name| name != one) {
+                assert!(begun.elapsed() < FINISH_TIME, "{:?}", names().collect::<Vec<_>>());
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            // For the next round to have something to adopt.
+            if names().next().is_some() {
+                others.remove(&one).await.unwrap();
+            }
+        }
         others.stop().await;
         snapshots.stop().await;
     });

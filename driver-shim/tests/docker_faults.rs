@@ -123,7 +123,10 @@ async fn a_restarted_driver_goes_on_without_init() {
     plugin.apply_cut("half", "", &tar[..512]);
     // An orphan of a process that died between two steps.
     let orphan = machine.worker.recordings_directory().join("docker-gone.recording");
-    std::fs::write(&orphan, "").unwrap();
+    let unfinished = machine.worker.recordings_directory().join("docker-gone.recording.partial");
+    for path in [&orphan, &unfinished] {
+        std::fs::write(path, "").unwrap();
+    }
     plugin.stop().await;
     let machine = machine.restart(&appliance).await;
     let plugin = Plugin::serve(&machine.worker, &socket(&machine));
@@ -135,12 +138,12 @@ async fn a_restarted_driver_goes_on_without_init() {
     assert_eq!(plugin.diff("image", ""), tar);
     // It goes in the background.
     for _ in 0..100 {
-        if !orphan.exists() {
+        if !orphan.exists() && !unfinished.exists() {
             break;
         }
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
-    assert!(!orphan.exists());
+    assert!(!orphan.exists() && !unfinished.exists());
     // Repeated calls whose first answer was lost with the old process.
     plugin.create_read_write("y", "x-init");
     plugin.create_read_write("y", "x-init");
@@ -150,6 +153,39 @@ async fn a_restarted_driver_goes_on_without_init() {
     assert!(refusal.contains("exists already"), "{refusal}");
     plugin.put("never-was");
     plugin.remove("never-was");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tar_whose_beginning_another_process_was_sent_is_refused() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let plugin = Plugin::serve(&machine.worker, &socket(&machine));
+    let tar = layer(&[("file", "content")]);
+    // Killed before it read the call, whose bytes were in the socket: the rest of dockerd's
+    // reader is zeros, which is a good tar of nothing.
+    for name in ["cut", "again"] {
+        plugin.create(name, "");
+    }
+    plugin.stop().await;
+    let machine = machine.restart(&appliance).await;
+    let plugin = Plugin::serve(&machine.worker, &socket(&machine));
+    let refusal = plugin.apply_refused("cut", "", &[0; 1024]);
+    assert!(refusal.contains("interrupted"), "{refusal}");
+    let reference = Reference {
+        store_id: machine.worker.store_id().await.unwrap(),
+        snapshot_id: Uuid::from_u128(7),
+        size_bytes: DISK_BYTES,
+    };
+    let refusal = plugin.apply_refused("cut", "", &reference.to_archive());
+    assert!(refusal.contains("interrupted"), "{refusal}");
+    plugin.remove("cut");
+    assert!(!plugin.exists("cut"));
+    plugin.create("empty", "");
+    assert_eq!(plugin.apply("empty", "", &[0; 1024]), 0);
+    // A repeated Create comes before the first byte.
+    plugin.create("again", "");
+    plugin.apply("again", "", &tar);
+    assert_eq!(plugin.diff("again", ""), tar);
 }
 
 #[tokio::test(flavor = "multi_thread")]

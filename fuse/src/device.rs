@@ -11,9 +11,17 @@ use tokio::io::unix::AsyncFd;
 
 use crate::wire::{REQUEST_BYTES_MAX, notification, reply_header};
 
-/// Requests up to this length are copied, so that the large buffer serves again; a larger one
-/// goes on with the buffer.
-const COPIED_BYTES_MAX: usize = 256 << 10;
+/// Requests below this length are copied, so that the large buffer serves again; a larger one
+/// goes on with the buffer. Writes are kept: a buffer may hold little more memory than is counted.
+const HANDED_OVER_BYTES_MIN: usize = REQUEST_BYTES_MAX / 4 * 3;
+
+/// The request in the buffer.
+fn take_request(buffer: &mut Vec<u8>) -> Bytes {
+    if buffer.len() < HANDED_OVER_BYTES_MIN {
+        return Bytes::copy_from_slice(buffer);
+    }
+    Bytes::from(std::mem::take(buffer))
+}
 
 /// The kernel's end of the mount.
 #[derive(Debug)]
@@ -48,10 +56,7 @@ impl Device {
             });
             match outcome.map(|read| read.map_err(|error| Errno::from_io_error(&error))) {
                 Err(_would_block) => {}
-                Ok(Ok(_)) if buffer.len() > COPIED_BYTES_MAX => {
-                    return Ok(Some(Bytes::from(std::mem::take(buffer))));
-                }
-                Ok(Ok(_)) => return Ok(Some(Bytes::copy_from_slice(buffer))),
+                Ok(Ok(_)) => return Ok(Some(take_request(buffer))),
                 Ok(Err(Some(Errno::NODEV))) => return Ok(None),
                 // The request was taken back by who made it.
                 Ok(Err(Some(Errno::NOENT | Errno::INTR))) => {}
@@ -80,5 +85,22 @@ impl Device {
     /// Tells the kernel something.
     pub(crate) fn notify(&self, code: i32) -> Result<(), Errno> {
         rustix::io::write(self.descriptor.get_ref(), &notification(code)).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_request_that_fills_the_buffer_takes_it_along() {
+        for (length, is_copied) in
+            [(300_000, true), (HANDED_OVER_BYTES_MIN, false), (REQUEST_BYTES_MAX, false)]
+        {
+            let mut buffer = Vec::with_capacity(REQUEST_BYTES_MAX);
+            buffer.resize(length, 7);
+            assert_eq!(take_request(&mut buffer).len(), length);
+            assert_eq!(buffer.capacity() > 0, is_copied, "{length}");
+        }
     }
 }

@@ -4,6 +4,9 @@
 //! written anew beside itself and renamed. A last line that was cut off is passed over: what it
 //! tells was not yet told to the kernel either, since a record is appended before the reply.
 //!
+//! A record that could not be appended may have left a part of its line: the journal is then
+//! written anew before anything else is appended, so that no line but the last is ever cut off.
+//!
 //! Nothing is synced: the file has to outlive the process, not the machine, with which the
 //! mount ends as well.
 
@@ -15,6 +18,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::error::ServeError;
+use crate::lock::StateLock;
 use crate::nfs::Verifier;
 
 /// Records beyond twice the needed ones after which the journal is written anew.
@@ -36,6 +40,8 @@ pub(crate) enum Record {
     Forgotten { node: u64, count: u64 },
     /// The file has uncommitted writes under this verifier.
     Dirty { node: u64, verifier: Verifier },
+    /// All uncommitted writes of the file are under this verifier, none under an older one.
+    Only { node: u64, verifier: Verifier },
     /// All writes of the file are committed.
     Clean { node: u64 },
     /// Uncommitted writes of the file are lost.
@@ -95,6 +101,9 @@ impl State {
                     state.dirty.push(*verifier);
                 }
             }),
+            Record::Only { node, verifier } => {
+                self.change(*node, |state| state.dirty = vec![*verifier]);
+            }
             Record::Clean { node } => self.change(*node, |state| state.dirty.clear()),
             Record::Lost { node } => self.change(*node, |state| {
                 state.is_lost = true;
@@ -135,24 +144,26 @@ pub(crate) struct Journal {
     path: PathBuf,
     file: File,
     state: State,
+    /// More than any limit once what is in the file is not known.
     lines: usize,
+    _lock: StateLock,
 }
 
 impl Journal {
-    /// An empty journal in `directory`, in place of an earlier mount's.
-    pub(crate) fn create(directory: &Path) -> Result<Self, ServeError> {
-        Self::with_state(directory, State::default())
+    /// An empty journal in the directory, in place of an earlier mount's.
+    pub(crate) fn create(lock: StateLock) -> Result<Self, ServeError> {
+        Self::with_state(lock, State::default())
     }
 
     /// The journal that a process which died has left.
-    pub(crate) fn resume(directory: &Path) -> Result<Self, ServeError> {
-        let path = directory.join("journal");
+    pub(crate) fn resume(lock: StateLock) -> Result<Self, ServeError> {
+        let path = lock.directory().join("journal");
         let wrong = |got: String| ServeError::Journal { path: path.clone(), got };
         let file = match File::open(&path) {
             Ok(file) => file,
             // It died before it began; then the kernel still has its greeting for this one.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Self::create(directory);
+                return Self::create(lock);
             }
             Err(source) => return Err(ServeError::File { path, source }),
         };
@@ -167,15 +178,14 @@ impl Journal {
                 Err(error) => return Err(wrong(format!("`{line}`: {error}"))),
             }
         }
-        Self::with_state(directory, state)
+        Self::with_state(lock, state)
     }
 
-    fn with_state(directory: &Path, state: State) -> Result<Self, ServeError> {
-        let path = directory.join("journal");
-        let made = std::fs::create_dir_all(directory).and_then(|()| rewrite(&path, &state));
-        let (file, lines) =
-            made.map_err(|source| ServeError::File { path: path.clone(), source })?;
-        Ok(Self { path, file, state, lines })
+    fn with_state(lock: StateLock, state: State) -> Result<Self, ServeError> {
+        let path = lock.directory().join("journal");
+        let (file, lines) = rewrite(&path, &state)
+            .map_err(|source| ServeError::File { path: path.clone(), source })?;
+        Ok(Self { path, file, state, lines, _lock: lock })
     }
 
     /// Where it is.
@@ -195,7 +205,9 @@ impl Journal {
             (self.file, self.lines) = rewrite(&self.path, &self.state)?;
             return Ok(());
         }
-        self.file.write_all(&line_of(record)?)?;
+        let line = line_of(record)?;
+        // A part of the line may be there.
+        self.file.write_all(&line).inspect_err(|_| self.lines = usize::MAX)?;
         self.lines += 1;
         Ok(())
     }
@@ -230,8 +242,13 @@ mod tests {
         Record::Node { node, path, handle: vec![1, 2, 3], is_directory: false }
     }
 
+    fn resume(directory: &Path) -> Result<Journal, ServeError> {
+        Journal::resume(StateLock::try_take(directory).unwrap().expect("it is locked"))
+    }
+
     fn filled(directory: &Path) -> Journal {
-        let mut journal = Journal::create(directory).unwrap();
+        let lock = StateLock::try_take(directory).unwrap().unwrap();
+        let mut journal = Journal::create(lock).unwrap();
         for record in [
             Record::Started { minor: 40, has_resend: true },
             node(3),
@@ -251,13 +268,19 @@ mod tests {
     fn what_was_appended_is_resumed() {
         let folder = tempfile::tempdir().unwrap();
         let state = filled(folder.path()).state().clone();
-        let mut resumed = Journal::resume(folder.path()).unwrap();
+        let mut resumed = resume(folder.path()).unwrap();
         assert_eq!(resumed.state(), &state);
         assert_eq!((state.started, state.next_node), (Some((40, true)), 10));
         assert_eq!(state.nodes.len(), 1);
         assert_eq!((state.nodes[&3].lookups, &state.nodes[&3].dirty), (2, &vec![[7; 8]]));
+        resumed.append(&Record::Dirty { node: 3, verifier: [8; 8] }).unwrap();
+        resumed.append(&Record::Only { node: 3, verifier: [8; 8] }).unwrap();
+        drop(resumed);
+        let mut resumed = resume(folder.path()).unwrap();
+        assert_eq!(resumed.state().nodes[&3].dirty, [[8; 8]]);
         resumed.append(&Record::Lost { node: 3 }).unwrap();
-        let again = Journal::resume(folder.path()).unwrap();
+        drop(resumed);
+        let again = resume(folder.path()).unwrap();
         assert!(again.state().nodes[&3].is_lost && again.state().nodes[&3].dirty.is_empty());
     }
 
@@ -268,13 +291,14 @@ mod tests {
         let state = journal.state().clone();
         let whole = std::fs::read(&journal.path).unwrap();
         let path = journal.path.clone();
+        drop(journal);
         std::fs::write(&path, [&whole[..], b"{\"looked\":{\"no"].concat()).unwrap();
-        assert_eq!(Journal::resume(folder.path()).unwrap().state(), &state);
+        assert_eq!(resume(folder.path()).unwrap().state(), &state);
         std::fs::write(&path, [b"nonsense\n", &whole[..]].concat()).unwrap();
-        let error = Journal::resume(folder.path()).unwrap_err();
+        let error = resume(folder.path()).unwrap_err();
         assert!(error.to_string().contains("nonsense"), "{error}");
         std::fs::remove_file(&path).unwrap();
-        assert_eq!(Journal::resume(folder.path()).unwrap().state(), &State::default());
+        assert_eq!(resume(folder.path()).unwrap().state(), &State::default());
     }
 
     #[test]
@@ -287,6 +311,26 @@ mod tests {
         }
         let lines = std::fs::read_to_string(&journal.path).unwrap().lines().count();
         assert!(lines <= OUTDATED_MAX + 100, "{lines}");
-        assert_eq!(Journal::resume(folder.path()).unwrap().state(), journal.state());
+        let state = journal.state().clone();
+        drop(journal);
+        assert_eq!(resume(folder.path()).unwrap().state(), &state);
+    }
+
+    #[test]
+    fn a_line_that_the_disk_refused_is_not_in_the_middle() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut journal = filled(folder.path());
+        // A disk that takes a part of the line and then is full.
+        let mut torn = OpenOptions::new().append(true).open(&journal.path).unwrap();
+        torn.write_all(b"{\"dirty\":{\"no").unwrap();
+        journal.file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let refused = journal.append(&Record::Dirty { node: 3, verifier: [8; 8] }).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
+        journal.append(&Record::Dirty { node: 3, verifier: [9; 8] }).unwrap();
+        journal.append(&Record::Looked { node: 3, count: 1 }).unwrap();
+        let state = journal.state().clone();
+        assert!(state.nodes[&3].dirty.contains(&[9; 8]));
+        drop(journal);
+        assert_eq!(resume(folder.path()).unwrap().state(), &state);
     }
 }

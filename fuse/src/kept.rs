@@ -82,12 +82,20 @@ impl KeptWrites {
             self.bytes -= length_of(&extent.data);
             for (from, to) in [(offset, start.min(extent_end)), (end.max(offset), extent_end)] {
                 if from < to {
-                    let data = extent.data.slice(index_in(offset, from)..index_in(offset, to));
+                    let rest = &extent.data[index_in(offset, from)..index_in(offset, to)];
+                    // A slice would hold the memory of the whole write, which is not counted.
+                    let data = Bytes::copy_from_slice(rest);
                     self.bytes += to - from;
                     self.extents.insert(from, Extent { data, ..extent.clone() });
                 }
             }
         }
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        self.extents.clear();
+        self.bytes = 0;
     }
 
     /// Forgets what a commit that was answered with `verifier` made durable: what was written
@@ -149,6 +157,19 @@ mod tests {
         assert_eq!(kept.stale(SECOND), [(0, "aa".into()), (4, "aa".into())]);
         assert_eq!(kept.overlay(1, 5), [(1, "a".into()), (2, "bb".into()), (4, "a".into())]);
         assert_eq!(kept.bytes(), 6);
+    }
+
+    #[test]
+    fn what_was_cut_out_gives_its_memory_back() {
+        let mut kept = KeptWrites::default();
+        let whole = Bytes::from(vec![1; 1 << 20]);
+        kept.insert(0, whole.clone(), FIRST);
+        assert!(!whole.is_unique());
+        kept.insert(4096, vec![2; (1 << 20) - 8192].into(), FIRST);
+        assert_eq!(kept.extents.len(), 3);
+        assert!(whole.is_unique(), "what remains of it is a copy");
+        kept.clear();
+        assert!(kept.is_empty() && kept.bytes() == 0);
     }
 
     proptest! {

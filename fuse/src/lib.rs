@@ -17,8 +17,8 @@
 //!   again by the kernel (Linux 6.9 and later; before, who waits for one of them waits until
 //!   the mount is aborted). Uncommitted writes are at the appliance and get committed.
 //! - A restart of the appliance: everything. What was not committed is sent again.
-//! - Both at once: what was synced. Uncommitted writes are lost, and every later sync of the
-//!   file says so with an error, for ever.
+//! - Both at once: what was synced. Uncommitted writes are lost, and every later write
+//!   and sync of the file says so with an error, for ever.
 //!
 //! # What is assumed
 //! This process is the only writer of the files that it serves; a file is not replaced by
@@ -33,6 +33,7 @@ mod file;
 mod flights;
 mod journal;
 mod kept;
+mod lock;
 mod maps;
 mod nfs;
 mod nodes;
@@ -57,6 +58,7 @@ use crate::cache::BlockCache;
 use crate::device::Device;
 use crate::export::Export;
 use crate::journal::Journal;
+use crate::lock::StateLock;
 use crate::nfs::Nfs;
 use crate::session::Session;
 use crate::statistics::Statistics;
@@ -74,7 +76,7 @@ pub struct ServeOptions {
     pub cache_directory: PathBuf,
     /// Most bytes of blocks that are kept there; 0 keeps none.
     pub cache_size_bytes: u64,
-    /// What a resumed process needs to know is written there.
+    /// What a resumed process needs to know is written there, by one process at a time.
     pub state_directory: PathBuf,
 }
 
@@ -82,14 +84,15 @@ pub struct ServeOptions {
 /// Makes the descriptor non-blocking.
 ///
 /// With `resume` an earlier process has served that descriptor and died; this one goes on where
-/// that one was, with what it left in the state directory.
+/// that one was, with what it left in the state directory. If that one lives, its end is waited
+/// for before anything is touched.
 ///
 /// # Errors
 /// [`ServeError`]; an appliance that is away is none, it is waited for.
 pub async fn serve(options: ServeOptions, fuse: OwnedFd, resume: bool) -> Result<(), ServeError> {
     let statistics = Arc::new(Statistics::default());
-    let directory = options.state_directory.clone();
-    let journal = if resume { Journal::resume(&directory)? } else { Journal::create(&directory)? };
+    let lock = StateLock::take(&options.state_directory).await?;
+    let journal = if resume { Journal::resume(lock)? } else { Journal::create(lock)? };
     let cache = open_cache(&options, Arc::clone(&statistics)).await?;
     let nfs = Nfs::new(options.nfs_address, &options.export, Arc::clone(&statistics));
     let export = Export::new(&options.client, nfs, cache, journal, statistics);

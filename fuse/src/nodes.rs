@@ -148,20 +148,24 @@ impl Nodes {
         Ok(node)
     }
 
-    /// The kernel forgets `count` look-ups of the node.
-    pub(crate) fn forget(&self, node: NodeId, count: u64) {
+    /// The kernel forgets `count` look-ups of the node. Gives the file that is thereby gone.
+    pub(crate) fn forget(&self, node: NodeId, count: u64) -> Option<Arc<ServedFile>> {
         let mut tables = self.tables.lock();
-        let Some(known) = tables.nodes.get_mut(&node) else { return };
+        let known = tables.nodes.get_mut(&node)?;
         known.lookups = known.lookups.saturating_sub(count);
         let is_gone = known.lookups == 0;
-        if is_gone
-            && let Some(gone) = tables.nodes.remove(&node)
+        let gone = if is_gone { tables.nodes.remove(&node) } else { None };
+        if let Some(gone) = &gone
             && tables.by_path.get(&gone.path) == Some(&node)
         {
             tables.by_path.remove(&gone.path);
         }
         // If it is not told, a resumed process knows a node more than the kernel does.
         let _ = self.append(&Record::Forgotten { node: node.0, count });
+        match gone?.object {
+            Object::File(file) => Some(file),
+            Object::Directory(_) => None,
+        }
     }
 
     /// What is known of the directory at `path` (without a slash at its end).
@@ -195,7 +199,12 @@ fn refused(error: std::io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::StateLock;
     use crate::wire::{Attributes, MODE_FILE};
+
+    fn locked(folder: &std::path::Path) -> StateLock {
+        StateLock::try_take(folder).unwrap().expect("it is locked")
+    }
 
     fn found(handle: &'static str, mode: u32) -> Found {
         let attributes = Attributes { mode, ..Attributes::default() };
@@ -203,7 +212,7 @@ mod tests {
     }
 
     fn nodes(folder: &std::path::Path) -> Nodes {
-        Nodes::new(Arc::new(Mutex::new(Journal::create(folder).unwrap())))
+        Nodes::new(Arc::new(Mutex::new(Journal::create(locked(folder)).unwrap())))
     }
 
     #[test]
@@ -214,12 +223,13 @@ mod tests {
         let (first, again, other) = (look("one"), look("one"), look("two"));
         assert_eq!((first, again), (NodeId::FIRST, NodeId::FIRST));
         assert_ne!(first, other);
-        nodes.forget(first, 1);
+        assert!(nodes.forget(first, 1).is_none());
         assert!(nodes.get(first).is_ok(), "it was looked up twice");
-        nodes.forget(first, 1);
+        let gone = nodes.forget(first, 1).expect("a file is gone");
+        assert_eq!(gone.node, first);
         assert_eq!(nodes.get(first).unwrap_err(), Errno::STALE);
         assert_eq!(look("two"), other);
-        nodes.forget(other, 9);
+        assert!(nodes.forget(other, 9).is_some());
         assert!(look("one").0 > other.0, "numbers are never given twice");
     }
 
@@ -231,7 +241,8 @@ mod tests {
         let directory = first.look_up(".snapshot".into(), &found("d", MODE_DIRECTORY)).unwrap();
         let path = format!(".snapshot/{snapshot}");
         let file = first.look_up(path.clone(), &found("s", MODE_FILE)).unwrap();
-        let journal = Journal::resume(folder.path()).unwrap();
+        drop(first);
+        let journal = Journal::resume(locked(folder.path())).unwrap();
         let resumed = Nodes::new(Arc::new(Mutex::new(journal)));
         assert!(matches!(resumed.get(directory).unwrap().1, Object::Directory(_)));
         assert_eq!(resumed.get(file).unwrap().0, path);
@@ -240,7 +251,7 @@ mod tests {
         let names: Vec<_> = resumed.entries(".snapshot").into_iter().map(|one| one.name).collect();
         assert_eq!(names, [snapshot]);
         assert_eq!(resumed.entries("").len(), 1);
-        resumed.forget(file, 1);
+        assert!(resumed.forget(file, 1).is_some());
         assert_eq!(resumed.files().len(), 0);
     }
 }

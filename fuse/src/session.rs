@@ -21,6 +21,7 @@ use tokio::time::timeout;
 use crate::device::Device;
 use crate::error::ServeError;
 use crate::export::Export;
+use crate::file::ServedFile;
 use crate::journal::Record;
 use crate::wire::{
     InitRequest, MAJOR, MINOR_MIN, NOTIFY_RESEND, Operation, REQUEST_HEADER_BYTES, Request,
@@ -127,7 +128,11 @@ impl Session {
         }
         match &request.operation {
             Some(Operation::Forget(forgotten)) => {
-                forgotten.iter().for_each(|(node, count)| self.export.nodes.forget(*node, *count));
+                for (node, count) in forgotten {
+                    if let Some(file) = self.export.nodes.forget(*node, *count) {
+                        self.give_up(file);
+                    }
+                }
             }
             // Whoever is interrupted waits on: nothing here takes long but for the appliance,
             // and that has the request already.
@@ -139,6 +144,24 @@ impl Session {
             _ => self.spawn(request).await,
         }
         Ok(Next::GoOn)
+    }
+
+    /// The kernel has no more use for the file: what is kept of it goes, after a last commit. The
+    /// answer to its release may still be under way, and need it.
+    fn give_up(&mut self, file: Arc<ServedFile>) {
+        if file.writes.lock().kept.is_empty() {
+            return;
+        }
+        let export = Arc::clone(&self.export);
+        self.tasks.spawn(async move {
+            if let Err(errno) = export.commit(&file).await {
+                tracing::error!(
+                    %errno, source = ?file.source,
+                    "uncommitted writes of a file that nobody has open are lost"
+                );
+            }
+            export.change_writes(&file, |writes| writes.kept.clear());
+        });
     }
 
     fn not_started(&self) -> ServeError {
@@ -200,5 +223,29 @@ impl Session {
                 "unmounted while the appliance is away: writes that nobody synced may be lost"
             );
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_kept_of_a_forgotten_file_is_given_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let (export, file) = crate::write::tests::served(folder.path());
+        let (device, _kernel) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut session = Session::new(Device::new(device.into()).unwrap(), Arc::new(export));
+        session.is_started = true;
+        let export = Arc::clone(&session.export);
+        assert!(export.keep(&file, 0, "abc".into(), [1; 8]));
+        // So that its last commit fails.
+        file.writes.lock().is_lost = true;
+        let operation = Some(Operation::Forget(vec![(file.node, 1)]));
+        let request = Request { unique: 0, node: file.node, operation };
+        assert_eq!(session.take(request).await.unwrap(), Next::GoOn);
+        assert_eq!(export.nodes.get(file.node).unwrap_err(), Errno::STALE);
+        session.finish().await;
+        assert_eq!(export.kept_bytes(), 0);
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! A process that dies takes its kept bytes with it. The one that resumes commits each file
 //! that had any: if the verifier is still the journaled one, the appliance had them all along;
-//! if not, they are lost, and every sync of that file fails from then on.
+//! if not, they are lost, and every write and sync of that file fails from then on.
 
 use std::sync::Arc;
 
@@ -15,9 +15,10 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::io::Errno;
 
 use crate::export::Export;
-use crate::file::ServedFile;
+use crate::file::{ServedFile, WriteState};
 use crate::journal::Record;
 use crate::nfs::Verifier;
+use crate::wire::NodeId;
 
 /// Uncommitted bytes of all files over which a write commits its file before it is answered:
 /// 5 s of writing at 13 MB/s, which is how long ext4 lets pass between two commits of its own.
@@ -46,6 +47,10 @@ impl Export {
         }
         let is_journaled = {
             let _order = file.order.read().await;
+            // Nothing of it can be synced any more.
+            if file.writes.lock().is_lost {
+                return Err(Errno::IO);
+            }
             let (first, last) = (offset_bytes / BLOCK_BYTES, (end - 1) / BLOCK_BYTES);
             file.writes.lock().written.mark(first, last);
             match self.nfs.write(&file.handle, offset_bytes, data.clone()).await? {
@@ -64,8 +69,17 @@ impl Export {
     }
 
     /// Keeps what was answered with `verifier`. Tells whether the journal knows of it.
-    fn keep(&self, file: &ServedFile, offset: u64, data: Bytes, verifier: Verifier) -> bool {
+    pub(crate) fn keep(
+        &self,
+        file: &ServedFile,
+        offset: u64,
+        data: Bytes,
+        verifier: Verifier,
+    ) -> bool {
         self.change_writes(file, |writes| {
+            if writes.is_lost {
+                return false;
+            }
             writes.kept.insert(offset, data, verifier);
             if writes.journaled.contains(&verifier) {
                 return true;
@@ -94,6 +108,28 @@ impl Export {
         if file.writes.lock().is_lost {
             return Err(Errno::IO);
         }
+        let outcome = self.commit_all(file).await;
+        if outcome == Err(Errno::STALE) {
+            self.lose(file);
+            tracing::error!(
+                source = ?file.source,
+                "uncommitted writes are lost: the appliance has the file no more"
+            );
+        }
+        outcome
+    }
+
+    /// No sync of the file says from now on that its writes are durable.
+    fn lose(&self, file: &ServedFile) {
+        self.change_writes(file, |writes| {
+            writes.is_lost = true;
+            writes.kept.clear();
+            writes.journaled.clear();
+            self.append(&Record::Lost { node: file.node.0 });
+        });
+    }
+
+    async fn commit_all(&self, file: &ServedFile) -> Result<(), Errno> {
         loop {
             if file.writes.lock().kept.is_empty() {
                 return Ok(());
@@ -102,17 +138,28 @@ impl Export {
             let verifier = self.nfs.commit(&file.handle).await?;
             let is_behind = self.change_writes(file, |writes| {
                 let is_behind = writes.kept.settle(so_far, verifier);
-                if writes.kept.is_empty() && !writes.journaled.is_empty() {
-                    let is_told = self.append(&Record::Clean { node: file.node.0 });
-                    // If it is not, a resumed process is more careful than it need be.
-                    writes.journaled.retain(|_| !is_told);
-                }
+                self.journal_settled(file.node, writes, verifier);
                 is_behind
             });
             if !is_behind {
                 return Ok(());
             }
             self.send_again(file, verifier).await?;
+        }
+    }
+
+    /// Journals what a commit answered with `verifier` has settled. If it cannot be told, a
+    /// resumed process is more careful than it need be.
+    fn journal_settled(&self, node: NodeId, writes: &mut WriteState, verifier: Verifier) {
+        if writes.kept.is_empty() {
+            if !writes.journaled.is_empty() && self.append(&Record::Clean { node: node.0 }) {
+                writes.journaled.clear();
+            }
+        } else if writes.kept.stale(verifier).is_empty()
+            && writes.journaled != [verifier]
+            && self.append(&Record::Only { node: node.0, verifier })
+        {
+            writes.journaled = vec![verifier];
         }
     }
 
@@ -166,12 +213,73 @@ impl Export {
             self.append(&Record::Clean { node });
             return;
         }
-        file.writes.lock().is_lost = true;
-        self.append(&Record::Lost { node });
+        self.lose(file);
         tracing::error!(
             source = ?file.source, got = ?outcome, expected = ?dirty,
             "uncommitted writes are lost: the serving process died and the appliance was \
-             restarted; every sync of this file fails from now on, check its file system"
+             restarted; every write and sync of this file fails from now on, check its file system"
         );
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::journal::Journal;
+    use crate::lock::StateLock;
+    use crate::nfs::{Found, Nfs};
+    use crate::wire::{Attributes, MODE_FILE};
+
+    const FIRST: Verifier = [1; 8];
+    const SECOND: Verifier = [2; 8];
+
+    /// An export whose appliance nobody asks, and a file of it.
+    pub(crate) fn served(folder: &std::path::Path) -> (Export, Arc<ServedFile>) {
+        let client = slackwater_client::Client::builder("http://127.0.0.1:9").build().unwrap();
+        let nfs = Nfs::new(([127, 0, 0, 1], 9).into(), "/slackwater", Arc::default());
+        let journal = Journal::create(StateLock::try_take(folder).unwrap().unwrap()).unwrap();
+        let export = Export::new(&client, nfs, None, journal, Arc::default());
+        let attributes = Attributes { mode: MODE_FILE, ..Attributes::default() };
+        let found = Found { handle: crate::nfs::Handle("one".into()), attributes };
+        let node = export.nodes.look_up("disks/one".into(), &found).unwrap();
+        let file = export.nodes.file(node).unwrap();
+        (export, file)
+    }
+
+    #[tokio::test]
+    async fn the_journal_forgets_a_verifier_under_which_nothing_is_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let (export, file) = served(folder.path());
+        let dirty = || export.journal.lock().state().nodes[&file.node.0].dirty.clone();
+        let settle = |watermark, verifier| {
+            export.change_writes(&file, |writes| {
+                writes.kept.settle(watermark, verifier);
+                export.journal_settled(file.node, writes, verifier);
+            });
+        };
+        assert!(export.keep(&file, 0, "a".into(), FIRST));
+        let watermark = file.writes.lock().kept.watermark();
+        assert!(export.keep(&file, 8, "b".into(), SECOND));
+        settle(watermark, SECOND);
+        assert_eq!(dirty(), [FIRST, SECOND], "the first write must be sent again");
+        assert!(export.keep(&file, 0, "a".into(), SECOND));
+        settle(watermark, SECOND);
+        assert_eq!(dirty(), [SECOND]);
+        assert_eq!((export.kept_bytes(), &file.writes.lock().journaled), (2, &vec![SECOND]));
+        settle(u64::MAX, SECOND);
+        assert_eq!((export.kept_bytes(), dirty()), (0, Vec::new()));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_kept_of_a_lost_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let (export, file) = served(folder.path());
+        assert!(export.keep(&file, 0, "abc".into(), FIRST));
+        export.lose(&file);
+        assert!(!export.keep(&file, 0, "late".into(), FIRST));
+        assert_eq!(export.kept_bytes(), 0);
+        assert!(export.journal.lock().state().nodes[&file.node.0].is_lost);
+        assert_eq!(export.write(&file, 0, "more".into()).await, Err(Errno::IO));
+        assert_eq!(export.commit(&file).await, Err(Errno::IO));
     }
 }

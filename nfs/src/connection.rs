@@ -258,6 +258,12 @@ impl Reader {
         let (shared, replies) = (Arc::clone(&self.shared), self.replies.clone());
         let lane = request.lane();
         let job = move || {
+            // A client whose connection is gone has sent its writes again on another, and may
+            // have sent newer ones since: what waited here must not come after those. Changes of
+            // names are carried out all the same; the duplicate-request cache knows them.
+            if lane == Lane::Data && replies.is_closed() {
+                return;
+            }
             let finished = request.execute(&shared);
             if let Err(error) = replies.try_send(Reply { finished, charge }) {
                 // The connection ended meanwhile; the client sends the call again on another.

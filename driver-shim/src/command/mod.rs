@@ -54,7 +54,8 @@ pub struct CommandLine {
 enum Command {
     /// Serve the engines (also without a command)
     Run,
-    /// Tell what this machine, the appliance and the engines lack; exit code 6 if it is needed
+    /// Tell what this machine, the appliance and the engines lack; exit code 6 if that is something
+    /// without which nothing works
     Doctor(doctor::DoctorArguments),
     /// Print the configuration that an engine needs
     EngineConfig(engine_config::EngineConfigArguments),

@@ -120,6 +120,13 @@ pub enum CallError {
     /// The worker cannot do it.
     #[error(transparent)]
     Worker(#[from] WorkerError),
+    /// A task of the driver ended without an answer.
+    #[error("the driver gave up an operation ({source}): see its log")]
+    Task {
+        /// How.
+        #[from]
+        source: tokio::task::JoinError,
+    },
     /// The appliance took longer than this call may.
     #[error("the appliance did not answer within {waited_ms} ms; is it reachable?")]
     Slow {
@@ -145,7 +152,7 @@ impl CallError {
             | Self::Reference { .. }
             | Self::OtherStore { .. } => Code::FailedPrecondition,
             Self::Remote { .. } => Code::AlreadyExists,
-            Self::Read { .. } => Code::Internal,
+            Self::Read { .. } | Self::Task { .. } => Code::Internal,
             Self::Slow { .. } => Code::Unavailable,
             Self::Worker(error) => worker_code(error),
         }

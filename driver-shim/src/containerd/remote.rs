@@ -65,27 +65,41 @@ pub(super) async fn adopt(
     }
     let Some(snapshot) = locate(worker, chain, labels).await? else { return Ok(None) };
     let key = Key::containerd(format!("{UNFINISHED}{}", Uuid::new_v4()));
-    let mut extra = ContainerdExtra {
+    let extra = ContainerdExtra {
         kind: Kind::Active,
         labels: labels.clone(),
         updated_at: now(),
         is_shared: false,
         chain: Some(chain.to_string()),
     };
-    worker.create(key.clone(), parent.clone(), Extra::Containerd(extra.clone())).await?;
-    extra.kind = Kind::Committed;
-    let adopted = finish(worker, &key, snapshot, &Layer { chain, parent, extra }).await;
+    let layer = Layer { chain: chain.clone(), parent, extra };
+    let worker = worker.clone();
+    // To its end, also if containerd stops waiting: what is unfinished would stay.
+    tokio::spawn(async move { make(&worker, key, snapshot, layer).await }).await?
+}
+
+/// A layer that is being adopted.
+struct Layer {
+    chain: ChainId,
+    parent: Option<Key>,
+    extra: ContainerdExtra,
+}
+
+/// Makes what is adopted; nothing stays of it unless it could be finished.
+async fn make(
+    worker: &Worker,
+    key: Key,
+    snapshot: SnapshotId,
+    mut layer: Layer,
+) -> Result<Option<String>, CallError> {
+    let extra = Extra::Containerd(layer.extra.clone());
+    worker.create(key.clone(), layer.parent.clone(), extra).await?;
+    layer.extra.kind = Kind::Committed;
+    let adopted = finish(worker, &key, snapshot, &layer).await;
     if worker.get(&key).is_some() {
         forget(worker, &key).await;
     }
     adopted
-}
-
-/// A layer that is being adopted.
-struct Layer<'a> {
-    chain: &'a ChainId,
-    parent: Option<Key>,
-    extra: ContainerdExtra,
 }
 
 /// Gives what is adopted its content and its name in one step; or finds that another call was
@@ -94,7 +108,7 @@ async fn finish(
     worker: &Worker,
     key: &Key,
     snapshot: SnapshotId,
-    layer: &Layer<'_>,
+    layer: &Layer,
 ) -> Result<Option<String>, CallError> {
     let Layer { chain, parent, extra } = layer;
     let above = parent.as_ref().map_or("nothing", |parent| parent.name.as_str());

@@ -56,10 +56,9 @@ impl GraphDriver {
             let snapshot = self.worker().snapshot_of(&id.key()).await?;
             snapshot.ok_or_else(|| DockerError::Contentless { id: id.clone() })?
         } else {
-            self.worker().acquire(&id.key(), Access::ReadWrite).await?;
-            let captured = self.worker().capture(&id.key()).await;
-            self.worker().release(&id.key()).await?;
-            captured?
+            // With a disk of its own, also if it never wrote: each commit is another snapshot.
+            let _pin = self.worker().pin(&id.key(), Access::ReadWrite).await?;
+            self.worker().capture(&id.key()).await?
         };
         let below = match volume.parent.filter(LayerId::is_init_key) {
             Some(init) => self.init_and_image(&init).await?,

@@ -31,6 +31,8 @@ pub struct GraphDriver {
 pub(super) struct Inner {
     pub(super) worker: Worker,
     pub(super) notes: Arc<Notes>,
+    /// Names this process: what another one was sent of a tar is not sent again.
+    pub(super) session: Uuid,
     /// Held while a volume is marked as being unpacked: one call alone finds it unmarked.
     pub(super) marking: tokio::sync::Mutex<()>,
     /// Held while the init layer of an image is remembered.
@@ -48,6 +50,7 @@ impl GraphDriver {
         let inner = Inner {
             worker,
             notes,
+            session: Uuid::new_v4(),
             marking: tokio::sync::Mutex::default(),
             remembering: tokio::sync::Mutex::default(),
             commits: Mutex::default(),
@@ -95,7 +98,8 @@ impl GraphDriver {
         parent: Option<&LayerId>,
     ) -> Result<(), DockerError> {
         self.require_whole(parent)?;
-        self.make(id, parent.map(LayerId::key), DockerExtra::default()).await
+        let extra = DockerExtra { made_by: Some(self.inner.session), ..DockerExtra::default() };
+        self.make(id, parent.map(LayerId::key), extra).await
     }
 
     /// `CreateReadWrite`: a container, or its init layer.
@@ -130,19 +134,36 @@ impl GraphDriver {
         parent: Option<Key>,
         extra: DockerExtra,
     ) -> Result<(), DockerError> {
-        let extra = Extra::Docker(extra);
-        match self.worker().create(id.key(), parent.clone(), extra.clone()).await {
+        match self.worker().create(id.key(), parent.clone(), Extra::Docker(extra.clone())).await {
             Ok(_) => Ok(()),
-            Err(WorkerError::Exists { .. }) => {
-                let is_same = self.worker().get(&id.key()).is_some_and(|volume| {
-                    volume.content == Content::Inherited
-                        && volume.users == 0
-                        && volume.parent == parent
-                        && volume.extra == extra
-                });
-                if is_same { Ok(()) } else { Err(DockerError::Exists { id: id.clone() }) }
-            }
+            Err(WorkerError::Exists { .. }) => self.make_again(id, parent, extra).await,
             Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Takes a volume, if nothing was done with it yet, for what is to be made. That is a new
+    /// beginning, also where another process made it: no byte of its tar was sent.
+    async fn make_again(
+        &self,
+        id: &LayerId,
+        parent: Option<Key>,
+        extra: DockerExtra,
+    ) -> Result<(), DockerError> {
+        let _one = self.inner.marking.lock().await;
+        let made = self.worker().get(&id.key()).filter(|volume| {
+            volume.content == Content::Inherited
+                && volume.users == 0
+                && volume.parent == parent
+                && DockerExtra { made_by: extra.made_by, ..docker_extra(volume) } == extra
+        });
+        match made {
+            None => Err(DockerError::Exists { id: id.clone() }),
+            Some(made) if docker_extra(&made) == extra => Ok(()),
+            Some(_) => {
+                let begun = move |made: &mut Extra| *made = Extra::Docker(extra);
+                self.worker().update(&id.key(), begun).await?;
+                Ok(())
+            }
         }
     }
 
@@ -198,12 +219,14 @@ impl GraphDriver {
     }
 
     pub(super) fn remove_recording(&self, id: &LayerId) {
-        let path = self.worker().recordings_directory().join(id.recording());
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), %error, "cannot remove a recording");
+        for name in [id.recording(), id.unfinished_recording()] {
+            let path = self.worker().recordings_directory().join(name);
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    tracing::warn!(path = %path.display(), %error, "cannot remove a recording");
+                }
+                _ => {}
             }
-            _ => {}
         }
     }
 
@@ -263,7 +286,7 @@ impl GraphDriver {
 }
 
 /// How dockerd is to have it.
-fn access(id: &LayerId, volume: &Volume, extra: &DockerExtra) -> Access {
+pub(super) fn access(id: &LayerId, volume: &Volume, extra: &DockerExtra) -> Access {
     let is_immutable = if id.is_init() {
         volume.snapshot().is_some() || init::is_made_from_remembered(volume)
     } else if extra.is_container {

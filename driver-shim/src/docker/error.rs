@@ -68,7 +68,7 @@ pub enum DockerError {
         /// The layer.
         id: LayerId,
     },
-    /// Its tar came in part only.
+    /// Its tar came, or may have come, in part only.
     #[error("layer {id} was only partly unpacked, by a call that was interrupted: pull again")]
     Interrupted {
         /// The layer.

@@ -15,9 +15,8 @@ use bytes::Bytes;
 use slackwater_archive::{ArchiveError, ChangeKind, Recognised, Reference};
 use slackwater_client::types::SnapshotId;
 use tokio::task::spawn_blocking;
-use uuid::Uuid;
 
-use super::driver::{GraphDriver, to_end};
+use super::driver::{GraphDriver, access, to_end};
 use super::error::DockerError;
 use super::stream::{self, BodyReader};
 use super::types::{ChangeAnswer, LayerId};
@@ -66,6 +65,10 @@ impl GraphDriver {
     }
 
     /// Marks a layer, which must be fresh, as being unpacked, before anything is done with it.
+    ///
+    /// One that another process made takes no tar: that process may have been sent the beginning
+    /// of it, and died before the mark; dockerd sends only the rest of its reader then, which can
+    /// be a good tar, of less.
     async fn begin_unpacking(&self, id: &LayerId) -> Result<(), DockerError> {
         let _one = self.inner.marking.lock().await;
         let (volume, extra) = self.whole(id)?;
@@ -74,6 +77,9 @@ impl GraphDriver {
         }
         if volume.content != Content::Inherited || extra.archive.is_some() {
             return Err(DockerError::Complete { id: id.clone() });
+        }
+        if extra.made_by != Some(self.inner.session) {
+            return Err(DockerError::Interrupted { id: id.clone() });
         }
         let mark = with_docker(|extra| extra.is_unpacking = true);
         self.worker().update(&id.key(), mark).await?;
@@ -233,14 +239,14 @@ impl GraphDriver {
             }
             None => None,
         };
-        let root = self.get(id, Uuid::new_v4()).await?;
+        let (volume, extra) = self.whole(id)?;
+        let newer = self.worker().pin(&id.key(), access(id, &volume, &extra)).await?;
         let changes = spawn_blocking(move || {
             let older = older.as_ref().map(|older| older.path());
-            slackwater_archive::changes(older, &root)
+            slackwater_archive::changes(older, newer.path())
         })
-        .await;
-        self.put(id, Uuid::new_v4()).await?;
-        let changes = changes?.map_err(archive_error(id))?;
+        .await?
+        .map_err(archive_error(id))?;
         Ok(changes.iter().map(|change| change_answer(&change.path, change.kind)).collect())
     }
 }

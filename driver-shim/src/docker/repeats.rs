@@ -12,8 +12,12 @@
 //!
 //! A note is a small file: it outlives this process, and need not outlive the machine. Where
 //! several calls of a name were cut off, each will be repeated, and nobody can tell which is
-//! which; those whose answers are all the same are carried out in any order, others refused.
+//! which; those whose answers are all the same are carried out in any order, others refused. A
+//! call can be repeated that has no note: the process died before it was noted, or after the note
+//! was removed and before dockerd had the answer. So calls whose answers differ are gathered for
+//! a moment, and carried out if one alone was noted and one alone is repeated.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,9 +26,14 @@ use axum::body::Bytes;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-/// How long a note of an earlier process counts: dockerd gives up after half a minute of tries,
-/// the last of which begins up to 16 seconds later.
+/// How long a note of an earlier process counts, from when it was written and from when it was
+/// read: dockerd begins no try later than half a minute after the call began, which is when the
+/// note was written. The rest is for a machine that is slow.
 const REPEATED_WITHIN: Duration = Duration::from_secs(60);
+
+/// How long repetitions are gathered: the death of a process cut all calls off at one moment, so
+/// dockerd repeats them at nearly the same moments.
+const GATHER_TIME: Duration = Duration::from_secs(1);
 
 /// Notes that are read at a start: dockerd has far fewer calls under way.
 const NOTES_MAX: usize = 1024;
@@ -37,7 +46,15 @@ const INTERCHANGEABLE: [&str; 4] = ["Create", "CreateReadWrite", "Remove", "Put"
 pub(super) struct Notes {
     directory: PathBuf,
     opened: Instant,
-    before: Mutex<Vec<Note>>,
+    before: Mutex<Before>,
+}
+
+/// What concerns the process before.
+#[derive(Debug, Default)]
+struct Before {
+    notes: Vec<Note>,
+    /// How often a call was repeated, by its name.
+    asked: BTreeMap<String, usize>,
 }
 
 /// A call that was not answered.
@@ -77,26 +94,27 @@ fn remove(path: &Path) {
 impl Notes {
     /// The notes in a directory, made if it is missing.
     pub(super) fn open(directory: &Path) -> Arc<Self> {
-        let mut before = Vec::new();
+        let mut notes = Vec::new();
         if let Err(error) = std::fs::create_dir_all(directory) {
             tracing::warn!(path = %directory.display(), %error, "calls cannot be noted");
         }
         for entry in std::fs::read_dir(directory).into_iter().flatten().flatten() {
             match Note::read(&entry.path()) {
-                Some(note) if before.len() < NOTES_MAX => before.push(note),
+                Some(note) if notes.len() < NOTES_MAX => notes.push(note),
                 _ => remove(&entry.path()),
             }
         }
         let directory = directory.to_owned();
+        let before = Before { notes, asked: BTreeMap::new() };
         Arc::new(Self { directory, opened: Instant::now(), before: Mutex::new(before) })
     }
 
     /// Notes a call; a call without a body is taken for the repetition of an earlier one, if
     /// there is one that it can be.
-    pub(super) fn begin(&self, call: &str, body: Bytes) -> Noted {
+    pub(super) async fn begin(&self, call: &str, body: Bytes) -> Noted {
         if body.is_empty() {
             let path = |token: Uuid| Some(self.directory.join(token.to_string()));
-            return match self.take(call) {
+            return match self.take(call).await {
                 Some(note) => {
                     tracing::info!(call, "repeated by dockerd: carried out as it was noted");
                     Noted { path: path(note.token), token: note.token, body: note.body.into() }
@@ -115,24 +133,37 @@ impl Notes {
         Noted { body, token, path: Some(path) }
     }
 
-    fn take(&self, call: &str) -> Option<Note> {
+    async fn take(&self, call: &str) -> Option<Note> {
+        *self.before.lock().asked.entry(call.to_owned()).or_default() += 1;
+        let is_interchangeable = INTERCHANGEABLE.contains(&call);
+        if !is_interchangeable {
+            tokio::time::sleep(GATHER_TIME).await;
+        }
         let mut before = self.before.lock();
         if self.opened.elapsed() > REPEATED_WITHIN {
-            for note in before.drain(..) {
+            for note in before.notes.drain(..) {
                 remove(&self.directory.join(note.token.to_string()));
             }
         }
-        let mut same = before.iter().enumerate().filter(|(_, note)| note.call == call);
+        let mut same = before.notes.iter().enumerate().filter(|(_, note)| note.call == call);
         let (first, _) = same.next()?;
-        if same.next().is_some() && !INTERCHANGEABLE.contains(&call) {
+        let is_one_noted = same.next().is_none();
+        let is_one_asked = before.asked.get(call) == Some(&1);
+        if !(is_interchangeable || is_one_noted && is_one_asked) {
             return None;
         }
-        Some(before.swap_remove(first))
+        Some(before.notes.swap_remove(first))
     }
 }
 
 impl Note {
+    /// The note in that file; none if it is no note, or older than what dockerd repeats.
     fn read(path: &Path) -> Option<Self> {
+        let written = std::fs::metadata(path).ok()?.modified().ok()?;
+        // One from the future was written before the clock was set back: it may be young.
+        if written.elapsed().is_ok_and(|age| age > REPEATED_WITHIN) {
+            return None;
+        }
         let token = path.file_name()?.to_str()?.parse().ok()?;
         let text = std::fs::read(path).ok()?;
         let end = text.iter().position(|byte| *byte == b'\n')?;
@@ -152,39 +183,76 @@ mod tests {
         std::fs::read_dir(directory).unwrap().count()
     }
 
-    #[test]
-    fn a_call_that_was_cut_off_is_found_by_its_name_once() {
+    /// Asks for a call as dockerd repeats it: by its name alone.
+    async fn repeat(notes: &Notes, call: &str) -> Noted {
+        notes.begin(call, Bytes::new()).await
+    }
+
+    #[tokio::test]
+    async fn a_call_that_was_cut_off_is_found_by_its_name_once() {
         let folder = tempfile::tempdir().unwrap();
         let notes = Notes::open(folder.path());
-        drop(notes.begin("Get", TWO));
-        let cut_off = notes.begin("Get", ONE);
+        drop(notes.begin("Get", TWO).await);
+        let cut_off = notes.begin("Get", ONE).await;
         let token = cut_off.token;
         std::mem::forget(cut_off);
         let notes = Notes::open(folder.path());
-        assert!(notes.begin("Put", Bytes::new()).body.is_empty(), "another call");
-        let again = notes.begin("Get", Bytes::new());
+        assert!(repeat(&notes, "Put").await.body.is_empty(), "another call");
+        let again = repeat(&notes, "Get").await;
         assert_eq!((&again.body, again.token), (&ONE, token));
-        assert!(notes.begin("Get", Bytes::new()).body.is_empty(), "taken already");
+        assert!(repeat(&notes, "Get").await.body.is_empty(), "taken already");
         drop(again);
         assert_eq!(count(folder.path()), 0);
     }
 
-    #[test]
-    fn calls_with_different_answers_are_not_confused() {
+    #[tokio::test]
+    async fn calls_with_different_answers_are_not_confused() {
         let folder = tempfile::tempdir().unwrap();
         let notes = Notes::open(folder.path());
         for call in ["Get", "Remove"] {
-            std::mem::forget(notes.begin(call, ONE));
-            std::mem::forget(notes.begin(call, TWO));
+            std::mem::forget(notes.begin(call, ONE).await);
+            std::mem::forget(notes.begin(call, TWO).await);
         }
         let notes = Notes::open(folder.path());
-        assert!(notes.begin("Get", Bytes::new()).body.is_empty());
+        assert!(repeat(&notes, "Get").await.body.is_empty());
         let mut bodies = [
-            notes.begin("Remove", Bytes::new()).body.clone(),
-            notes.begin("Remove", Bytes::new()).body.clone(),
+            repeat(&notes, "Remove").await.body.clone(),
+            repeat(&notes, "Remove").await.body.clone(),
         ];
         bodies.sort();
         assert_eq!(bodies, [ONE, TWO]);
+    }
+
+    #[tokio::test]
+    async fn a_call_without_a_note_does_not_take_that_of_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let notes = Notes::open(folder.path());
+        // The note of this one is gone, and dockerd did not hear the answer.
+        drop(notes.begin("Diff", ONE).await);
+        std::mem::forget(notes.begin("Diff", TWO).await);
+        let notes = Notes::open(folder.path());
+        let later = async {
+            tokio::time::sleep(GATHER_TIME / 2).await;
+            repeat(&notes, "Diff").await
+        };
+        let (one, two) = tokio::join!(repeat(&notes, "Diff"), later);
+        assert!(one.body.is_empty() && two.body.is_empty());
+        assert!(repeat(&notes, "Diff").await.body.is_empty(), "nor one that comes later");
+    }
+
+    #[tokio::test]
+    async fn a_note_older_than_dockerds_tries_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let notes = Notes::open(folder.path());
+        std::mem::forget(notes.begin("Get", ONE).await);
+        let old = notes.begin("Get", TWO).await;
+        let file = std::fs::File::options().write(true).open(old.path.as_ref().unwrap()).unwrap();
+        let before = std::time::SystemTime::now() - REPEATED_WITHIN - Duration::from_secs(1);
+        file.set_modified(before).unwrap();
+        std::mem::forget(old);
+        let notes = Notes::open(folder.path());
+        assert_eq!(count(folder.path()), 1);
+        assert_eq!(repeat(&notes, "Get").await.body, ONE);
     }
 
     #[test]

@@ -84,7 +84,7 @@ where
     R: DeserializeOwned,
     F: Future<Output = Outcome>,
 {
-    let noted = driver.inner.notes.begin(call, body);
+    let noted = driver.inner.notes.begin(call, body).await;
     if noted.body.is_empty() {
         return reply(driver, call, "", Instant::now(), Err(DockerError::Repeated { call }));
     }
@@ -254,7 +254,7 @@ async fn cleanup(State(driver): State<GraphDriver>, body: Bytes) -> Response {
 /// The one call whose answer is no JSON: a failure must have another status.
 async fn diff(State(driver): State<GraphDriver>, body: Bytes) -> Response {
     let started = Instant::now();
-    let noted = driver.inner.notes.begin("Diff", body);
+    let noted = driver.inner.notes.begin("Diff", body).await;
     let body = noted.body.clone();
     let work = async {
         if body.is_empty() {

@@ -54,8 +54,14 @@ impl LayerId {
         format!("{RECORDING_PREFIX}{}{RECORDING_SUFFIX}", self.0)
     }
 
-    /// The layer whose recording has that file name.
+    /// The name of that file until the recording is complete.
+    pub(super) fn unfinished_recording(&self) -> String {
+        self.recording() + UNFINISHED_SUFFIX
+    }
+
+    /// The layer whose recording, complete or not, has that file name.
     pub(super) fn of_recording(name: &str) -> Option<Self> {
+        let name = name.strip_suffix(UNFINISHED_SUFFIX).unwrap_or(name);
         let id = name.strip_prefix(RECORDING_PREFIX)?.strip_suffix(RECORDING_SUFFIX)?;
         Self::parse(id).ok()
     }
@@ -63,6 +69,8 @@ impl LayerId {
 
 const RECORDING_PREFIX: &str = "docker-";
 const RECORDING_SUFFIX: &str = ".recording";
+/// What the archive adds while it writes.
+const UNFINISHED_SUFFIX: &str = ".partial";
 
 impl fmt::Display for LayerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -201,7 +209,9 @@ mod tests {
         for good in ["a", "0123abc", "abc-init", "A_b-9", &longest] {
             let id = LayerId::parse(good).unwrap();
             assert_eq!(LayerId::of_recording(&id.recording()).as_ref(), Some(&id));
-            assert!(id.recording().len() <= 255);
+            let unfinished = id.unfinished_recording();
+            assert_eq!(LayerId::of_recording(&unfinished).as_ref(), Some(&id));
+            assert!(unfinished.len() <= 255);
         }
         assert!(LayerId::parse("abc-init").unwrap().is_init());
         assert!(!LayerId::parse("init").unwrap().is_init());

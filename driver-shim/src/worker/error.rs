@@ -120,6 +120,22 @@ pub enum WorkerError {
         /// What failed.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The state was made by another machine, which may still use what it names.
+    #[error(
+        "{} was made on another machine (its /etc/machine-id differs): if this is a copy of that machine, start with an empty state directory; if it is that machine, restore its machine-id", path.display()
+    )]
+    OtherMachine {
+        /// The state directory.
+        path: PathBuf,
+    },
+    /// Writes to its disk were lost.
+    #[error(
+        "{key} has lost writes (its disk could not be synced earlier): what it holds is not what was written; make it anew"
+    )]
+    Damaged {
+        /// The volume.
+        key: Key,
+    },
     /// A file or directory of this worker cannot be used.
     #[error("{}: {source}", path.display())]
     Local {

@@ -18,8 +18,9 @@
 //! Invariants (ARCHITECTURE.md states them too):
 //! - **D1** Every file of this worker on the appliance is named by exactly one volume, or listed
 //!   as obsolete in the state; it is listed before it is made.
-//! - **D2** A snapshot that a volume is has a clone of this worker, so the appliance keeps it;
-//!   the appliance alone deletes snapshots, when their last clone goes.
+//! - **D2** A snapshot that a volume is has a clone of this worker, so the appliance keeps it.
+//!   The appliance deletes it when its last clone goes; a worker deletes only what it took itself
+//!   and nothing was ever cloned from.
 //! - **D3** What is mounted for writing is the disk of one volume, by one worker.
 //! - **D4** A snapshot is taken of a frozen file system: every one mounts read-only as it is.
 //! - **D5** What an engine was told is in the state first.
@@ -53,7 +54,7 @@ use uuid::Uuid;
 
 pub use self::error::WorkerError;
 pub use self::lease::{LEASE_INTERVAL, Lease};
-pub use self::mounting::View;
+pub use self::mounting::{Pin, View};
 pub use self::reap::Reconciled;
 pub use self::volume::{
     Access, Archive, ContainerdExtra, Content, DockerExtra, Engine, Extra, Key, Kind, MountedAs,
@@ -103,6 +104,8 @@ struct Inner {
     view_locks: KeyedLocks<SnapshotId>,
     /// Guards of views, by snapshot.
     views: Mutex<HashMap<SnapshotId, usize>>,
+    /// Volumes whose mounts the driver itself is using.
+    pinned: Mutex<HashMap<Key, usize>>,
     /// Files that are being made: listed as obsolete, but not to be deleted.
     in_progress: Mutex<std::collections::HashSet<Uuid>>,
     /// Snapshots that were captured and may still be bound.
@@ -119,21 +122,20 @@ impl Worker {
     /// # Errors
     /// `State` if another daemon has it open, `Local` if a directory cannot be made.
     pub async fn open(mut options: WorkerOptions) -> Result<Self, WorkerError> {
-        options.attach.state_directory.clone_from(&options.state_directory);
+        let local = |path: &Path| {
+            let path = path.to_owned();
+            move |source| WorkerError::Local { path, source }
+        };
         for name in ["", "mounts", "views", "recordings"] {
             let path = options.state_directory.join(name);
-            std::fs::create_dir_all(&path)
-                .map_err(|source| WorkerError::Local { path: path.clone(), source })?;
+            std::fs::create_dir_all(&path).map_err(local(&path))?;
         }
+        // The kernel names mounts by paths without symlinks.
+        let canonical = options.state_directory.canonicalize();
+        options.state_directory = canonical.map_err(local(&options.state_directory))?;
+        options.attach.state_directory.clone_from(&options.state_directory);
         let state = State::open(&options.state_directory.join("state.redb"))?;
-        let worker_id = match state.fact("worker_id").and_then(|text| text.parse().ok()) {
-            Some(id) => id,
-            None => {
-                let id = Uuid::new_v4();
-                state.apply(&[Change::Fact("worker_id".to_owned(), id.to_string())])?;
-                id
-            }
-        };
+        let worker_id = identity(&state, &options.state_directory)?;
         forget_users_of_another_boot(&state)?;
         let inner = Inner {
             options,
@@ -143,6 +145,7 @@ impl Worker {
             volume_locks: KeyedLocks::default(),
             view_locks: KeyedLocks::default(),
             views: Mutex::default(),
+            pinned: Mutex::default(),
             in_progress: Mutex::default(),
             captured: Mutex::default(),
             metrics: Metrics::default(),
@@ -192,6 +195,7 @@ impl Worker {
             recent_calls: Vec::new(),
             mounted: None,
             is_kept_mounted: false,
+            is_damaged: false,
             usage: None,
             created_at: now(),
             extra,
@@ -341,6 +345,26 @@ pub(crate) fn now() -> Timestamp {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let nanos = since.map(|since| since.as_nanos()).unwrap_or_default();
     Timestamp::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+}
+
+/// The id of this worker. It is the name of its directory on the appliance, where it takes back
+/// what it does not know: a copy of this machine must not take it for its own.
+fn identity(state: &State, directory: &Path) -> Result<Uuid, WorkerError> {
+    let known = state.fact("worker_id").and_then(|text| text.parse().ok());
+    // A machine without an id has none to compare.
+    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+    let machine = machine.trim().to_owned();
+    let before = state.fact("machine_id").unwrap_or_default();
+    let is_copy = !machine.is_empty() && !before.is_empty() && machine != before;
+    if is_copy && !state.is_empty() {
+        return Err(WorkerError::OtherMachine { path: directory.to_owned() });
+    }
+    let id = known.filter(|_| !is_copy).unwrap_or_else(Uuid::new_v4);
+    state.apply(&[
+        Change::Fact("worker_id".to_owned(), id.to_string()),
+        Change::Fact("machine_id".to_owned(), machine),
+    ])?;
+    Ok(id)
 }
 
 /// After a reboot nothing is mounted, and no engine will release what it acquired before.

@@ -4,9 +4,11 @@
 //! so what nobody uses any more stays mounted for a while.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use slackwater_attach::Source;
+use slackwater_attach::{AttachError, Source};
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
@@ -45,6 +47,29 @@ impl Drop for View {
         }
         drop(views);
         self.worker.unmount_view_later(self.snapshot);
+    }
+}
+
+/// A volume that the driver itself uses, mounted for as long as this lives. Unlike a user it is
+/// not recorded: it ends with the process.
+#[derive(Debug)]
+pub struct Pin {
+    worker: Worker,
+    key: Key,
+    path: PathBuf,
+}
+
+impl Pin {
+    /// Where it is mounted.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.worker.unpin(&self.key);
     }
 }
 
@@ -93,8 +118,20 @@ impl Worker {
         let key = key.clone();
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
-            let count = move |volume: &mut Volume| volume.count_once(call, |users| users + 1);
-            worker.mount_locked(&key, access, count).await
+            let has_counted = Arc::new(AtomicBool::new(false));
+            let count = {
+                let has_counted = Arc::clone(&has_counted);
+                move |volume: &mut Volume| {
+                    let counted = volume.count_once(call, |users| users + 1);
+                    has_counted.store(counted, Ordering::Release);
+                }
+            };
+            let mounted = worker.mount_locked(&key, access, count).await;
+            if mounted.is_err() && has_counted.load(Ordering::Acquire) {
+                // Nobody gives back what nobody got.
+                worker.change(&key, move |volume| volume.uncount(call)).await?;
+            }
+            mounted
         })
         .await
     }
@@ -110,6 +147,45 @@ impl Worker {
             worker.mount_locked(&key, access, |volume| volume.is_kept_mounted = true).await
         })
         .await
+    }
+
+    /// Mounts a volume as [`Self::acquire`] does, for the driver itself.
+    ///
+    /// # Errors
+    /// As [`Self::acquire`].
+    pub async fn pin(&self, key: &Key, access: Access) -> Result<Pin, WorkerError> {
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            let _lock = worker.inner.volume_locks.lock(&key).await;
+            *worker.inner.pinned.lock().entry(key.clone()).or_default() += 1;
+            match worker.mount_locked(&key, access, |_| ()).await {
+                Ok(path) => Ok(Pin { worker: worker.clone(), key, path }),
+                Err(error) => {
+                    worker.unpin(&key);
+                    Err(error)
+                }
+            }
+        })
+        .await
+    }
+
+    fn unpin(&self, key: &Key) {
+        let mut pinned = self.inner.pinned.lock();
+        if let Some(count) = pinned.get_mut(key) {
+            *count -= 1;
+            if *count == 0 {
+                pinned.remove(key);
+            }
+        }
+        drop(pinned);
+        if let Some(volume) = self.get(key) {
+            self.unmount_later(&volume);
+        }
+    }
+
+    /// Whether somebody relies on the volume's mount: an engine, or the driver itself.
+    pub(super) fn is_used(&self, volume: &Volume) -> bool {
+        volume.is_in_use() || self.inner.pinned.lock().contains_key(&volume.key)
     }
 
     /// Counts one user less, durably; without users the volume is unmounted some time later.
@@ -134,7 +210,7 @@ impl Worker {
         self.run(async move |worker: Self| {
             // Not under the volume's lock: who holds that may be waiting for just this.
             let release = move |volume: &mut Volume| {
-                volume.count_once(call, |users| users.saturating_sub(1));
+                let _ = volume.count_once(call, |users| users.saturating_sub(1));
             };
             let volume = worker.change(&key, release).await?;
             if !volume.is_in_use() {
@@ -309,8 +385,12 @@ impl Worker {
         match volume.mounted {
             Some(MountedAs::View(snapshot)) => self.unmount_view_later(snapshot),
             Some(MountedAs::Disk) => {
+                // Outside a runtime nothing runs any more: the next start finds the mount.
+                let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+                    return;
+                };
                 let (worker, key) = (self.clone(), volume.key.clone());
-                tokio::spawn(async move {
+                runtime.spawn(async move {
                     tokio::time::sleep(IDLE).await;
                     if let Err(error) = worker.unmount_idle(&key).await {
                         tracing::warn!(%key, %error, "unmounting what nobody uses");
@@ -329,10 +409,19 @@ impl Worker {
         let Content::Disk { name, .. } = volume.content else {
             return Ok(());
         };
-        if volume.is_in_use() || volume.mounted != Some(MountedAs::Disk) {
+        if self.is_used(&volume) || volume.mounted != Some(MountedAs::Disk) {
             return Ok(());
         }
-        self.attach().await?.unmount(&self.disk_target(name)).await?;
+        // Unmounting would lose the error of a lost write without a word.
+        let target = self.disk_target(name);
+        match self.sync_disk(key, &target).await {
+            // Damaged is known already; not mounted, there is nothing to sync.
+            Ok(())
+            | Err(WorkerError::Damaged { .. })
+            | Err(WorkerError::Attach { source: AttachError::NotMounted { .. } }) => {}
+            Err(error) => return Err(error),
+        }
+        self.attach().await?.unmount(&target).await?;
         self.change(key, |volume| volume.mounted = None).await?;
         Ok(())
     }
@@ -357,9 +446,8 @@ impl Worker {
         let _lock = self.inner.view_locks.lock(&snapshot).await;
         let is_viewed = self.inner.views.lock().contains_key(&snapshot);
         let wanted = Some(MountedAs::View(snapshot));
-        if is_viewed
-            || self.inner.state.any(|volume| volume.mounted == wanted && volume.is_in_use())
-        {
+        let viewers = self.inner.state.matching(|volume| volume.mounted == wanted);
+        if is_viewed || viewers.iter().any(|volume| self.is_used(volume)) {
             return Ok(());
         }
         self.attach().await?.unmount(&self.view_target(snapshot)).await?;

@@ -187,7 +187,7 @@ impl Worker {
     async fn unmount_unused(&self, key: &Key) -> Result<(), WorkerError> {
         let _lock = self.inner.volume_locks.lock(key).await;
         if let Some(volume) = self.get(key)
-            && !volume.is_in_use()
+            && !self.is_used(&volume)
         {
             let volume = self.change(key, |volume| volume.mounted = Some(MountedAs::Disk)).await?;
             self.unmount_later(&volume);
@@ -245,6 +245,9 @@ impl Worker {
         for id in unheld {
             count += usize::from(self.delete_unheld(id).await?);
         }
+        if count > 0 {
+            self.clean_up().await;
+        }
         Ok(count)
     }
 
@@ -254,14 +257,15 @@ impl Worker {
         if self.inner.captured.lock().get(&id).is_some_and(is_fresh) {
             return Ok(false);
         }
-        match self.client().snapshot(id).await {
-            Ok(snapshot) if snapshot.clone_count > 0 => return Ok(false),
-            Err(error) if error.is_not_found() => return Ok(false),
-            outcome => outcome.map(|_| ())?,
-        }
-        match self.client().delete_snapshot(id).await {
-            Err(error) if !error.is_not_found() => Err(error.into()),
-            _ => Ok(true),
+        // Cloned and the clone deleted: then the appliance deletes the snapshot, unless another
+        // worker found it by its name and cloned it meanwhile.
+        match self.clone_as(FileKind::Hold, id).await {
+            Ok(making) => {
+                drop(making);
+                Ok(true)
+            }
+            Err(WorkerError::UnknownSnapshot { .. }) => Ok(false),
+            Err(error) => Err(error),
         }
     }
 }

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use slackwater_attach::AttachError;
 use slackwater_client::types::{Snapshot, SnapshotId};
-use slackwater_client::{ClientError, RetryPolicy};
+use slackwater_client::{ClientError, ProblemCode, RetryPolicy};
 use uuid::Uuid;
 
 use super::appliance::{Making, existing_id};
@@ -19,6 +20,12 @@ const USERS_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How often it looks.
 const USERS_WAIT_STEP: Duration = Duration::from_millis(20);
+
+/// Time between two tries to thaw a file system.
+const THAW_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often a snapshot is taken anew because the one that had its name went away.
+const NAME_ATTEMPTS_MAX: u32 = 5;
 
 /// Inodes that an empty ext4 counts as used.
 const EMPTY_DISK_INODES: u64 = 10;
@@ -108,7 +115,10 @@ impl Worker {
                 return worker.settled(&key).await;
             };
             let target = worker.mount_disk(name).await?;
-            let taken = worker.take_frozen(&target, name, None).await;
+            let taken = match worker.sync_disk(&key, &target).await {
+                Ok(()) => worker.take_frozen(&target, name, None).await,
+                Err(error) => Err(error),
+            };
             // It may have been unmounted before: then it is again.
             let volume = worker.existing(&key)?;
             if !volume.is_in_use() {
@@ -194,7 +204,10 @@ impl Worker {
         };
         self.await_users(key).await?;
         let target = self.mount_disk(disk).await?;
+        self.sync_disk(key, &target).await?;
         let disk_inodes = used_inodes(&target)?;
+        // The name promises the size too.
+        let name = name.filter(|_| size_bytes == self.disk_size_bytes());
         let (snapshot, making) = self.snapshot_and_hold(&target, disk, name).await?;
         let usage = Usage {
             size_bytes: self.own_bytes(&snapshot, Some(from)).await?,
@@ -234,21 +247,61 @@ impl Worker {
         disk: Uuid,
         name: Option<String>,
     ) -> Result<(Snapshot, Making), WorkerError> {
-        let taken = self.take_frozen(target, disk, name.clone()).await;
-        let snapshot = match taken {
-            Err(WorkerError::Appliance { source }) => match existing_id(&source) {
-                Some(id) => match self.client().snapshot(id).await {
-                    Err(error) if error.is_not_found() => {
-                        self.take_frozen(target, disk, name).await?
-                    }
-                    outcome => outcome?,
+        let mut attempt = 1;
+        loop {
+            let error = match self.take_or_find(target, disk, name.clone()).await {
+                Ok(snapshot) => match self.clone_as(FileKind::Hold, snapshot.id).await {
+                    Ok(making) => return Ok((snapshot, making)),
+                    Err(error) => error,
                 },
-                None => return Err(source.into()),
-            },
-            outcome => outcome?,
+                Err(error) => error,
+            };
+            let went_away = match &error {
+                WorkerError::UnknownSnapshot { .. } => true,
+                WorkerError::Appliance { source } => source.code() == Some(ProblemCode::Exists),
+                _ => false,
+            };
+            if !went_away || attempt >= NAME_ATTEMPTS_MAX {
+                return Err(error);
+            }
+            attempt += 1;
+        }
+    }
+
+    /// A new snapshot, or the one that has the name already.
+    async fn take_or_find(
+        &self,
+        target: &Path,
+        disk: Uuid,
+        name: Option<String>,
+    ) -> Result<Snapshot, WorkerError> {
+        let taken = self.take_frozen(target, disk, name).await;
+        let Err(WorkerError::Appliance { source }) = taken else {
+            return taken;
         };
-        let making = self.clone_as(FileKind::Hold, snapshot.id).await?;
-        Ok((snapshot, making))
+        let Some(id) = existing_id(&source) else {
+            return Err(source.into());
+        };
+        match self.client().snapshot(id).await {
+            Err(error) if error.is_not_found() => Err(self.unknown(id)),
+            outcome => Ok(outcome?),
+        }
+    }
+
+    /// Brings what is dirty to the appliance, before anybody has to stand still for it. A failure
+    /// is remembered: the kernel reports a lost write to one sync only.
+    pub(super) async fn sync_disk(&self, key: &Key, target: &Path) -> Result<(), WorkerError> {
+        let volume = self.existing(key)?;
+        if volume.is_damaged {
+            return Err(WorkerError::Damaged { key: key.clone() });
+        }
+        let Err(error) = self.attach().await?.sync(target).await else {
+            return Ok(());
+        };
+        if matches!(error, AttachError::Tool { .. }) {
+            self.change(key, |volume| volume.is_damaged = true).await?;
+        }
+        Err(error.into())
     }
 
     /// Takes a snapshot of a mounted disk while its file system stands still (D4).
@@ -259,14 +312,18 @@ impl Worker {
         name: Option<String>,
     ) -> Result<Snapshot, WorkerError> {
         let attach = self.attach().await?;
-        // What is dirty goes out before anybody has to stand still for it.
-        attach.sync(target).await?;
         attach.freeze(target).await?;
         let taken: Result<Snapshot, ClientError> = self.take_snapshot(disk, name).await;
-        let thawed = attach.thaw(target).await;
-        let snapshot = taken?;
-        thawed?;
-        Ok(snapshot)
+        if let Err(error) = attach.thaw(target).await {
+            tracing::error!(target = %target.display(), %error, "cannot thaw yet; trying on");
+            let (attach, target) = (attach.clone(), target.to_owned());
+            tokio::spawn(async move {
+                while attach.thaw(&target).await.is_err() {
+                    tokio::time::sleep(THAW_INTERVAL).await;
+                }
+            });
+        }
+        Ok(taken?)
     }
 
     /// Waits for the users of a disk to let go of it.
@@ -274,7 +331,7 @@ impl Worker {
         let started = Instant::now();
         loop {
             let users = self.existing(key)?.users;
-            if users == 0 {
+            if users == 0 && !self.inner.pinned.lock().contains_key(key) {
                 return Ok(());
             }
             if started.elapsed() >= USERS_WAIT_MAX {

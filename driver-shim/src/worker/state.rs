@@ -164,6 +164,12 @@ impl State {
         Ok(index)
     }
 
+    /// Whether it names no volume and lists no file.
+    pub(super) fn is_empty(&self) -> bool {
+        let index = self.index.read();
+        index.volumes.is_empty() && index.obsolete.is_empty()
+    }
+
     /// The volume of that name.
     pub(super) fn get(&self, key: &Key) -> Option<Volume> {
         self.index.read().volumes.get(key).cloned()
@@ -173,11 +179,6 @@ impl State {
     pub(super) fn list(&self, engine: Engine) -> Vec<Volume> {
         let index = self.index.read();
         index.volumes.values().filter(|volume| volume.key.engine == engine).cloned().collect()
-    }
-
-    /// Whether any volume is as asked for.
-    pub(super) fn any(&self, is_wanted: impl FnMut(&Volume) -> bool) -> bool {
-        self.index.read().volumes.values().any(is_wanted)
     }
 
     /// Every volume that is as asked for.

@@ -138,6 +138,9 @@ pub struct Volume {
     /// It stays mounted without users, until it is sealed or removed.
     #[serde(default)]
     pub is_kept_mounted: bool,
+    /// Writes to its disk were lost: a sync of it failed, and the kernel tells that only once.
+    #[serde(default)]
+    pub is_damaged: bool,
     /// What it holds of its own; known once it is a snapshot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
@@ -151,11 +154,16 @@ pub struct Volume {
 const RECENT_CALLS_MAX: usize = 8;
 
 impl Volume {
-    /// Changes the number of users for a call of the engine, unless the same call did so before.
-    pub(super) fn count_once(&mut self, call: Option<Uuid>, count: impl FnOnce(u32) -> u32) {
+    /// Changes the number of users for a call of the engine, unless the same call did so before;
+    /// whether it did now.
+    pub(super) fn count_once(
+        &mut self,
+        call: Option<Uuid>,
+        count: impl FnOnce(u32) -> u32,
+    ) -> bool {
         if let Some(call) = call {
             if self.recent_calls.contains(&call) {
-                return;
+                return false;
             }
             if self.recent_calls.len() >= RECENT_CALLS_MAX {
                 self.recent_calls.remove(0);
@@ -163,6 +171,13 @@ impl Volume {
             self.recent_calls.push(call);
         }
         self.users = count(self.users);
+        true
+    }
+
+    /// Takes back what a call counted that failed afterwards.
+    pub(super) fn uncount(&mut self, call: Option<Uuid>) {
+        self.recent_calls.retain(|recent| Some(*recent) != call);
+        self.users = self.users.saturating_sub(1);
     }
 
     /// Whether somebody relies on its mount.
@@ -223,6 +238,10 @@ pub struct DockerExtra {
     pub disk_size_bytes: Option<u64>,
     /// A tar is being, or was only partly, unpacked into it.
     pub is_unpacking: bool,
+    /// The process that was last asked to make it, and alone may unpack a tar into it; not of
+    /// containers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<Uuid>,
     /// How its tar is given again.
     pub archive: Option<Archive>,
 }

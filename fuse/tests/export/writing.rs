@@ -37,6 +37,10 @@ fn stored(appliance: &Appliance) -> Vec<u8> {
     appliance.bytes("disks/one", 0, u64::try_from(SIZE).unwrap())
 }
 
+fn sync_error(file: &std::fs::File) -> Option<Errno> {
+    Errno::from_io_error(&file.sync_all().unwrap_err())
+}
+
 fn prepared() -> (Appliance, Vec<u8>) {
     let appliance = Appliance::start();
     let model = noise(1, SIZE);
@@ -175,20 +179,53 @@ fn writes_that_two_deaths_lost_are_never_called_synced() {
     appliance.crash();
     appliance.restart();
     mount.resume();
-    let failed = |file: &std::fs::File| {
-        Errno::from_io_error(&file.sync_all().unwrap_err()) == Some(Errno::IO)
-    };
-    file.write_all_at(b"more", 0).unwrap();
-    assert!(failed(&file));
+    assert_eq!(sync_error(&file), Some(Errno::IO));
+    let refused = file.write_all_at(b"more", 0).unwrap_err();
+    assert_eq!(Errno::from_io_error(&refused), Some(Errno::IO));
+    assert_eq!(mount.statistics()["kept_bytes"], 0);
     assert_eq!(mount.statistics()["files_lost"], 1);
     other.write_all_at(b"again", 0).unwrap();
     other.sync_all().unwrap();
     // A process that follows that one knows it, too.
     mount.kill();
     mount.resume();
-    file.write_all_at(b"more", 0).unwrap();
-    assert!(failed(&file));
+    file.write_all_at(b"more", 0).unwrap_err();
+    assert_eq!(sync_error(&file), Some(Errno::IO));
     assert_eq!(appliance.bytes("disks/other", 0, 6), b"againd");
+}
+
+#[test]
+fn a_process_waits_for_the_end_of_the_one_that_it_follows() {
+    let (mut appliance, mut model) = prepared();
+    let mut mount = Mount::new(&appliance);
+    let file = mount.open("disks/one");
+    mount.resume_too_early();
+    // Time for it to do what it must not.
+    std::thread::sleep(Duration::from_millis(500));
+    scribble(&file, &mut model, 110, 10);
+    appliance.crash();
+    mount.kill_earlier();
+    appliance.restart();
+    // What the first one journaled last is known to the second.
+    assert_eq!(sync_error(&file), Some(Errno::IO));
+    let statistics = mount.statistics();
+    assert_eq!((&statistics["resumed"], &statistics["files_lost"]), (&true.into(), &1.into()));
+}
+
+#[test]
+fn nothing_is_kept_of_a_file_that_was_deleted() {
+    let (appliance, mut model) = prepared();
+    let mount = Mount::new(&appliance);
+    let file = mount.open("disks/one");
+    scribble(&file, &mut model, 120, 10);
+    assert!(mount.statistics()["kept_bytes"].as_u64().unwrap() > 0);
+    appliance.delete("disks/one");
+    assert_eq!(sync_error(&file), Some(Errno::STALE));
+    assert_eq!(mount.statistics()["kept_bytes"], 0);
+    assert_eq!(mount.statistics()["files_lost"], 1);
+    file.write_all_at(b"more", 0).unwrap_err();
+    assert_eq!(sync_error(&file), Some(Errno::IO));
+    assert_eq!(mount.statistics()["kept_bytes"], 0);
 }
 
 #[test]

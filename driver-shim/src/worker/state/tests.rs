@@ -35,6 +35,7 @@ fn volume(number: u8, parent: Option<u8>, content: Content) -> Volume {
         users: 0,
         recent_calls: Vec::new(),
         is_kept_mounted: false,
+        is_damaged: false,
         usage: None,
         created_at: Timestamp::from_nanos(1),
         extra: Extra::Docker(DockerExtra::default()),

@@ -80,6 +80,10 @@ impl Appliance {
         self.calls.block_on(self.client.create_file(path, size_bytes)).unwrap();
     }
 
+    pub fn delete(&self, path: &str) {
+        self.calls.block_on(self.client.delete_file(path)).unwrap();
+    }
+
     pub fn snapshot(&self, path: &str) -> SnapshotId {
         let request = CreateSnapshot { path: path.to_owned(), ..CreateSnapshot::default() };
         self.calls.block_on(self.client.create_snapshot(&request)).unwrap().id

@@ -33,6 +33,8 @@ struct Process {
 #[derive(Default)]
 struct Running {
     process: Option<Process>,
+    /// One that was taken for dead.
+    earlier: Option<Process>,
     /// As the keeper of a real mount holds it.
     descriptor: Option<OwnedFd>,
 }
@@ -42,7 +44,7 @@ impl Running {
     /// waits for it. Without this a thread of the test that waits for the mount would keep the
     /// whole process from ending, also when it is killed.
     fn end(&mut self) {
-        if let Some(process) = self.process.take() {
+        for process in [self.process.take(), self.earlier.take()].into_iter().flatten() {
             process.runtime.shutdown_timeout(Duration::from_secs(10));
         }
         self.descriptor = None;
@@ -132,6 +134,20 @@ impl Mount {
     /// The process that follows one that was killed.
     pub fn resume(&mut self) {
         self.serve(true);
+    }
+
+    /// A process that follows one which is alive.
+    pub fn resume_too_early(&mut self) {
+        let mut running = self.running.lock().unwrap();
+        running.earlier = running.process.take();
+        drop(running);
+        self.serve(true);
+    }
+
+    /// Ends the process that was followed too early.
+    pub fn kill_earlier(&mut self) {
+        let process = self.running.lock().unwrap().earlier.take().expect("there is none");
+        process.runtime.shutdown_timeout(LIMIT);
     }
 
     /// Unmounts, and waits for the serving process, which must end well.
