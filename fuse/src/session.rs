@@ -238,7 +238,7 @@ mod tests {
         let mut session = Session::new(Device::new(device.into()).unwrap(), Arc::new(export));
         session.is_started = true;
         let export = Arc::clone(&session.export);
-        assert!(export.keep(&file, 0, "abc".into(), [1; 8]));
+        export.change_writes(&file, |writes| writes.kept.insert(0, "abc".into(), [1; 8]));
         // So that its last commit fails.
         file.writes.lock().is_lost = true;
         let operation = Some(Operation::Forget(vec![(file.node, 1)]));

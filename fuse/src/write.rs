@@ -69,13 +69,7 @@ impl Export {
     }
 
     /// Keeps what was answered with `verifier`. Tells whether the journal knows of it.
-    pub(crate) fn keep(
-        &self,
-        file: &ServedFile,
-        offset: u64,
-        data: Bytes,
-        verifier: Verifier,
-    ) -> bool {
+    fn keep(&self, file: &ServedFile, offset: u64, data: Bytes, verifier: Verifier) -> bool {
         self.change_writes(file, |writes| {
             if writes.is_lost {
                 return false;
