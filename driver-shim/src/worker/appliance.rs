@@ -140,13 +140,21 @@ impl Worker {
         if let Some(id) = self.inner.state.fact(&fact).and_then(|text| text.parse().ok()) {
             return Ok(SnapshotRef { id, size_bytes });
         }
-        let name = format!("slackwater-empty-ext4-{EMPTY_DISK_VERSION}-{size_bytes}");
+        let name = empty_disk_name(size_bytes);
         let id = match self.find_named(&name).await? {
             Some(found) => found.id,
             None => self.make_empty_disk(&name, size_bytes).await?,
         };
         self.apply(vec![Change::Fact(fact, id.to_string())]).await?;
         Ok(SnapshotRef { id, size_bytes })
+    }
+
+    /// That snapshot, if the appliance has it.
+    pub(super) async fn existing_empty_disk(
+        &self,
+        size_bytes: u64,
+    ) -> Result<Option<SnapshotRef>, WorkerError> {
+        self.find_named(&empty_disk_name(size_bytes)).await
     }
 
     async fn make_empty_disk(
@@ -234,6 +242,10 @@ impl Worker {
             }
         }
     }
+}
+
+fn empty_disk_name(size_bytes: u64) -> String {
+    format!("slackwater-empty-ext4-{EMPTY_DISK_VERSION}-{size_bytes}")
 }
 
 /// The snapshot that holds the wanted name, if that is why the call was refused.

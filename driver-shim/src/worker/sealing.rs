@@ -159,7 +159,9 @@ impl Worker {
         let making = self.clone_as(FileKind::Hold, id).await?;
         let below = match volume.parent.as_ref().map(|parent| self.resolve(parent)).transpose()? {
             Some(Resolved::Snapshot(below)) => Some(below),
-            Some(Resolved::Empty | Resolved::Disk(_)) | None => None,
+            Some(Resolved::Disk(_)) => None,
+            // What the file system itself takes is nobody's own.
+            Some(Resolved::Empty) | None => self.existing_empty_disk(snapshot.size_bytes).await?,
         };
         let usage =
             Usage { size_bytes: self.own_bytes(&snapshot, below).await?, ..Usage::default() };
