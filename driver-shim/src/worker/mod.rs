@@ -135,7 +135,9 @@ impl Worker {
         options.state_directory = canonical.map_err(local(&options.state_directory))?;
         options.attach.state_directory.clone_from(&options.state_directory);
         let state = State::open(&options.state_directory.join("state.redb"))?;
-        let worker_id = identity(&state, &options.state_directory)?;
+        // A machine without an id has none to compare.
+        let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
+        let worker_id = identity(&state, &options.state_directory, machine.trim())?;
         forget_users_of_another_boot(&state)?;
         let inner = Inner {
             options,
@@ -349,11 +351,8 @@ pub(crate) fn now() -> Timestamp {
 
 /// The id of this worker. It is the name of its directory on the appliance, where it takes back
 /// what it does not know: a copy of this machine must not take it for its own.
-fn identity(state: &State, directory: &Path) -> Result<Uuid, WorkerError> {
+fn identity(state: &State, directory: &Path, machine: &str) -> Result<Uuid, WorkerError> {
     let known = state.fact("worker_id").and_then(|text| text.parse().ok());
-    // A machine without an id has none to compare.
-    let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
-    let machine = machine.trim().to_owned();
     let before = state.fact("machine_id").unwrap_or_default();
     let is_copy = !machine.is_empty() && !before.is_empty() && machine != before;
     if is_copy && !state.is_empty() {
@@ -362,7 +361,11 @@ fn identity(state: &State, directory: &Path) -> Result<Uuid, WorkerError> {
     let id = known.filter(|_| !is_copy).unwrap_or_else(Uuid::new_v4);
     state.apply(&[
         Change::Fact("worker_id".to_owned(), id.to_string()),
-        Change::Fact("machine_id".to_owned(), machine),
+        // One that has no id today is not forgotten.
+        Change::Fact(
+            "machine_id".to_owned(),
+            if machine.is_empty() { before } else { machine.to_owned() },
+        ),
     ])?;
     Ok(id)
 }

@@ -60,10 +60,7 @@ impl Worker {
         let key = key.clone();
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
-            worker.existing(&key)?;
-            if worker.get(&to).is_some() {
-                return Err(WorkerError::Exists { key: to });
-            }
+            worker.require_free(&key, &to)?;
             worker.seal_locked(&key, name).await?;
             worker.rename_locked(&key, to, extra).await
         })
@@ -85,14 +82,20 @@ impl Worker {
         let key = key.clone();
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
-            worker.existing(&key)?;
-            if worker.get(&to).is_some() {
-                return Err(WorkerError::Exists { key: to });
-            }
+            worker.require_free(&key, &to)?;
             worker.bind_locked(&key, snapshot).await?;
             worker.rename_locked(&key, to, extra).await
         })
         .await
+    }
+
+    /// A volume can be renamed: it is there, and nothing has the new name.
+    fn require_free(&self, key: &Key, to: &Key) -> Result<(), WorkerError> {
+        self.existing(key)?;
+        match self.get(to) {
+            Some(_) => Err(WorkerError::Exists { key: to.clone() }),
+            None => Ok(()),
+        }
     }
 
     async fn rename_locked(&self, key: &Key, to: Key, extra: Extra) -> Result<Volume, WorkerError> {

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use slackwater_client::types::{SnapshotId, Timestamp};
 
 use super::*;
+use crate::worker::identity;
 use crate::worker::volume::{DockerExtra, Extra, SnapshotRef};
 
 fn key(number: u8) -> Key {
@@ -211,4 +212,21 @@ fn a_second_daemon_is_refused() {
     assert!(error.to_string().contains("nobody else uses it"), "{error}");
     drop(first);
     State::open(&path).unwrap();
+}
+
+#[test]
+fn a_copy_of_a_machine_is_another_worker() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let state = State::open(&path.join("state.redb")).unwrap();
+    let first = identity(&state, path, "one").unwrap();
+    assert_eq!(identity(&state, path, "one").unwrap(), first);
+    assert_eq!(identity(&state, path, "").unwrap(), first, "nothing to compare");
+    let copied = identity(&state, path, "two").unwrap();
+    assert_ne!(copied, first);
+    // With volumes it may be either machine: nothing is taken back in the other's name.
+    state.apply(&[Change::Create(Box::new(volume(1, None, Content::Inherited)))]).unwrap();
+    let refused = identity(&state, path, "three").unwrap_err();
+    assert!(matches!(refused, WorkerError::OtherMachine { .. }), "{refused}");
+    assert_eq!(identity(&state, path, "two").unwrap(), copied);
 }
