@@ -12,11 +12,14 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 DATA_DIR ?= ./data
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 RELEASE := $(CARGO_TARGET_DIR)/release
+# Outside the clone like what is built, so that figures can be held against older ones.
+COMPARISON := $(CARGO_TARGET_DIR)/bench
+BASELINE ?= main
 # Git ignores it, and the image's build context holds it.
 IMAGE_DIR := .cache/image
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check bench needs test-needs test-compose test-engines image up down clean-data
+.PHONY: help run build test check bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines image up down clean-data
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -47,9 +50,22 @@ test: check ## Install what is missing, then formatting, lints, and every test
 	@if [ -x tests/guest/run ]; then SLACKWATERD=$(RELEASE)/slackwaterd tests/guest/run; fi
 	tests/engines/run
 
-bench: build ## Hold the promises on latency against XFS, side by side (as root)
+bench-needs: build
 	@deploy/install-needs bench
+
+bench: bench-needs ## Hold the promises on latency against XFS, side by side (as root)
 	$(RELEASE)/slackwater-bench clone $(ARGS)
+
+compare: bench-needs ## Hold the promises on speed against the rivals, with plots (as root)
+	@mkdir -p $(COMPARISON)
+	$(RELEASE)/slackwater-bench compare --json $(COMPARISON)/comparison.json --svg $(COMPARISON) $(ARGS)
+
+bench-save: bench-needs ## Run the benches and keep what they measure as the baseline (as root)
+	cargo bench -p slackwater-benches --benches -- --save-baseline $(BASELINE) $(ARGS)
+
+bench-check: bench-needs ## Run the benches; fail if one is slower than its baseline (as root)
+	cargo bench -p slackwater-benches --benches -- --baseline-lenient $(BASELINE) $(ARGS)
+	$(RELEASE)/slackwater-bench regressions --baseline $(BASELINE)
 
 test-compose: build ## Try `make up` and `make down` on a Docker of its own (as root)
 	tests/compose/run

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
+use crate::compare;
+
 /// Ends the help text.
 const EXIT_CODES: &str = "Exit codes: 0 every promise held, 1 a promise was broken or its rival \
                           was not run, 2 wrong usage, 3 the experiment failed or was stopped";
@@ -21,6 +23,107 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Latency of snapshot and clone by size, extents and depth, against cp --reflink on XFS
     Clone(CloneArguments),
+    /// The same work by Slackwater and by its rivals, by turns: a table, JSON, plots
+    Compare(CompareArguments),
+    /// Serve a directory by nfsserve: a rival of `compare`, which starts it
+    #[command(hide = true)]
+    ServeDirectory {
+        /// The directory
+        directory: PathBuf,
+    },
+    /// Draw a comparison that was kept with `compare --json`
+    Plot(PlotArguments),
+    /// Hold the latest `cargo bench` against a kept baseline
+    Regressions(RegressionsArguments),
+}
+
+/// What `compare` takes.
+#[derive(Debug, Args)]
+pub(crate) struct CompareArguments {
+    /// The server to measure [default: slackwaterd beside this program]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) server: Option<PathBuf>,
+
+    /// Directory on the file system to measure on [default: that of temporary files]
+    #[arg(long = "dir", value_name = "DIR")]
+    pub(crate) directory: Option<PathBuf>,
+
+    /// Only these experiments or rows, by their keys
+    #[arg(long, value_name = "KEY", value_delimiter = ',', value_parser = known_key)]
+    pub(crate) only: Vec<String>,
+
+    /// List the experiments, and run none
+    #[arg(long)]
+    pub(crate) list: bool,
+
+    /// How often each side has its turn
+    #[arg(long, value_name = "COUNT", default_value = "5", value_parser = rounds)]
+    pub(crate) rounds: usize,
+
+    /// Less work a turn, for a first look
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// Memory of our server, as its own --memory takes it
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    pub(crate) memory: String,
+
+    /// Write all figures to this file as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// Draw plots into this directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+/// A number of rounds whose median is worth something.
+fn rounds(text: &str) -> Result<usize, String> {
+    let rounds = text.parse().ok().filter(|rounds| (5..=100).contains(rounds));
+    rounds.ok_or_else(|| "expected a number from 5 to 100".to_owned())
+}
+
+/// The key of an experiment or of a row.
+fn known_key(text: &str) -> Result<String, String> {
+    if compare::is_known(text) {
+        return Ok(text.to_owned());
+    }
+    let keys: Vec<_> = compare::experiments().map(|experiment| experiment.key).collect();
+    Err(format!("expected one of {}, or a row of one", keys.join(", ")))
+}
+
+/// What `plot` takes.
+#[derive(Debug, Args)]
+pub(crate) struct PlotArguments {
+    /// The comparison
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: PathBuf,
+
+    /// Where the plots go
+    #[arg(long, value_name = "DIR")]
+    pub(crate) svg: PathBuf,
+}
+
+/// What `regressions` takes.
+#[derive(Debug, Args)]
+pub(crate) struct RegressionsArguments {
+    /// Name under which the baseline was kept
+    #[arg(long, value_name = "NAME", default_value = "main")]
+    pub(crate) baseline: String,
+
+    /// A bench may take this many times as long as at the baseline
+    #[arg(long, value_name = "FACTOR", default_value = "1.25", value_parser = factor)]
+    pub(crate) limit: f64,
+
+    /// The figures [default: criterion in the target directory of this program]
+    #[arg(long, value_name = "DIR")]
+    pub(crate) criterion: Option<PathBuf>,
+}
+
+/// A factor of at least 1.
+fn factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse::<f64>().ok().filter(|factor| factor.is_finite() && *factor >= 1.0);
+    factor.ok_or_else(|| "expected a number of at least 1, such as 1.25".to_owned())
 }
 
 /// What `clone` takes.
@@ -59,5 +162,16 @@ mod tests {
         assert!(parse("60").is_ok());
         assert!(parse("59").is_err());
         assert!(parse("2001").is_err());
+    }
+
+    #[test]
+    fn a_limit_below_one_is_refused() {
+        let parse = |limit: &str| {
+            Arguments::try_parse_from(["slackwater-bench", "regressions", "--limit", limit])
+        };
+        assert!(parse("1").is_ok());
+        for limit in ["0.9", "NaN", "inf", "fast"] {
+            assert!(parse(limit).is_err(), "{limit}");
+        }
     }
 }

@@ -43,14 +43,23 @@ impl Content {
         }
     }
 
-    /// SplitMix64 (Steele, Lea and Flood, 2014): every state gives a word of its own.
     const fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.state;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        word ^ (word >> 31)
+        self.state = self.state.wrapping_add(GOLDEN_GAMMA);
+        mix(self.state)
     }
+}
+
+/// The step between two states of SplitMix64 (Steele, Lea and Flood, 2014).
+const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// SplitMix64's word of a state: every state gives a word of its own, and neighbours have
+/// nothing in common.
+#[must_use]
+pub const fn mix(state: u64) -> u64 {
+    let mut word = state;
+    word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    word ^ (word >> 31)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Why an experiment has no result.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use slackwater_client::ClientError;
 
@@ -24,12 +24,23 @@ pub(crate) enum Failure {
         /// Why it failed.
         source: std::io::Error,
     },
+    /// The library that draws plots.
+    #[error("cannot draw {}: {source}", path.display())]
+    Drawing {
+        /// The plot.
+        path: PathBuf,
+        /// Why it failed.
+        source: plotters::drawing::DrawingAreaErrorKind<std::io::Error>,
+    },
     /// The REST face.
     #[error(transparent)]
     Client(Box<ClientError>),
     /// The store without a server.
     #[error(transparent)]
     Store(#[from] slackwater_blockstore::Error),
+    /// The NFS face, ours or a rival's.
+    #[error(transparent)]
+    Wire(#[from] slackwater_benches::wire::WireError),
     /// Something is not as the experiment needs it.
     #[error("{0}")]
     Unfit(String),

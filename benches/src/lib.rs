@@ -1,11 +1,12 @@
-//! What the benchmarks share: content that nothing deduplicates or compresses, and files of a
-//! known number of extents.
+//! What the benchmarks share: content that nothing deduplicates or compresses, files of a known
+//! number of extents, and NFSv3 as a client speaks it.
 
 mod content;
+pub mod wire;
 
 use slackwater_blockstore::{BLOCK_BYTES_U64, FilePath, InodeId, Result, Stability, Store};
 
-pub use content::Content;
+pub use content::{Content, mix};
 
 /// Blocks of data that one write of [`write_extents`] carries: 8 MiB with the holes between.
 pub const EXTENTS_PER_WRITE: u64 = 1024;

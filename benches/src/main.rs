@@ -8,18 +8,28 @@
 //!                     embedded   clone in a store without any server
 //!                     reflink    the rival: cp --reflink=always on XFS
 //!                     report     table, JSON, verdict
+//!              compare, growth   rivals by turns, over NFS and in the store -> row
+//!              plot              rows as SVG
+//!              regressions       `cargo bench` held against a kept baseline
 //! ```
 
 mod appliance;
 mod arguments;
 mod cases;
 mod clone;
+mod compare;
 mod embedded;
 mod failure;
+mod growth;
 mod latency;
+mod load;
+mod mount;
+mod plot;
 mod process;
 mod reflink;
+mod regressions;
 mod report;
+mod row;
 mod statistics;
 mod stop;
 
@@ -38,6 +48,12 @@ const EXIT_FAILURE: u8 = 3;
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Clone(arguments) => clone::run(&arguments),
+        Command::Compare(arguments) => compare::run(&arguments),
+        Command::ServeDirectory { directory } => {
+            compare::serve_directory(&directory).map(|()| true)
+        }
+        Command::Plot(arguments) => plot::run(&arguments).map(|()| true),
+        Command::Regressions(arguments) => regressions::run(&arguments),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -1,20 +1,16 @@
 //! The rival: `cp --reflink=always` of a file of as many extents, on a new XFS in a file.
-//!
-//! Whatever happens, the file system is unmounted and its loop device detached: [`Mount`] does
-//! so when it is dropped, and no signal ends this program before that.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use slackwater_benches::{Content, extents_bytes};
 use slackwater_blockstore::BLOCK_BYTES_U64;
-use tempfile::TempDir;
 
 use crate::cases::EXTENTS_MAX;
 use crate::failure::Failure;
+use crate::mount::{Kind, Mount};
 use crate::process::{command, output, run};
 use crate::statistics::Summary;
 use crate::stop::Stop;
@@ -24,12 +20,6 @@ const SAMPLES: usize = 5;
 
 /// Size of the file system: the file, its copy's metadata and the journal fit well.
 const IMAGE_BYTES: u64 = 4 << 30;
-
-/// How often unmounting is tried while something still looks at the mount.
-const UNMOUNT_ATTEMPTS_MAX: u32 = 50;
-
-/// Time between two of these.
-const UNMOUNT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What became of the rival.
 #[derive(Clone, Debug)]
@@ -44,9 +34,6 @@ pub(crate) enum Rival {
 
 /// Runs the rival if this machine can.
 pub(crate) fn measure(stop: &Stop) -> Result<Rival, Failure> {
-    if !rustix::process::geteuid().is_root() {
-        return Ok(Rival::NotRun("mounting needs root".to_owned()));
-    }
     match copies(stop) {
         Ok(samples) => Ok(Rival::Ran(Summary::of(&samples))),
         Err(failure) if failure.is_stop() => Err(failure),
@@ -55,8 +42,7 @@ pub(crate) fn measure(stop: &Stop) -> Result<Rival, Failure> {
 }
 
 fn copies(stop: &Stop) -> Result<Vec<Duration>, Failure> {
-    let folder = tempfile::tempdir().map_err(Failure::on("make a temporary folder"))?;
-    let mount = Mount::new(folder)?;
+    let mount = Mount::new(Kind::Xfs, IMAGE_BYTES, &std::env::temp_dir())?;
     let (source, target) = (mount.point().join("source"), mount.point().join("copy"));
     write_file(&source, stop)?;
     let extents = count_extents(&source)?;
@@ -104,56 +90,6 @@ fn count_extents(path: &Path) -> Result<u64, Failure> {
 fn extents_in(text: &str) -> Option<u64> {
     let mut lines = text.lines();
     lines.find_map(|line| line.strip_prefix("fsxattr.nextents = ")?.trim().parse().ok())
-}
-
-/// A mounted file system in a file of a temporary folder.
-#[derive(Debug)]
-struct Mount {
-    // Removed after the file system in it was unmounted.
-    folder: TempDir,
-}
-
-impl Mount {
-    fn new(folder: TempDir) -> Result<Self, Failure> {
-        let image = folder.path().join("image");
-        let file = File::create(&image).map_err(Failure::at("create", &image))?;
-        file.set_len(IMAGE_BYTES).map_err(Failure::at("size", &image))?;
-        drop(file);
-        output(command("mkfs.xfs").args(["-q", "-m", "reflink=1"]).arg(&image))?;
-        let mount = Self { folder };
-        let point = mount.point();
-        std::fs::create_dir(&point).map_err(Failure::at("create", &point))?;
-        // From here on the drop undoes it. The loop device detaches itself with the last user.
-        output(command("mount").args(["-t", "xfs", "-o", "loop"]).arg(&image).arg(&point))?;
-        Ok(mount)
-    }
-
-    fn point(&self) -> PathBuf {
-        self.folder.path().join("mount")
-    }
-
-    /// Whether something is mounted there.
-    fn is_mounted(&self) -> bool {
-        let mut probe = command("mountpoint");
-        probe.arg("-q").arg(self.point()).stdout(Stdio::null()).stderr(Stdio::null());
-        probe.status().is_ok_and(|status| status.success())
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let point = self.point();
-        for _ in 0..UNMOUNT_ATTEMPTS_MAX {
-            if !self.is_mounted() || output(command("umount").arg(&point)).is_ok() {
-                return;
-            }
-            std::thread::sleep(UNMOUNT_PAUSE);
-        }
-        // Goes away with its last user.
-        if let Err(failure) = output(command("umount").arg("--lazy").arg(&point)) {
-            eprintln!("slackwater-bench: {} stays mounted: {failure}", point.display());
-        }
-    }
 }
 
 #[cfg(test)]

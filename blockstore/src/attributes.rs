@@ -10,8 +10,9 @@ use crate::core::Core;
 use crate::data::read_committed;
 use crate::error::{Error, Result};
 use crate::file::{Blocks, File, attributes_of};
-use crate::flush::{Below, Prepared, below, flush_locked, prepare, write_blocks};
+use crate::flush::{Prepared, flush_locked, prepare};
 use crate::id::{InodeId, LayerId};
+use crate::layer_write::{Ground, write_blocks};
 use crate::mapping;
 use crate::reclaim;
 use crate::record::{Body, InodeRecord, LayerState, Run, Target};
@@ -172,8 +173,8 @@ struct Cut {
     /// Visible blocks of data that it takes away.
     used_gone: u64,
     /// The block that the new end falls into, zeroed behind it.
-    tail: Vec<Prepared>,
-    below: Below,
+    tail: Prepared,
+    ground: Ground,
 }
 
 impl Cut {
@@ -184,7 +185,8 @@ impl Cut {
             state.present(file.inode)?;
             (state.layer()?, state.record.size_bytes, state.record.used_blocks)
         };
-        let mut cut = Self { size_bytes, used_gone: 0, tail: Vec::new(), below: Below::new() };
+        let mut cut =
+            Self { size_bytes, used_gone: 0, tail: Prepared::default(), ground: Ground::default() };
         if size_bytes >= old_bytes {
             return Ok(cut);
         }
@@ -197,8 +199,8 @@ impl Cut {
             let mut bytes = read_committed(core, layer, block)?.to_vec();
             bytes[inside..].fill(0);
             debug_assert_eq!(bytes.len(), BLOCK_BYTES, "a block is whole");
-            cut.tail = prepare(core, vec![(block, Bytes::from(bytes))]);
-            cut.below = below(core, layer, &cut.tail)?;
+            cut.tail = prepare(core, vec![(block, Bytes::from(bytes))])?;
+            cut.ground = Ground::look_up(core, layer, &cut.tail)?;
         }
         Ok(cut)
     }
@@ -212,7 +214,7 @@ impl Cut {
         let old_end = blocks_in(record.size_bytes);
         let first = blocks_in(self.size_bytes);
         record.size_bytes = self.size_bytes;
-        write_blocks(txn, record, self.tail, &self.below)?;
+        write_blocks(txn, record, self.tail, &self.ground)?;
         if first < old_end {
             hide(txn, inode, record, (first, old_end))?;
             record.used_blocks = record.used_blocks.saturating_sub(self.used_gone);

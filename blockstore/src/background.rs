@@ -1,5 +1,6 @@
 //! What runs beside the clients: committing old dirty blocks, reclaim and collapse, compaction,
-//! checkpoints, expiry. One thread commits, one cleans; both stop within a slice.
+//! checkpoints, expiry, hashes of old segments on their way into the index. One thread commits,
+//! one cleans, one indexes; all stop within a slice.
 
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -11,16 +12,20 @@ use crate::compact::{checkpoint, compact_once};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::flush::flush;
+use crate::id::SegmentId;
 use crate::reclaim;
+use crate::record::SegmentRecord;
 use crate::snapshot;
 use crate::types::GcReport;
-use crate::units::BLOCK_BYTES;
 
 /// How often the committing thread looks for old dirty blocks.
 const COMMIT_PERIOD: Duration = Duration::from_millis(200);
 
 /// How often the cleaning thread looks for work.
 const CLEAN_PERIOD: Duration = Duration::from_millis(500);
+
+/// How often the indexing thread looks for work.
+const SETTLE_PERIOD: Duration = Duration::from_millis(500);
 
 /// Slices in a row before the cleaning thread looks whether it should stop.
 const SLICES_AT_ONCE: usize = 16;
@@ -34,7 +39,7 @@ const CHECKPOINT_BYTES: u64 = 256 << 20;
 
 /// Dirty bytes of a file beyond which it is committed before its age asks for it, so that a
 /// stream of writes overlaps with its commits.
-const EARLY_COMMIT_BYTES: usize = 4 << 20;
+pub(crate) const EARLY_COMMIT_BYTES: usize = 4 << 20;
 
 /// A segment of commit records alone that is longer than this is worth sealing.
 const RECORDS_BYTES_MAX: u64 = 1 << 20;
@@ -42,25 +47,42 @@ const RECORDS_BYTES_MAX: u64 = 1 << 20;
 /// Expired snapshots that one sweep deletes.
 const EXPIRY_BATCH: usize = 256;
 
-/// Tells threads to stop, and wakes them.
+/// Tells a thread to stop, and wakes it.
 #[derive(Debug, Default)]
-struct Bell {
-    stopped: Mutex<bool>,
+pub(crate) struct Bell {
+    state: Mutex<BellState>,
     rung: Condvar,
 }
 
+#[derive(Debug, Default)]
+struct BellState {
+    stopped: bool,
+    /// There is work before the period is over.
+    called: bool,
+}
+
 impl Bell {
-    /// Sleeps; `false` when it is time to stop.
+    /// Sleeps until the period is over or somebody rings; `false` when it is time to stop.
     fn sleep(&self, period: Duration) -> bool {
-        let mut stopped = self.stopped.lock();
-        if !*stopped {
-            self.rung.wait_for(&mut stopped, period);
+        let mut state = self.state.lock();
+        if !state.stopped && !state.called {
+            self.rung.wait_for(&mut state, period);
         }
-        !*stopped
+        state.called = false;
+        !state.stopped
+    }
+
+    /// Calls the thread to work; if it is working it will look once more.
+    pub(crate) fn ring(&self) {
+        let mut state = self.state.lock();
+        if !state.called {
+            state.called = true;
+            self.rung.notify_one();
+        }
     }
 
     fn stop(&self) {
-        *self.stopped.lock() = true;
+        self.state.lock().stopped = true;
         self.rung.notify_all();
     }
 }
@@ -71,32 +93,35 @@ type Job = fn(&Core, &Bell);
 /// The threads.
 #[derive(Debug, Default)]
 pub(crate) struct Background {
-    bell: Arc<Bell>,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Mutex<Vec<(Arc<Bell>, JoinHandle<()>)>>,
 }
 
 impl Background {
     pub(crate) fn start(&self, core: &Arc<Core>) -> Result<()> {
-        let jobs: [(&str, Job, Duration); 2] = [
-            ("slackwater-commit", commit_old, COMMIT_PERIOD),
-            ("slackwater-clean", clean, CLEAN_PERIOD),
+        let jobs: [(&str, Job, Duration, Arc<Bell>); 3] = [
+            ("slackwater-commit", commit_old, COMMIT_PERIOD, Arc::clone(&core.much_dirty)),
+            ("slackwater-clean", clean, CLEAN_PERIOD, Arc::default()),
+            ("slackwater-index", settle_hashes, SETTLE_PERIOD, Arc::default()),
         ];
-        for (name, job, period) in jobs {
+        for (name, job, period, bell) in jobs {
             let core = Arc::downgrade(core);
-            let bell = Arc::clone(&self.bell);
+            let heard = Arc::clone(&bell);
             let thread = std::thread::Builder::new()
                 .name(name.to_owned())
-                .spawn(move || run(&core, &bell, period, job))
+                .spawn(move || run(&core, &heard, period, job))
                 .map_err(|source| Error::io("start", "a background thread", source))?;
-            self.threads.lock().push(thread);
+            self.threads.lock().push((bell, thread));
         }
         Ok(())
     }
 
     /// Stops the threads and waits for them.
     pub(crate) fn stop(&self) {
-        self.bell.stop();
-        for thread in self.threads.lock().drain(..) {
+        let threads = std::mem::take(&mut *self.threads.lock());
+        for (bell, _) in &threads {
+            bell.stop();
+        }
+        for (_, thread) in threads {
             if thread.join().is_err() {
                 tracing::error!("a background thread had panicked");
             }
@@ -121,13 +146,34 @@ fn commit_old(core: &Core, _bell: &Bell) {
             let old = state
                 .dirty_since
                 .is_some_and(|since| now.duration_since(since) >= core.options.dirty_age);
-            old || state.dirty.len() * BLOCK_BYTES >= EARLY_COMMIT_BYTES
+            old || (state.is_dirty() && state.unflushed_bytes() >= EARLY_COMMIT_BYTES)
         };
         if due && let Err(error) = flush(core, &file) {
             // The blocks stay dirty, and the client learns of it at its COMMIT.
             tracing::warn!(inode = %file.inode, %error, "a background commit failed");
         }
     }
+}
+
+fn settle_hashes(core: &Core, _bell: &Bell) {
+    if let Err(error) = settle(core) {
+        tracing::warn!(%error, "hashes could not be indexed, and stay in memory");
+    }
+}
+
+/// Puts hashes of old segments into the index, if too many are in memory.
+pub(crate) fn settle(core: &Core) -> Result<()> {
+    if !core.dedup.is_large() {
+        return Ok(());
+    }
+    // Compaction would drop chunks, and segments, while they are entered.
+    let _gc = core.gc.lock();
+    let sealed: Vec<SegmentId> = {
+        let leader = core.committer.leader.lock();
+        let is_sealed = |record: &SegmentRecord| record.directory_offset_bytes.is_some();
+        leader.segments.iter().filter(|(_, record)| is_sealed(record)).map(|(id, _)| *id).collect()
+    };
+    core.dedup.settle(core.kv.as_ref(), &core.segments, sealed)
 }
 
 fn clean(core: &Core, bell: &Bell) {
@@ -162,9 +208,13 @@ fn compact_some(core: &Core, bell: &Bell) -> Result<()> {
     if behind {
         checkpoint(core)?;
     }
-    let _gc = core.gc.lock();
-    while let Some(done) = compact_once(core)? {
-        let rate = core.options.compaction_bytes_per_second.max(1);
+    // Not held from one to the next: others wait for it, and the pauses are long.
+    let once = || {
+        let _gc = core.gc.lock();
+        compact_once(core)
+    };
+    while let Some(done) = once()? {
+        let rate = compaction_rate(core).max(1);
         let pause_ms = done.bytes_written.saturating_mul(1000) / rate;
         if !bell.sleep(Duration::from_millis(pause_ms.max(1))) {
             return Ok(());
@@ -173,27 +223,58 @@ fn compact_some(core: &Core, bell: &Bell) -> Result<()> {
     Ok(())
 }
 
+/// Room that is left, as a share of the capacity, above which compaction takes its time: the
+/// longer segments wait, the less in them lives, and the less there is to copy.
+const ROOM_DIVISOR: u64 = 4;
+
+/// By how much compaction is slower while there is such room.
+const UNHURRIED_DIVISOR: u64 = 4;
+
+fn compaction_rate(core: &Core) -> u64 {
+    let (rate, space) = (core.options.compaction_bytes_per_second, core.space());
+    let has_room = space.room_bytes >= space.capacity_bytes / ROOM_DIVISOR;
+    if has_room { rate / UNHURRIED_DIVISOR } else { rate }
+}
+
+/// Moves in a row that writers may stop, by writing again what was about to be dropped, before
+/// a garbage collection leaves the rest to the background.
+const REFUSED_MOVES_MAX: usize = 8;
+
 /// Reclaims, collapses and compacts until nothing is left to do.
 pub(crate) fn gc(core: &Core) -> Result<GcReport> {
     core.committer.healthy()?;
-    let _gc = core.gc.lock();
     let mut report = GcReport::default();
     let layers_before = core.committer.counters.read().layers;
     snapshot::expire(core, usize::MAX)?;
-    while let Some(job) = reclaim::next_job(core)? {
-        report.entries += reclaim::work(core, job)?;
-    }
+    reclaim_all(core, &mut report)?;
     report.layers = layers_before.saturating_sub(core.committer.counters.read().layers);
     // The open segment may hold the dead chunks: seal it, and make the index durable behind it.
     seal(core)?;
     checkpoint(core)?;
-    while let Some(done) = compact_once(core)? {
+    let mut refused = 0;
+    while refused < REFUSED_MOVES_MAX {
+        // Not held from one to the next: hashes go into the index in between.
+        let done = {
+            let _gc = core.gc.lock();
+            compact_once(core)?
+        };
+        let Some(done) = done else { break };
+        refused = if done.files_removed == 0 { refused + 1 } else { 0 };
         report.segments += done.files_removed;
         report.freed_bytes += done.bytes_freed.saturating_sub(done.bytes_written);
     }
     core.kv.compact()?;
     checkpoint(core)?;
     Ok(report)
+}
+
+/// Works off the queue of dead and collapsing layers.
+fn reclaim_all(core: &Core, report: &mut GcReport) -> Result<()> {
+    let _gc = core.gc.lock();
+    while let Some(job) = reclaim::next_job(core)? {
+        report.entries += reclaim::work(core, job)?;
+    }
+    Ok(())
 }
 
 /// Seals the open segment if it holds anything dead, and enters that into the index.

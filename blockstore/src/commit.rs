@@ -10,6 +10,9 @@
 //! lock. After a failed sync nothing more is written until restart: what is on the medium is
 //! unknown (I8).
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,12 +21,12 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::id::SegmentId;
+use crate::id::{ChunkId, SegmentId};
 use crate::kv::{Batch, Family, Write};
 use crate::log::{AppendError, Log, Sealed, log_file};
 use crate::record::{Counters, LogPosition, SegmentRecord, key};
 use crate::segment_format::PreparedChunk;
-use crate::transaction::{Effects, Transaction};
+use crate::transaction::{Effects, Stored, Transaction};
 
 /// Payload of one group: long enough to share a sync, short enough that nobody waits long.
 const GROUP_BYTES_MAX: usize = 16 << 20;
@@ -32,7 +35,11 @@ const GROUP_BYTES_MAX: usize = 16 << 20;
 const GROUP_OPS_MAX: usize = 1024;
 
 /// Chunks that a group may add at most, for the roll of a segment: payload, and one op more.
-const GROUP_CHUNKS_RESERVE: usize = 16384;
+const GROUP_CHUNKS_RESERVE: u32 = 16384;
+
+/// After a refused roll the segment grows by this much before the next try: each writes the
+/// segment's directory, and takes it back.
+const ROLL_RETRY_BYTES: u64 = 4 << 20;
 
 type Work = Box<dyn for<'a> FnOnce(&mut Transaction<'a>) -> Result<()> + Send>;
 /// Where a caller finds what became of its op.
@@ -92,6 +99,8 @@ pub(crate) struct Leader {
     pub(crate) segments: HashMap<SegmentId, SegmentRecord>,
     /// Segments whose record is not in the index as it is in memory.
     unsaved: HashSet<SegmentId>,
+    /// The open segment is not rolled before it ends here, if there is a choice.
+    roll_from_bytes: u64,
 }
 
 impl Leader {
@@ -101,7 +110,8 @@ impl Leader {
         segments: HashMap<SegmentId, SegmentRecord>,
         sealed: &[Sealed],
     ) -> Self {
-        let mut leader = Self { log, counters, segments, unsaved: HashSet::new() };
+        let mut leader =
+            Self { log, counters, segments, unsaved: HashSet::new(), roll_from_bytes: 0 };
         for sealed in sealed {
             let known = leader.segments.get(&sealed.segment);
             // What the index knows as sealed may have moved since.
@@ -312,8 +322,15 @@ fn lead(core: &Core, leader: &mut Leader, group: Vec<Op>) {
     }
     let space = core.space();
     let first = (leader.log.segment(), leader.log.next_chunk_index());
-    let mut txn =
-        Transaction::new(core.kv.as_ref(), &core.clock, leader.counters, first, space.room_bytes);
+    let stored = Stored { dedup: &core.dedup, segments: &core.segments };
+    let counters = leader.counters;
+    let mut txn = Transaction::new(
+        (core.kv.as_ref(), stored),
+        &core.clock,
+        counters,
+        first,
+        space.room_bytes,
+    );
     let mut accepted = Vec::new();
     for op in group {
         txn.begin_op();
@@ -361,19 +378,36 @@ pub(crate) fn seal(core: &Core, segment: SegmentId) -> Result<()> {
     })
 }
 
-/// Rolls the log if its segment is full.
+/// Rolls the log if its segment is full. A roll that is refused, as by a full disk, is tried
+/// again later as long as the segment can take more: what gives bytes back must go on.
 fn make_room(core: &Core, leader: &mut Leader) -> Result<()> {
     if !leader.log.is_full(core.options.segment_bytes, GROUP_CHUNKS_RESERVE) {
         return Ok(());
     }
-    roll(core, leader)
+    let (has_room, end_bytes) =
+        (leader.log.has_room(GROUP_CHUNKS_RESERVE), leader.log.position().offset_bytes);
+    if has_room && end_bytes < leader.roll_from_bytes {
+        return Ok(());
+    }
+    match roll(core, leader) {
+        Err(error) if has_room && !matches!(error, Error::Poisoned { .. }) => {
+            let segment = leader.log.segment();
+            tracing::warn!(%segment, %error, "no new log file; the full one is written on");
+            leader.roll_from_bytes = end_bytes + ROLL_RETRY_BYTES;
+            Ok(())
+        }
+        outcome => outcome,
+    }
 }
 
 fn roll(core: &Core, leader: &mut Leader) -> Result<()> {
     let before = leader.log.written_bytes();
-    match leader.log.roll() {
+    let outcome = leader.log.roll();
+    // Of a failed one too: the log takes what it gave back as written already.
+    core.file_bytes.fetch_add(leader.log.written_bytes() - before, Ordering::Relaxed);
+    match outcome {
         Ok(sealed) => {
-            core.file_bytes.fetch_add(leader.log.written_bytes() - before, Ordering::Relaxed);
+            leader.roll_from_bytes = 0;
             leader.note_sealed(sealed);
             leader.note_open();
             Ok(())
@@ -392,19 +426,25 @@ fn write_group(core: &Core, leader: &mut Leader, txn: Transaction<'_>) -> Result
         batch.push(put(Family::Segment, key::segment(*id), record.encode()));
     }
     batch.push(put(Family::Meta, key::META_COUNTERS.to_vec(), counters.encode()));
-    let before = leader.log.written_bytes();
-    let position = match leader.log.append(&chunks, &batch) {
+    let (end_bytes, written_bytes) =
+        (leader.log.position().offset_bytes, leader.log.written_bytes());
+    let first = ChunkId::new(leader.log.segment(), leader.log.next_chunk_index());
+    let outcome = leader.log.append(&chunks, &batch);
+    // The file grows by whole sectors, and by zeros for appends to come; by a failed one too:
+    // the log takes what it gave back as written already.
+    core.file_bytes.fetch_add(leader.log.written_bytes() - written_bytes, Ordering::Relaxed);
+    let position = match outcome {
         Ok(position) => position,
         Err(AppendError::Refused(error)) => return Err(full_or(core, error)),
         Err(AppendError::Fatal(error)) => return Err(core.committer.poison(&error)),
     };
-    let appended = leader.log.written_bytes() - before;
+    let appended = position.offset_bytes - end_bytes;
     core.committer.appended_bytes.fetch_add(appended, Ordering::Relaxed);
-    core.file_bytes.fetch_add(appended, Ordering::Relaxed);
     core.committer.commits.fetch_add(1, Ordering::Relaxed);
     batch.push(put(Family::Meta, key::META_POSITION.to_vec(), position.encode()));
     let moved = effects.segments.clone();
     apply(core, &batch, effects).map_err(|error| core.committer.poison(&error))?;
+    core.dedup.add(first, chunks.iter().map(|chunk| &chunk.hash));
     leader.counters = counters;
     leader.segments.extend(updates);
     for (id, record) in moved {
@@ -436,6 +476,9 @@ fn apply(core: &Core, batch: &Batch, effects: Effects) -> Result<()> {
             None => core.segments.remove(segment),
         }
     }
+    if !effects.dropped.is_empty() {
+        core.dedup.drop_chunks(&effects.dropped);
+    }
     for touched in effects.windows {
         core.resolver.add_windows(touched);
     }
@@ -461,8 +504,8 @@ fn full_or(core: &Core, error: Error) -> Error {
     }
 }
 
-/// The same error for another op of the group.
-fn again(error: &Error) -> Error {
+/// The same error for another who waited for the same commit.
+pub(crate) fn again(error: &Error) -> Error {
     match error {
         Error::Poisoned { reason } => Error::Poisoned { reason: reason.clone() },
         Error::NoSpace { used_bytes, capacity_bytes } => {

@@ -13,13 +13,15 @@ use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
+
 use crate::commit::{Weight, commit};
 use crate::core::Core;
 use crate::disk::{FileName, FileRole};
 use crate::error::{Error, Result};
-use crate::id::{ChunkId, ContentHash, SegmentId};
+use crate::id::{ChunkId, ContentHash, SegmentId, StoreId};
 use crate::kv::Family;
-use crate::record::{SegmentRecord, decode_chunk, decode_count, key};
+use crate::record::{CountPage, SegmentRecord, decode_chunk, key};
 use crate::segment_format::{self as format, Directory, GROUP_CHUNKS_MAX, Place, PreparedChunk};
 use crate::transaction::Transaction;
 
@@ -95,6 +97,7 @@ const COMPACTION_CHUNKS_MAX: u64 = 1 << 15;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Compacted {
     pub(crate) files_removed: u64,
+    /// Also by a move that was refused in the end.
     pub(crate) bytes_written: u64,
     pub(crate) bytes_freed: u64,
 }
@@ -117,20 +120,21 @@ pub(crate) fn compact_once(core: &Core) -> Result<Option<Compacted>> {
     }
     let segments: BTreeMap<SegmentId, SegmentRecord> =
         chosen.iter().flat_map(|(_, victim)| victim.segments.clone()).collect();
-    let moved = move_segments(core, &segments)?;
-    let Some(bytes_written) = moved else {
-        return Ok(Some(Compacted::default()));
-    };
+    let (moved, bytes_written) = move_segments(core, &segments)?;
     let mut done = Compacted { bytes_written, ..Compacted::default() };
+    if !moved {
+        return Ok(Some(done));
+    }
     for (name, _) in &chosen {
         let length = core.segments.open_file(*name)?.length_bytes()?;
-        core.segments.close_file(*name);
         core.disk.remove(*name)?;
+        // Behind it: a reader in between would open the file that is going.
+        core.segments.close_file(*name);
         done.files_removed += 1;
         done.bytes_freed += length;
     }
     core.disk.sync_names()?;
-    core.file_bytes.fetch_sub(done.bytes_freed, Ordering::Relaxed);
+    core.lower_file_bytes(done.bytes_freed);
     core.tally.compacted_bytes.fetch_add(bytes_written, Ordering::Relaxed);
     Ok(Some(done))
 }
@@ -144,11 +148,12 @@ struct Moving {
 }
 
 /// Copies the live chunks of the segments into a new file and moves the segments there.
-/// `None` when a dropped chunk came back to life meanwhile.
+/// Answers whether it did: not when a dropped chunk came back to life meanwhile; and the bytes
+/// that it wrote all the same.
 fn move_segments(
     core: &Core,
     segments: &BTreeMap<SegmentId, SegmentRecord>,
-) -> Result<Option<u64>> {
+) -> Result<(bool, u64)> {
     let (number, store) = {
         let mut leader = core.committer.leader.lock();
         (leader.log.take_number(), leader.log.store())
@@ -183,15 +188,15 @@ fn move_segments(
     let weight = Weight { bytes: 0, alone: true };
     let moved = commit(core, weight, move |txn| switch(txn, moving));
     if matches!(moved, Ok(true)) {
-        return Ok(Some(written));
+        return Ok((true, written));
     }
     // After a failed sync the move may be in the log all the same, and a restart replays it: the
     // file stays, and is removed then if nothing names it.
     if any_live && !core.committer.is_poisoned() {
         core.disk.remove(name)?;
-        core.file_bytes.fetch_sub(written, Ordering::Relaxed);
+        core.lower_file_bytes(written);
     }
-    moved.map(|_| None)
+    moved.map(|moved| (moved, written))
 }
 
 /// Writes a whole file, durable with its name.
@@ -215,39 +220,72 @@ fn copy_live(
         Moving { segment, record, dropped: Vec::new(), directory: Directory::default() };
     moving.directory.hashes.clone_from(&old.hashes);
     moving.directory.places = vec![None; old.places.len()];
-    let mut group: Vec<PreparedChunk> = Vec::new();
-    let mut group_start = 0;
+    let mut span = Span::default();
     for (position, (place, hash)) in old.places.iter().zip(&old.hashes).enumerate() {
         let index = u32::try_from(position).unwrap_or(u32::MAX);
         let chunk = ChunkId::new(segment, index);
-        let live = !dead.contains(&index);
-        match (place, live) {
-            (Some(place), true) => {
-                if group.is_empty() {
-                    group_start = position;
+        match (place, dead.contains(&index)) {
+            (Some(place), false) => {
+                if !span.takes(place) {
+                    span.copy(core, segment, (bytes, &mut moving.directory))?;
                 }
-                group.push(load(core, chunk, place, *hash)?);
+                span.0.push((index, *place, *hash));
             }
-            (None, true) => {
+            (None, false) => {
                 return Err(Error::corrupt(
                     format!("chunk {chunk}"),
                     "I2: it lives, yet it is not stored",
                 ));
             }
-            (Some(_), false) => moving.dropped.push((chunk, *hash)),
-            (None, false) => {}
-        }
-        if !live || group.len() == GROUP_CHUNKS_MAX {
-            write_group(segment, group_start, &mut group, (bytes, &mut moving.directory))?;
+            (Some(_), true) => moving.dropped.push((chunk, *hash)),
+            (None, true) => {}
         }
     }
-    write_group(segment, group_start, &mut group, (bytes, &mut moving.directory))?;
+    span.copy(core, segment, (bytes, &mut moving.directory))?;
     Ok(moving)
 }
 
+/// Bytes that one read of the old file takes, dead chunks between live ones included.
+const SPAN_BYTES_MAX: u32 = 1 << 20;
+
+/// Live chunks that lie near each other.
+#[derive(Default)]
+struct Span(Vec<(u32, Place, ContentHash)>);
+
+impl Span {
+    /// Whether this chunk, which lies behind, is near enough.
+    fn takes(&self, place: &Place) -> bool {
+        self.0.len() < GROUP_CHUNKS_MAX
+            && self.0.first().is_none_or(|(_, first, _)| {
+                let end = place.offset_bytes.saturating_add(place.stored_bytes.into());
+                end.saturating_sub(first.offset_bytes) <= SPAN_BYTES_MAX
+            })
+    }
+
+    /// Appends the chunks to the new file's bytes, those in sequence as one group.
+    fn copy(
+        &mut self,
+        core: &Core,
+        segment: SegmentId,
+        (bytes, directory): (&mut Vec<u8>, &mut Directory),
+    ) -> Result<()> {
+        let places: Vec<Place> = self.0.iter().map(|(_, place, _)| *place).collect();
+        let stored = core.segments.stored_span(segment, &places)?;
+        let mut group: Vec<PreparedChunk> = Vec::new();
+        let mut next = 0;
+        for ((index, place, hash), stored) in self.0.drain(..).zip(stored) {
+            if index != next {
+                write_group((core.store, segment), next, &mut group, (bytes, directory))?;
+            }
+            group.push(load(ChunkId::new(segment, index), &place, hash, stored)?);
+            next = index + 1;
+        }
+        write_group((core.store, segment), next, &mut group, (bytes, directory))
+    }
+}
+
 /// A chunk as stored, verified against its hash: compaction must not launder damage.
-fn load(core: &Core, chunk: ChunkId, place: &Place, hash: ContentHash) -> Result<PreparedChunk> {
-    let stored = core.segments.stored(chunk, place)?;
+fn load(chunk: ChunkId, place: &Place, hash: ContentHash, stored: Bytes) -> Result<PreparedChunk> {
     let block = format::restore_block(place, &stored)?;
     let got = ContentHash::of(&block);
     if got != hash {
@@ -257,9 +295,10 @@ fn load(core: &Core, chunk: ChunkId, place: &Place, hash: ContentHash) -> Result
     Ok(PreparedChunk { hash, codec: place.codec, crc: place.crc, stored })
 }
 
+/// Appends chunks in sequence, the last of which comes before the index `behind`.
 fn write_group(
-    segment: SegmentId,
-    start: usize,
+    (store, segment): (StoreId, SegmentId),
+    behind: u32,
     group: &mut Vec<PreparedChunk>,
     (bytes, directory): (&mut Vec<u8>, &mut Directory),
 ) -> Result<()> {
@@ -267,8 +306,9 @@ fn write_group(
         return Ok(());
     }
     let offset = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
-    let first = u32::try_from(start).unwrap_or(u32::MAX);
-    let places = format::encode_group(bytes, offset, (segment, first), group)?;
+    let first = behind - u32::try_from(group.len()).unwrap_or(0);
+    let start = usize::try_from(first).unwrap_or(usize::MAX);
+    let places = format::encode_group(bytes, offset, (store, segment, first), group)?;
     for (slot, place) in directory.places.iter_mut().skip(start).zip(places) {
         *slot = Some(place);
     }
@@ -282,8 +322,11 @@ fn dead_chunks(core: &Core, segment: SegmentId) -> Result<HashSet<u32>> {
     let to = key::refs(ChunkId::new(SegmentId::new(segment.get() + 1), 0));
     let mut dead = HashSet::new();
     core.kv.scan(Family::Refs, &from, &to, &mut |key, value| {
-        if decode_count(value)? == 0 {
-            dead.insert(decode_chunk(key)?.index());
+        let first = decode_chunk(key)?;
+        for (count, step) in CountPage::decode(value)?.counts().iter().zip(0..) {
+            if *count == 0 {
+                dead.insert(first.plus(step).index());
+            }
         }
         Ok(ControlFlow::Continue(()))
     })?;
@@ -301,11 +344,7 @@ fn switch(txn: &mut Transaction<'_>, moving: Vec<Moving>) -> Result<bool> {
     }
     for m in moving {
         for (chunk, hash) in &m.dropped {
-            // The hash may name a newer chunk of the same content by now.
-            let named = txn.get(Family::Hash, hash.as_bytes())?;
-            if named.as_deref().map(decode_chunk).transpose()? == Some(*chunk) {
-                txn.delete(Family::Hash, hash.as_bytes().to_vec());
-            }
+            txn.drop_chunk(*chunk, *hash);
         }
         let gone = m.directory.places.iter().all(Option::is_none);
         if gone {
@@ -336,3 +375,6 @@ fn drop_counts(txn: &mut Transaction<'_>, segment: SegmentId) -> Result<()> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests;

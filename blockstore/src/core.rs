@@ -8,7 +8,9 @@ use parking_lot::Mutex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
+use crate::background::Bell;
 use crate::commit::{Committer, Weight, commit};
+use crate::dedup::DedupIndex;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::file::{File, FileTable};
@@ -41,7 +43,7 @@ mod share {
     pub(super) const DIRTY: u64 = 3;
     /// Resolved windows.
     pub(super) const WINDOWS: u64 = 1;
-    /// Segment directories.
+    /// Segment directories, and the chunks that were stored lately, by hash.
     pub(super) const DIRECTORIES: u64 = 1;
     const _: () = assert!(INDEX + BLOCKS + DIRTY + WINDOWS + DIRECTORIES <= 13);
 }
@@ -118,6 +120,7 @@ pub(crate) struct Core {
     pub(crate) kv: Arc<dyn Kv>,
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) segments: Arc<Segments>,
+    pub(crate) dedup: Arc<DedupIndex>,
     pub(crate) resolver: Resolver,
     pub(crate) files: FileTable,
     pub(crate) clock: Clock,
@@ -133,6 +136,8 @@ pub(crate) struct Core {
     pub(crate) checkpoint: Mutex<LogPosition>,
     /// For `stats`, when it may not wait for the leader.
     pub(crate) summary: Mutex<Summary>,
+    /// Wakes the thread that commits files of which much is dirty.
+    pub(crate) much_dirty: Arc<Bell>,
     /// One compaction or garbage collection at a time.
     pub(crate) gc: Mutex<()>,
 }
@@ -176,6 +181,14 @@ impl Core {
                 Err(Error::WrongKind { what: format!("inode {inode}"), expected: "file" })
             }
         }
+    }
+
+    /// Counts bytes of files that went. Never below zero: a count that wrapped would tell of a
+    /// full store.
+    pub(crate) fn lower_file_bytes(&self, bytes: u64) {
+        let lower = |before: u64| Some(before.saturating_sub(bytes));
+        // Never refused: the closure always has an answer.
+        let _ = self.file_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower);
     }
 
     /// How full the store is: by its own capacity, or by its disk if that is less.

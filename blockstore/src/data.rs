@@ -1,26 +1,19 @@
-//! READ, WRITE and COMMIT of files; READ of snapshots.
+//! READ of files and snapshots, and the hashes of their blocks.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 
-use crate::core::{Core, over};
+use crate::core::Core;
 use crate::error::{Error, Result};
-use crate::file::{Blocks, File, FileState, Pending};
-use crate::flush::{flush, flush_locked};
-use crate::id::{ChunkId, InodeId, LayerId};
+use crate::file::Blocks;
+use crate::flush::flush_locked;
+use crate::id::{ChunkId, LayerId};
 use crate::record::Target;
-use crate::resolve::Window;
-use crate::types::{Attributes, BlockMap, Change, ReadReply, Source, Stability, Written};
-use crate::units::{
-    BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, WINDOW_BLOCKS, block_of, blocks_in,
-};
-
-/// Dirty bytes of one file beyond which its writers flush it themselves: backpressure that
-/// needs no other thread.
-const FILE_DIRTY_BYTES_MAX: usize = 16 << 20;
+use crate::types::{Attributes, BlockMap, ReadReply, Source};
+use crate::units::{BLOCK_BYTES, BLOCK_BYTES_U64, WINDOW_BLOCKS, block_of, blocks_in};
+use crate::window::Window;
 
 /// Runs longer than this bypass the block cache: the kernel's page cache serves them, and one
 /// stream would wash everything else out.
@@ -306,99 +299,6 @@ fn trim(pieces: Vec<Bytes>, skip: usize, length: usize) -> Vec<Bytes> {
     kept
 }
 
-pub(crate) fn write(
-    core: &Core,
-    inode: InodeId,
-    offset_bytes: u64,
-    data: Bytes,
-    stability: Stability,
-) -> Result<Written> {
-    core.committer.healthy()?;
-    let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
-    let end = offset_bytes.checked_add(length).filter(|end| *end <= FILE_BYTES_MAX);
-    if end.is_none() {
-        let got = offset_bytes.saturating_add(length);
-        return Err(Error::FileTooBig { got, limit: FILE_BYTES_MAX });
-    }
-    // Taken before the data: if a sync fails in between, the client sees an old verifier and
-    // sends again (RFC 1813 section 4.8).
-    let verifier = core.committer.verifier();
-    let file = core.file(inode)?;
-    let change = dirty(core, &file, offset_bytes, &data)?;
-    // After the data, not before it: a client that hears nothing for long sends the same write
-    // again, and one that waited here in between would put its old bytes over newer ones. Over
-    // the budget by what the callers bring at once, which the lanes of NFS and REST bound.
-    if over(core.files.dirty_bytes(), core.budget.dirty_bytes) {
-        flush_fullest(core, &file)?;
-    }
-    let too_dirty = file.state.read().dirty.len() * BLOCK_BYTES > FILE_DIRTY_BYTES_MAX;
-    if stability == Stability::Unstable && !too_dirty {
-        return Ok(Written { file: change, stability, verifier });
-    }
-    flush(core, &file)?;
-    let after = file.state.read().attributes(inode);
-    let file = Change { before: change.before, after };
-    Ok(Written { file, stability: Stability::FileSync, verifier })
-}
-
-/// Over the budget, a writer flushes its own file; if that has little, the file with most.
-fn flush_fullest(core: &Core, own: &Arc<File>) -> Result<()> {
-    let dirty = |file: &File| file.state.read().dirty.len();
-    let sized = core.files.all().into_iter().map(|file| (dirty(&file), file));
-    let own_blocks = dirty(own);
-    match sized.max_by_key(|(blocks, _)| *blocks) {
-        Some((blocks, file)) if blocks > own_blocks => {
-            // Its owner learns of a failure at COMMIT; this writer is only helping.
-            match flush(core, &file) {
-                Ok(()) | Err(Error::Stale { .. }) => Ok(()),
-                Err(error) => Err(error),
-            }
-        }
-        _ => flush(core, own),
-    }
-}
-
-/// Puts data into the file's dirty blocks.
-fn dirty(core: &Core, file: &File, offset_bytes: u64, data: &Bytes) -> Result<Change> {
-    let behind = offset_bytes + u64::try_from(data.len()).unwrap_or(0);
-    {
-        let mut state = file.state.write();
-        let known =
-            |block: u64| state.unflushed(block).is_some() || block >= blocks_in(state.size_bytes());
-        let partial_known = partial_blocks(offset_bytes, behind).into_iter().flatten().all(known);
-        if partial_known {
-            return put_dirty(core, file, &mut state, (offset_bytes, data), &[]);
-        }
-    }
-    // A partial block that is only in the layer: nobody may change the layer between reading it
-    // and making it dirty.
-    let _flush = file.flush.lock();
-    let layer = {
-        let state = file.state.read();
-        state.present(file.inode)?;
-        state.layer()?
-    };
-    let mut committed = Vec::new();
-    for block in partial_blocks(offset_bytes, behind).into_iter().flatten() {
-        committed.push((block, read_committed(core, layer, block)?));
-    }
-    let mut state = file.state.write();
-    put_dirty(core, file, &mut state, (offset_bytes, data), &committed)
-}
-
-/// The first and the last block of a range, where it covers only part of them.
-fn partial_blocks(offset_bytes: u64, behind: u64) -> [Option<u64>; 2] {
-    if offset_bytes == behind {
-        return [None, None];
-    }
-    let first = block_of(offset_bytes);
-    let last = block_of(behind - 1);
-    let head = !offset_bytes.is_multiple_of(BLOCK_BYTES_U64)
-        || (first == last && !behind.is_multiple_of(BLOCK_BYTES_U64));
-    let tail = !behind.is_multiple_of(BLOCK_BYTES_U64) && last != first;
-    [head.then_some(first), tail.then_some(last)]
-}
-
 /// A block as committed, whatever is dirty above it.
 pub(crate) fn read_committed(core: &Core, layer: LayerId, block: u64) -> Result<Bytes> {
     for _ in 0..READ_TRIES {
@@ -414,67 +314,6 @@ pub(crate) fn read_committed(core: &Core, layer: LayerId, block: u64) -> Result<
         }
     }
     Err(Error::corrupt(format!("layer {layer}, block {block}"), "I2: its chunk is not stored"))
-}
-
-/// Makes the blocks of a range dirty; `committed` holds the partial ones that are in no memory.
-fn put_dirty(
-    core: &Core,
-    file: &File,
-    state: &mut FileState,
-    (offset_bytes, data): (u64, &Bytes),
-    committed: &[(u64, Bytes)],
-) -> Result<Change> {
-    if state.deleted {
-        return Err(Error::Stale { inode: file.inode.get() });
-    }
-    let before = state.attributes(file.inode);
-    let mut at = 0;
-    while at < data.len() {
-        let position = offset_bytes + u64::try_from(at).unwrap_or(0);
-        let block = block_of(position);
-        let inside = usize::try_from(position % BLOCK_BYTES_U64).unwrap_or(0);
-        let part = (BLOCK_BYTES - inside).min(data.len() - at);
-        let bytes = if part == BLOCK_BYTES {
-            data.slice(at..at + part)
-        } else {
-            let base = state
-                .unflushed(block)
-                .or_else(|| committed.iter().find(|(b, _)| *b == block).map(|(_, bytes)| bytes));
-            let mut patched = BytesMut::zeroed(BLOCK_BYTES);
-            if let Some(base) = base {
-                patched.copy_from_slice(base);
-            }
-            patched[inside..inside + part].copy_from_slice(&data[at..at + part]);
-            patched.freeze()
-        };
-        if state.dirty.insert(block, bytes).is_none() {
-            core.files.add_dirty(1);
-        }
-        at += part;
-    }
-    let end = offset_bytes + u64::try_from(data.len()).unwrap_or(0);
-    state.pending = Some(Pending {
-        size_bytes: if data.is_empty() { before.size_bytes } else { before.size_bytes.max(end) },
-        modified_at: core.clock.now(),
-    });
-    state.dirty_since.get_or_insert_with(Instant::now);
-    Ok(Change { before, after: state.attributes(file.inode) })
-}
-
-pub(crate) fn commit_file(core: &Core, inode: InodeId) -> Result<(Change, u64)> {
-    core.committer.healthy()?;
-    let verifier = core.committer.verifier();
-    let file = core.file(inode)?;
-    let before = file.state.read().attributes(inode);
-    flush(core, &file)?;
-    let after = file.state.read().attributes(inode);
-    Ok((Change { before, after }, verifier))
-}
-
-pub(crate) fn commit_all(core: &Core) -> Result<()> {
-    // Every file has its turn, also behind one that fails.
-    let outcomes = core.files.all().into_iter().map(|file| flush(core, &file));
-    outcomes.fold(Ok(()), Result::and)
 }
 
 /// For each block of the range its hash.

@@ -2,6 +2,7 @@
 //! common ancestor has entries in are looked at.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use crate::core::Core;
 use crate::error::Result;
@@ -9,6 +10,7 @@ use crate::id::{LayerId, SnapshotId};
 use crate::snapshot;
 use crate::types::{ChangedExtent, DiffPage, ExtentKind};
 use crate::units::{BLOCK_BYTES_U64, WINDOW_BLOCKS, block_of, blocks_in};
+use crate::window::Window;
 
 /// One side of a diff.
 struct Side {
@@ -41,10 +43,11 @@ struct Extents {
 }
 
 impl Extents {
-    /// `false` when there is no room: the page ends before this block.
-    fn push(&mut self, block: u64, kind: ExtentKind) -> bool {
+    /// Adds `count` blocks; `false` when there is no room: the page ends before them.
+    fn push(&mut self, block: u64, count: u64, kind: ExtentKind) -> bool {
         let offset_bytes = block * BLOCK_BYTES_U64;
-        let length_bytes = BLOCK_BYTES_U64.min(self.size_bytes.saturating_sub(offset_bytes));
+        let behind_bytes = self.size_bytes.min((block + count) * BLOCK_BYTES_U64);
+        let length_bytes = behind_bytes.saturating_sub(offset_bytes);
         let full = self.found.len() >= self.limit;
         match self.found.last_mut() {
             Some(last)
@@ -80,32 +83,37 @@ pub(crate) fn diff(
         if start >= end {
             break;
         }
-        let before = chunks(core, base.layer, found)?;
-        let after = chunks(core, target.layer, found)?;
-        for (block, (old, new)) in (start..end).zip(before.iter().zip(&after)) {
+        let before = resolved(core, base.layer, found)?;
+        let after = resolved(core, target.layer, found)?;
+        let (stop, base_end) = (end.min(start + WINDOW_BLOCKS), blocks_in(base.size_bytes));
+        let mut block = first.max(start);
+        while block < stop {
             // Behind the end of the base nothing is known of its blocks: they read as zeros.
-            let old = if block < blocks_in(base.size_bytes) { *old } else { None };
-            if block < first || old == *new {
-                continue;
-            }
+            let (old, old_count) = match base_end.checked_sub(block).filter(|left| *left > 0) {
+                Some(left) => {
+                    let (chunk, count) = before.at(block - start);
+                    (chunk, count.min(left))
+                }
+                None => (None, stop - block),
+            };
+            let (new, new_count) = after.at(block - start);
+            let count = old_count.min(new_count).min(stop - block);
             let kind = if new.is_some() { ExtentKind::Data } else { ExtentKind::Hole };
-            if !extents.push(block, kind) {
+            // Two runs of chunks in sequence differ everywhere or nowhere.
+            if old != new && !extents.push(block, count, kind) {
                 let next_offset_bytes = Some(block * BLOCK_BYTES_U64);
                 return Ok(DiffPage { extents: extents.found, next_offset_bytes });
             }
+            block += count;
         }
         window = found + 1;
     }
     Ok(DiffPage { extents: extents.found, next_offset_bytes: None })
 }
 
-fn chunks(
-    core: &Core,
-    layer: Option<LayerId>,
-    window: u64,
-) -> Result<Vec<Option<crate::id::ChunkId>>> {
+fn resolved(core: &Core, layer: Option<LayerId>, window: u64) -> Result<Arc<Window>> {
     match layer {
-        Some(layer) => Ok(core.resolver.window(layer, window)?.chunks()),
-        None => Ok(crate::resolve::Window::default().chunks()),
+        Some(layer) => core.resolver.window(layer, window),
+        None => Ok(Arc::default()),
     }
 }

@@ -133,7 +133,7 @@ pub enum Error {
     },
     /// The data directory is of another format.
     #[error(
-        "the store has format {got}, this program reads format {expected}: use the release that wrote it, or a newer one"
+        "the store has format {got}, this program reads format {expected}: serve it with the release that wrote it; `slackwater export` there and `slackwater import` here move a disk"
     )]
     Format {
         /// The version found.

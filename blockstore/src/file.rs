@@ -4,23 +4,24 @@
 //! WRITE -> dirty blocks -> (flush takes them) -> flushing blocks -> committed, in the layer
 //! ```
 //! Locks, in this order: `flush` (one flush, truncate or snapshot at a time), then the commit,
-//! then `state` (short, never across I/O).
+//! then `state` (short, never across I/O); `waiting` is held with no other but `flush`,
+//! and `state` is taken under `room`.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::error::{Error, Result};
 use crate::id::{InodeId, LayerId};
 use crate::record::{Body, InodeRecord};
 use crate::time::Timestamp;
 use crate::types::Attributes;
-use crate::units::BLOCK_BYTES_U64;
+use crate::units::{BLOCK_BYTES, BLOCK_BYTES_U64};
 
 /// Blocks by number, each of exactly one block's bytes.
 pub(crate) type Blocks = BTreeMap<u64, Bytes>;
@@ -39,10 +40,13 @@ pub(crate) struct FileState {
     pub(crate) record: InodeRecord,
     pub(crate) pending: Option<Pending>,
     pub(crate) dirty: Blocks,
+    /// Bytes of large writes since the last flush: what of them was written over meanwhile still
+    /// takes memory, as blocks are slices of what came in.
+    pub(crate) large_bytes: usize,
     /// Since when there have been dirty blocks or a pending change.
     pub(crate) dirty_since: Option<Instant>,
     /// Taken by the flush under way, and not yet in the layer.
-    pub(crate) flushing: Option<Arc<Blocks>>,
+    pub(crate) flushing: Blocks,
     /// Its last link is gone.
     pub(crate) deleted: bool,
 }
@@ -81,16 +85,21 @@ impl FileState {
 
     /// A block that is not committed yet.
     pub(crate) fn unflushed(&self, block: u64) -> Option<&Bytes> {
-        self.dirty.get(&block).or_else(|| self.flushing.as_ref().and_then(|f| f.get(&block)))
+        self.dirty.get(&block).or_else(|| self.flushing.get(&block))
     }
 
     /// Unflushed blocks of a range, newest version each.
     pub(crate) fn unflushed_range(&self, first: u64, end: u64) -> Blocks {
         let mut blocks = Blocks::new();
-        for source in [self.flushing.as_deref(), Some(&self.dirty)].into_iter().flatten() {
+        for source in [&self.flushing, &self.dirty] {
             blocks.extend(source.range(first..end).map(|(block, bytes)| (*block, bytes.clone())));
         }
         blocks
+    }
+
+    /// Bytes that were written and are not in the layer yet.
+    pub(crate) fn unflushed_bytes(&self) -> usize {
+        self.large_bytes.max(self.dirty.len() * BLOCK_BYTES) + self.flushing.len() * BLOCK_BYTES
     }
 
     /// There is something to flush.
@@ -117,11 +126,57 @@ pub(crate) fn attributes_of(inode: InodeId, record: &InodeRecord) -> Attributes 
     }
 }
 
+/// What is told the outcome of a commit, and the attributes after it.
+pub(crate) type Told = Box<dyn FnOnce(Result<Attributes>) + Send>;
+
+/// Who waits for a commit of the file without holding a thread.
+#[derive(Default)]
+pub(crate) struct Waiting {
+    pub(crate) told: Vec<Told>,
+    /// A thread is at it, and looks again before it leaves.
+    pub(crate) is_served: bool,
+}
+
+impl std::fmt::Debug for Waiting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Waiting")
+            .field("told", &self.told.len())
+            .field("is_served", &self.is_served)
+            .finish()
+    }
+}
+
+/// Where writers wait while too much of a file is not flushed.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    lock: Mutex<()>,
+    made: Condvar,
+}
+
+impl Room {
+    pub(crate) fn ring(&self) {
+        // Not between a waiter's last look and its sleep.
+        drop(self.lock.lock());
+        self.made.notify_all();
+    }
+
+    /// Waits for a ring as long as `is_full`, but no longer than this.
+    pub(crate) fn wait(&self, period: Duration, is_full: impl Fn() -> bool) {
+        let mut guard = self.lock.lock();
+        if is_full() {
+            self.made.wait_for(&mut guard, period);
+        }
+    }
+}
+
 /// A file that someone reads or writes.
 #[derive(Debug)]
 pub(crate) struct File {
     pub(crate) inode: InodeId,
     pub(crate) flush: Mutex<()>,
+    pub(crate) waiting: Mutex<Waiting>,
+    /// Rung when a flush has made room for more.
+    pub(crate) room: Room,
     pub(crate) state: RwLock<FileState>,
 }
 
@@ -133,6 +188,8 @@ const FILES_IN_MEMORY: usize = 4096;
 pub(crate) struct FileTable {
     files: RwLock<HashMap<InodeId, Arc<File>>>,
     dirty_bytes: AtomicU64,
+    /// The last flush found no room.
+    is_full: AtomicBool,
 }
 
 impl FileTable {
@@ -152,12 +209,15 @@ impl FileTable {
             Arc::new(File {
                 inode,
                 flush: Mutex::new(()),
+                waiting: Mutex::default(),
+                room: Room::default(),
                 state: RwLock::new(FileState {
                     record,
                     pending: None,
                     dirty: Blocks::new(),
+                    large_bytes: 0,
                     dirty_since: None,
-                    flushing: None,
+                    flushing: Blocks::new(),
                     deleted: false,
                 }),
             })
@@ -188,6 +248,16 @@ impl FileTable {
                 self.files.write().remove(&inode);
             }
         }
+    }
+
+    /// Notes whether a flush found room for what is dirty.
+    pub(crate) fn note_full(&self, is_full: bool) {
+        self.is_full.store(is_full, Ordering::Release);
+    }
+
+    /// Whether what is dirty could not be flushed of late for want of room.
+    pub(crate) fn is_full(&self) -> bool {
+        self.is_full.load(Ordering::Acquire)
     }
 
     pub(crate) fn dirty_bytes(&self) -> u64 {

@@ -1,37 +1,55 @@
 //! From dirty blocks to the layer: zero blocks become holes, the rest is hashed and compressed
 //! on the pool, looked up, appended if new, and mapped, all in one commit.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, sync_channel};
 
 use bytes::Bytes;
 use rayon::prelude::*;
 
 use crate::commit::{Weight, commit};
 use crate::core::Core;
+use crate::dedup::DedupIndex;
 use crate::error::Result;
 use crate::file::{Blocks, File, Pending};
-use crate::id::{ChunkId, LayerId};
-use crate::mapping;
-use crate::record::{Body, InodeRecord, Run, Target};
-use crate::resolve::Window;
+use crate::id::{ChunkId, ContentHash};
+use crate::kv::Kv;
+use crate::layer_write::{Ground, write_blocks};
+use crate::record::Target;
 use crate::segment_format::{PreparedChunk, is_zero, prepare_block};
+use crate::segments::Segments;
 use crate::transaction::Transaction;
-use crate::units::{BLOCK_BYTES, WINDOW_BLOCKS};
+use crate::units::BLOCK_BYTES;
 
-/// Blocks of one commit: 8 MiB, so that others wait for at most that much hashing of look-ups,
-/// and a group of two still shares its sync.
-const COMMIT_BLOCKS_MAX: usize = 2048;
+/// Blocks of one commit: 4 MiB, so that others wait for at most that, its sync is a small part
+/// of its time, and hashing overlaps with writing.
+const COMMIT_BLOCKS_MAX: usize = 1024;
 
-/// Below this many blocks hashing on the caller's thread beats waking the pool.
-const POOL_BLOCKS_MIN: usize = 32;
+/// Below this many blocks, of 1.3 us each, hashing on the caller's thread beats waking the pool.
+const POOL_BLOCKS_MIN: usize = 128;
 
-/// A block made ready: `None` is all zeros.
-pub(crate) type Prepared = (u64, Option<PreparedChunk>);
+/// What a block will read as.
+#[derive(Debug)]
+pub(crate) enum Content {
+    Zeros,
+    /// It was found under this chunk.
+    Stored {
+        chunk: ChunkId,
+        hash: ContentHash,
+        bytes: Bytes,
+    },
+    New(PreparedChunk),
+}
 
-/// For each touched window, what the layers below the file's own layer show there.
-pub(crate) type Below = BTreeMap<u64, Arc<Window>>;
+/// Blocks made ready, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Prepared {
+    pub(crate) blocks: Vec<(u64, Content)>,
+    /// `DedupIndex::drops` before they were looked up.
+    drops: u64,
+}
 
 /// Commits what is dirty now. When this returns, all that was written to the file before the
 /// call is durable.
@@ -47,37 +65,44 @@ pub(crate) fn flush_locked(core: &Core, file: &File) -> Result<()> {
         if state.deleted || !state.is_dirty() {
             return core.committer.healthy();
         }
-        let blocks = Arc::new(std::mem::take(&mut state.dirty));
-        state.flushing = Some(Arc::clone(&blocks));
+        debug_assert!(state.flushing.is_empty(), "one flush at a time");
+        state.flushing = std::mem::take(&mut state.dirty);
+        state.large_bytes = 0;
         state.dirty_since = None;
-        (blocks, state.pending)
+        let blocks = state.flushing.iter().map(|(block, bytes)| (*block, bytes.clone()));
+        (blocks.collect::<Vec<_>>(), state.pending)
     };
-    let outcome = commit_blocks(core, file, &blocks, pending);
+    let outcome = commit_blocks(core, file, blocks, pending);
     let mut state = file.state.write();
-    state.flushing = None;
     match &outcome {
         Ok(()) => {
+            debug_assert!(state.flushing.is_empty(), "every part was committed");
             if state.pending == pending {
                 state.pending = None;
             }
-            core.files.sub_dirty(blocks.len());
         }
-        Err(_) => put_back(core, &mut state, &blocks),
+        Err(_) => put_back(core, &mut state),
     }
+    drop(state);
+    core.files.note_full(matches!(outcome, Err(crate::Error::NoSpace { .. })));
+    file.room.ring();
     outcome
 }
 
-/// After a failed flush the blocks are dirty again, but for those written anew meanwhile.
-fn put_back(core: &Core, state: &mut crate::file::FileState, blocks: &Blocks) {
+/// After a failed flush what was not committed is dirty again, but for what was written anew
+/// meanwhile.
+fn put_back(core: &Core, state: &mut crate::file::FileState) {
+    let blocks = std::mem::take(&mut state.flushing);
     if state.deleted {
         core.files.sub_dirty(blocks.len());
         return;
     }
     for (block, bytes) in blocks {
-        if state.dirty.contains_key(block) {
-            core.files.sub_dirty(1);
-        } else {
-            state.dirty.insert(*block, bytes.clone());
+        match state.dirty.entry(block) {
+            Entry::Occupied(_) => core.files.sub_dirty(1),
+            Entry::Vacant(entry) => {
+                entry.insert(bytes);
+            }
         }
     }
     state.dirty_since.get_or_insert_with(std::time::Instant::now);
@@ -86,48 +111,149 @@ fn put_back(core: &Core, state: &mut crate::file::FileState, blocks: &Blocks) {
 fn commit_blocks(
     core: &Core,
     file: &File,
-    blocks: &Blocks,
+    mut blocks: Vec<(u64, Bytes)>,
     pending: Option<Pending>,
 ) -> Result<()> {
-    let all: Vec<(u64, Bytes)> = blocks.iter().map(|(b, bytes)| (*b, bytes.clone())).collect();
-    if all.is_empty() {
-        return commit_part(core, file, Vec::new(), pending);
-    }
-    for part in all.chunks(COMMIT_BLOCKS_MAX) {
-        let prepared = prepare(core, part.to_vec());
+    let mut next_part = || {
+        let count = blocks.len().min(COMMIT_BLOCKS_MAX);
+        blocks.drain(..count).collect::<Vec<_>>()
+    };
+    // Without blocks there still is the change of attributes.
+    let first = next_part();
+    let mut next = Some((last_of(&first), Preparing::begin(core, first)));
+    while let Some((last, preparing)) = next {
+        let prepared = preparing.end()?;
+        // The next part is hashed while this one is appended and synced.
+        let part = next_part();
+        next = (!part.is_empty()).then(|| (last_of(&part), Preparing::begin(core, part)));
         commit_part(core, file, prepared, pending)?;
+        let mut state = file.state.write();
+        // Parts go in order: what comes behind this one is what is left.
+        let left = last.map_or_else(Blocks::new, |last| state.flushing.split_off(&(last + 1)));
+        let done = std::mem::replace(&mut state.flushing, left);
+        drop(state);
+        core.files.sub_dirty(done.len());
+        file.room.ring();
     }
     Ok(())
 }
 
-/// Hashes and compresses, in parallel where it pays.
-pub(crate) fn prepare(core: &Core, blocks: Vec<(u64, Bytes)>) -> Vec<Prepared> {
-    let compress = core.options.compress;
-    let one = |(block, bytes): (u64, Bytes)| {
-        debug_assert_eq!(bytes.len(), BLOCK_BYTES, "dirty blocks are whole");
-        (block, (!is_zero(&bytes)).then(|| prepare_block(bytes, compress)))
-    };
-    if blocks.len() < POOL_BLOCKS_MIN {
-        return blocks.into_iter().map(one).collect();
+fn last_of(part: &[(u64, Bytes)]) -> Option<u64> {
+    part.last().map(|(block, _)| *block)
+}
+
+/// Blocks that are being hashed, compressed and looked up.
+enum Preparing {
+    Done(Result<Prepared>),
+    OnPool(Receiver<Result<Prepared>>),
+}
+
+impl Preparing {
+    fn begin(core: &Core, blocks: Vec<(u64, Bytes)>) -> Self {
+        if blocks.len() < POOL_BLOCKS_MIN {
+            return Self::Done(prepare(core, blocks));
+        }
+        let work = Preparation::of(core);
+        let (done, receiver) = sync_channel(1);
+        core.pool.spawn(move || {
+            // Nobody receives it when an earlier part failed.
+            let _ = done.send(work.run(blocks));
+        });
+        Self::OnPool(receiver)
     }
-    core.pool.install(|| blocks.into_par_iter().map(one).collect())
+
+    fn end(self) -> Result<Prepared> {
+        let gone = |_| {
+            let reason = "a thread that hashes blocks panicked".to_owned();
+            Err(crate::Error::Poisoned { reason })
+        };
+        match self {
+            Self::Done(prepared) => prepared,
+            Self::OnPool(receiver) => receiver.recv().unwrap_or_else(gone),
+        }
+    }
+}
+
+/// What preparing needs of the store.
+struct Preparation {
+    kv: Arc<dyn Kv>,
+    segments: Arc<Segments>,
+    dedup: Arc<DedupIndex>,
+    compress: bool,
+}
+
+impl Preparation {
+    fn of(core: &Core) -> Self {
+        Self {
+            kv: Arc::clone(&core.kv),
+            segments: Arc::clone(&core.segments),
+            dedup: Arc::clone(&core.dedup),
+            compress: core.options.compress,
+        }
+    }
+
+    fn run(&self, blocks: Vec<(u64, Bytes)>) -> Result<Prepared> {
+        let drops = self.dedup.drops();
+        let hashed = in_parallel(blocks, |bytes| {
+            debug_assert_eq!(bytes.len(), BLOCK_BYTES, "dirty blocks are whole");
+            (!is_zero(&bytes)).then(|| (ContentHash::of(&bytes), bytes))
+        });
+        let hashes: Vec<_> =
+            hashed.iter().filter_map(|(_, chunk)| chunk.as_ref().map(|(hash, _)| hash)).collect();
+        let found = self.dedup.find(self.kv.as_ref(), &self.segments, &hashes)?;
+        let mut found = found.into_iter();
+        let looked_up = |(block, chunk): (u64, Option<(ContentHash, Bytes)>)| {
+            let found = chunk.as_ref().and_then(|_| found.next().flatten());
+            (block, (chunk, found))
+        };
+        let looked_up = hashed.into_iter().map(looked_up).collect();
+        let blocks = in_parallel(looked_up, |(chunk, found)| match (chunk, found) {
+            (None, _) => Content::Zeros,
+            (Some((hash, bytes)), Some(chunk)) => Content::Stored { chunk, hash, bytes },
+            (Some((hash, bytes)), None) => Content::New(prepare_block(hash, bytes, self.compress)),
+        });
+        Ok(Prepared { blocks, drops })
+    }
+}
+
+/// Does the same with each block, in parallel where it pays.
+fn in_parallel<A: Send, B: Send>(
+    blocks: Vec<(u64, A)>,
+    one: impl Fn(A) -> B + Send + Sync,
+) -> Vec<(u64, B)> {
+    let both = |(block, content)| (block, one(content));
+    if blocks.len() < POOL_BLOCKS_MIN {
+        return blocks.into_iter().map(both).collect();
+    }
+    blocks.into_par_iter().with_min_len(POOL_BLOCKS_MIN).map(both).collect()
+}
+
+/// Hashes, looks up and compresses, on this thread.
+pub(crate) fn prepare(core: &Core, blocks: Vec<(u64, Bytes)>) -> Result<Prepared> {
+    Preparation::of(core).run(blocks)
 }
 
 fn commit_part(
     core: &Core,
     file: &File,
-    prepared: Vec<Prepared>,
+    prepared: Prepared,
     pending: Option<Pending>,
 ) -> Result<()> {
     let layer = file.state.read().layer()?;
-    let below = below(core, layer, &prepared)?;
-    let bytes = prepared.iter().filter_map(|(_, chunk)| Some(chunk.as_ref()?.stored.len())).sum();
+    let ground = Ground::look_up(core, layer, &prepared)?;
+    let (mut bytes, mut zeros) = (0, 0);
+    for (_, content) in &prepared.blocks {
+        match content {
+            Content::Zeros => zeros += 1,
+            Content::Stored { .. } => {}
+            Content::New(chunk) => bytes += chunk.stored.len(),
+        }
+    }
     let inode = file.inode;
-    let zeros = prepared.iter().filter(|(_, chunk)| chunk.is_none()).count();
     let weight = Weight { bytes, alone: false };
     let dedup = commit(core, weight, move |txn| {
         let mut record = txn.inode(inode)?;
-        let dedup = write_blocks(txn, &mut record, prepared, &below)?;
+        let dedup = write_blocks(txn, &mut record, prepared, &ground)?;
         if let Some(pending) = pending {
             record.size_bytes = pending.size_bytes;
             record.modified_at = record.modified_at.max(pending.modified_at);
@@ -138,24 +264,8 @@ fn commit_part(
     })?;
     core.tally.dedup_hits.fetch_add(dedup.hits, Ordering::Relaxed);
     core.tally.dedup_misses.fetch_add(dedup.misses, Ordering::Relaxed);
-    core.tally.zero_blocks.fetch_add(u64::try_from(zeros).unwrap_or(0), Ordering::Relaxed);
+    core.tally.zero_blocks.fetch_add(zeros, Ordering::Relaxed);
     Ok(())
-}
-
-/// Resolves the windows of the layers below. They are frozen, so what is found here still holds
-/// in the transaction; only the open layer changes, and the caller holds its file's flush lock.
-pub(crate) fn below(core: &Core, layer: LayerId, prepared: &[Prepared]) -> Result<Below> {
-    let mut below = Below::new();
-    let Some(parent) = core.resolver.parent(layer)? else {
-        return Ok(below);
-    };
-    for (block, _) in prepared {
-        let window = block / WINDOW_BLOCKS;
-        if let std::collections::btree_map::Entry::Vacant(entry) = below.entry(window) {
-            entry.insert(core.resolver.window(parent, window)?);
-        }
-    }
-    Ok(below)
 }
 
 /// Blocks found stored already, and new ones.
@@ -165,109 +275,25 @@ pub(crate) struct Dedup {
     pub(crate) misses: u64,
 }
 
-/// Writes prepared blocks (in order) into the file's open layer and keeps its count of used
-/// blocks. The caller puts the record.
-pub(crate) fn write_blocks(
-    txn: &mut Transaction<'_>,
-    record: &mut InodeRecord,
-    prepared: Vec<Prepared>,
-    below: &Below,
-) -> Result<Dedup> {
-    let Body::File { layer, .. } = record.body else {
-        return Err(crate::Error::invalid("this inode is not a file"));
-    };
-    let mut dedup = Dedup::default();
-    let visible = Visible::load(txn, layer, &prepared, below)?;
-    let mut runs: Vec<Run> = Vec::new();
-    for (block, target) in find_or_add(txn, prepared, &mut dedup)? {
-        match (visible.is_data(block), target) {
-            // A hole stays a hole without an entry.
-            (false, Target::Hole) => continue,
-            (true, Target::Hole) => record.used_blocks = record.used_blocks.saturating_sub(1),
-            (false, Target::Chunks(_)) => record.used_blocks += 1,
-            (true, Target::Chunks(_)) => {}
-        }
-        match runs.last_mut() {
-            Some(last) if last.end() == block && last.target.continues(last.count, target) => {
-                last.count += 1;
-            }
-            _ => runs.push(Run { first: block, count: 1, target }),
-        }
-    }
-    let has_below = txn.layer(layer)?.parent.is_some();
-    for run in runs {
-        let taken = mapping::take(txn, layer, (run.first, run.end()))?;
-        mapping::release(txn, &taken)?;
-        // With nothing below, no entry is a hole.
-        if has_below || run.target != Target::Hole {
-            mapping::place(txn, layer, run)?;
-        }
-    }
-    Ok(dedup)
-}
-
-/// Which of the blocks to be written hold data now.
-struct Visible {
-    own: BTreeMap<u64, Run>,
-    below: BTreeMap<u64, Vec<Option<ChunkId>>>,
-}
-
-impl Visible {
-    fn load(
-        txn: &Transaction<'_>,
-        layer: LayerId,
-        prepared: &[Prepared],
-        below: &Below,
-    ) -> Result<Self> {
-        let mut own = BTreeMap::new();
-        let mut seen = None;
-        for (block, _) in prepared {
-            let window = block / WINDOW_BLOCKS;
-            if seen.replace(window) == Some(window) {
-                continue;
-            }
-            let start = window * WINDOW_BLOCKS;
-            let limit = usize::try_from(WINDOW_BLOCKS).unwrap_or(usize::MAX);
-            for run in mapping::runs(txn, layer, (start, start + WINDOW_BLOCKS), limit)? {
-                own.insert(run.first, run);
-            }
-        }
-        let below = below.iter().map(|(window, found)| (*window, found.chunks())).collect();
-        Ok(Self { own, below })
-    }
-
-    fn is_data(&self, block: u64) -> bool {
-        let own = self.own.range(..=block).next_back().map(|(_, run)| run);
-        if let Some(run) = own.filter(|run| block < run.end()) {
-            return run.target != Target::Hole;
-        }
-        let inside = usize::try_from(block % WINDOW_BLOCKS).unwrap_or(0);
-        let window = self.below.get(&(block / WINDOW_BLOCKS));
-        window.and_then(|chunks| chunks.get(inside)).is_some_and(Option::is_some)
-    }
-}
-
 /// For each block its chunk, found by its hash or added; counts already include the new name.
-fn find_or_add(
+pub(crate) fn find_or_add(
     txn: &mut Transaction<'_>,
-    prepared: Vec<Prepared>,
+    prepared: Prepared,
     dedup: &mut Dedup,
 ) -> Result<Vec<(u64, Target)>> {
-    let hashes = prepared
-        .iter()
-        .filter_map(|(_, chunk)| Some(chunk.as_ref()?.hash.as_bytes().to_vec()))
-        .collect();
-    let mut found = txn.find_chunks(hashes)?.into_iter();
-    let mut targets = Vec::with_capacity(prepared.len());
-    for (block, chunk) in prepared {
-        let Some(chunk) = chunk else {
-            targets.push((block, Target::Hole));
-            continue;
-        };
-        let stored = match found.next().flatten() {
-            Some(stored) => Some(stored),
-            // The same block may have come earlier in this commit.
-            None => txn.own_chunk(chunk.hash.as_bytes())?,
+    let mut targets = Vec::with_capacity(prepared.blocks.len());
+    for (block, content) in prepared.blocks {
+        let (stored, new) = match content {
+            Content::Zeros => {
+                targets.push((block, Target::Hole));
+                continue;
+            }
+            Content::Stored { chunk, hash, bytes } => {
+                let stored = txn.is_stored(chunk, &hash, prepared.drops).then_some(chunk);
+                (stored, Err((hash, bytes)))
+            }
+            // The same block may have come earlier in this commit, or since the look-up.
+            Content::New(chunk) => (txn.find_new(&chunk.hash), Ok(chunk)),
         };
         let id = match stored {
             Some(stored) if txn.retain(stored)? => {
@@ -276,10 +302,16 @@ fn find_or_add(
             }
             _ => {
                 dedup.misses += 1;
-                txn.add_chunk(chunk)?
+                // What was not expected to be new was not compressed: rare, and no harm.
+                txn.add_chunk(
+                    new.unwrap_or_else(|(hash, bytes)| prepare_block(hash, bytes, false)),
+                )?
             }
         };
         targets.push((block, Target::Chunks(id)));
     }
     Ok(targets)
 }
+
+#[cfg(test)]
+mod tests;

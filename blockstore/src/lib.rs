@@ -12,7 +12,7 @@
 //! # Layout
 //! - `store` (this file): the interface. It knows no NFS, no HTTP and no async runtime.
 //! - `namespace`, `attributes`, `paths`: directories, names, links, SETATTR.
-//! - `data`, `file`, `flush`: READ, WRITE, COMMIT.
+//! - `data`, `write`, `file_commit`: READ, WRITE, COMMIT; `file`, `flush`: what is dirty.
 //! - `snapshot`, `diff`: snapshots, clones, what differs.
 //! - `commit`, `transaction`, `mapping`: the one way in which anything changes.
 //! - `resolve`, `window_set`: from a block through the layers to its chunk.
@@ -31,20 +31,25 @@ mod codec;
 mod commit;
 mod compact;
 mod core;
+mod counts;
 mod data;
+mod dedup;
 mod diff;
 pub mod disk;
 mod error;
 mod file;
+mod file_commit;
 mod flush;
 mod id;
 pub mod kv;
+mod layer_write;
 mod log;
 mod mapping;
 mod name;
 mod namespace;
 mod open;
 mod options;
+mod own_runs;
 mod paths;
 mod reclaim;
 mod record;
@@ -54,13 +59,18 @@ mod segments;
 mod snapshot;
 mod stats;
 mod store;
+#[cfg(test)]
+mod testing;
 mod time;
 mod transaction;
 mod types;
 mod units;
+mod window;
 mod window_set;
+mod write;
 
 pub use error::{Error, ErrorKind, Result};
+pub use file_commit::{CommitDuty, Committed};
 pub use id::{
     ChunkId, ContentHash, InodeId, LayerId, SegmentId, SnapshotId, SnapshotIdParseError, StoreId,
 };

@@ -2,13 +2,15 @@
 //!
 //! Two primitives: [`take`] removes a range, splitting the runs at its edges, and answers what
 //! was there; [`place`] fills an empty range. Neither touches a chunk's count: the caller
-//! releases what it took and does not put elsewhere (I1).
+//! releases what it took and does not put elsewhere (I1). Blocks that a file was written are
+//! put in by `layer_write.rs`, many at once.
 
 use crate::error::{Error, Result};
 use crate::id::LayerId;
 use crate::kv::Family;
+use crate::own_runs::windows_beside;
 use crate::record::{Run, Target, key, split_two};
-use crate::transaction::{Touched, Transaction};
+use crate::transaction::{Touched, TouchedWindows, Transaction};
 use crate::units::WINDOW_BLOCKS;
 
 /// Runs that one call looks up; callers bound their ranges so that this is never reached.
@@ -41,6 +43,16 @@ pub(crate) fn runs(
     Ok(found)
 }
 
+/// The layer's entries that meet or touch a window, whole, in order.
+pub(crate) fn beside_window(
+    txn: &Transaction<'_>,
+    layer: LayerId,
+    window: u64,
+) -> Result<Vec<Run>> {
+    let start = window * WINDOW_BLOCKS;
+    runs(txn, layer, (start.saturating_sub(1), start + WINDOW_BLOCKS + 1), RUNS_MAX)
+}
+
 /// Removes the range `[first, end)` from the layer's map and answers the runs that were there.
 pub(crate) fn take(
     txn: &mut Transaction<'_>,
@@ -50,12 +62,15 @@ pub(crate) fn take(
     let mut taken = Vec::new();
     let mut runs_delta: i64 = 0;
     let mut blocks_gone = 0;
+    let mut stale: Option<(u64, u64)> = None;
     for run in runs(txn, layer, (first, end), RUNS_MAX)? {
         let Some(part) = run.cut(first, end) else {
             continue;
         };
         txn.delete(Family::Map, key::map(layer, run.first));
         runs_delta -= 1;
+        let (start, behind) = windows_beside(&run);
+        stale = Some((stale.map_or(start, |(first, _)| first), behind));
         let rests = [run.cut(run.first, first), run.cut(end, run.end())];
         for rest in rests.into_iter().flatten() {
             txn.put(Family::Map, key::map(layer, rest.first), rest.encode());
@@ -66,14 +81,14 @@ pub(crate) fn take(
         }
         taken.push(part);
     }
-    if let (Some(head), Some(tail)) = (taken.first(), taken.last()) {
+    if let (Some(head), Some(tail), Some(stale)) = (taken.first(), taken.last(), stale) {
         let mut record = txn.layer(layer)?;
         record.runs = record.runs.saturating_add_signed(runs_delta);
         record.blocks = record.blocks.saturating_sub(blocks_gone);
         txn.put_layer(layer, &record);
         let counters = txn.counters();
         counters.mapped_blocks = counters.mapped_blocks.saturating_sub(blocks_gone);
-        touch(txn, layer, (head.first, tail.end()), false);
+        touch(txn, layer, (head.first, tail.end()), (false, stale));
     }
     Ok(taken)
 }
@@ -107,22 +122,26 @@ pub(crate) fn place(txn: &mut Transaction<'_>, layer: LayerId, run: Run) -> Resu
     record.blocks += blocks;
     txn.put_layer(layer, &record);
     txn.counters().mapped_blocks += blocks;
-    touch(txn, layer, (run.first, run.end()), blocks > 0);
+    touch(txn, layer, (run.first, run.end()), (blocks > 0, windows_beside(&joined)));
     Ok(())
 }
 
-fn touch(txn: &mut Transaction<'_>, layer: LayerId, (first, end): (u64, u64), has_data: bool) {
+fn touch(
+    txn: &mut Transaction<'_>,
+    layer: LayerId,
+    (first, end): (u64, u64),
+    (has_data, stale): (bool, (u64, u64)),
+) {
     let (start, end) = (first / WINDOW_BLOCKS, end.div_ceil(WINDOW_BLOCKS));
-    txn.touch_windows(Touched { layer, start, end, has_data });
+    let windows = vec![TouchedWindows { start, end, has_data }];
+    txn.touch_windows(Touched { layer, windows, stale: vec![stale], known: Vec::new() });
 }
 
 /// Releases every chunk that the runs name.
 pub(crate) fn release(txn: &mut Transaction<'_>, taken: &[Run]) -> Result<()> {
     for run in taken {
         if let Target::Chunks(first) = run.target {
-            for step in 0..run.count {
-                txn.release(first.plus(step))?;
-            }
+            txn.release_run(first, run.count)?;
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! DATA_DIR/lock          held while a process has the store open
-//! DATA_DIR/FORMAT        "slackwater 1"
+//! DATA_DIR/FORMAT        "slackwater 2"
 //! DATA_DIR/index/        RocksDB
 //! DATA_DIR/log/          segments as they were written
 //! DATA_DIR/compacted/    segments that compaction made
@@ -22,6 +22,7 @@ use quick_cache::sync::Cache;
 use crate::codec::{Decoder, Encoder};
 use crate::commit::{Committer, Leader};
 use crate::core::{BlockWeight, Budget, Core, Tally};
+use crate::dedup::DedupIndex;
 use crate::disk::{Disk, FileRole, LocalDisk};
 use crate::error::{Error, Result};
 use crate::file::FileTable;
@@ -37,7 +38,7 @@ use crate::time::Clock;
 use crate::units::BLOCK_BYTES_U64;
 
 /// The format that this program writes; FORMAT.md describes it.
-pub(crate) const FORMAT_VERSION: u32 = 1;
+pub(crate) const FORMAT_VERSION: u32 = 2;
 
 const STORE_RECORD_VERSION: u8 = 1;
 
@@ -111,7 +112,7 @@ pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk
 /// Recovers the log into the index and builds what is held in memory.
 pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) -> Result<Core> {
     let budget = Budget::of(&options);
-    let segments = Arc::new(Segments::new(Arc::clone(&disk), budget.directories_bytes));
+    let segments = Arc::new(Segments::new(Arc::clone(&disk), budget.directories_bytes / 2));
     let durable = position(kv.as_ref())?;
     let recovered = Recovery {
         disk: Arc::clone(&disk),
@@ -132,6 +133,10 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
     let records = load_segments(kv.as_ref(), &segments)?;
     let kept_from = durable.map_or(SegmentId::new(0), |at| at.segment);
     remove_leftovers(disk.as_ref(), &records, kept_from)?;
+    let ids: Vec<SegmentId> =
+        records.iter().filter(|(_, record)| record.chunks > 0).map(|(id, _)| *id).collect();
+    let dedup =
+        DedupIndex::open(kv.as_ref(), &segments, ids.into_iter(), budget.directories_bytes / 2)?;
     let file_bytes = total_bytes(disk.as_ref(), &segments)?;
     let (store, handle_key, counters) = identity(kv.as_ref(), &recovered)?;
     let start = LogPosition { segment: kept_from, offset_bytes: 0, sequence: 0 };
@@ -152,6 +157,7 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
         kv,
         disk,
         segments,
+        dedup: Arc::new(dedup),
         files: FileTable::default(),
         clock: Clock::default(),
         committer,
@@ -162,6 +168,7 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
         index_bytes,
         checkpoint: Mutex::new(start),
         summary: Mutex::new(Summary::default()),
+        much_dirty: Arc::default(),
         gc: Mutex::new(()),
         options,
     })

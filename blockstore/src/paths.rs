@@ -6,7 +6,7 @@ use crate::file::attributes_of;
 use crate::id::InodeId;
 use crate::kv::{Family, KvRead};
 use crate::name::{FilePath, Name};
-use crate::namespace;
+use crate::namespace::{self, Removal};
 use crate::record::{Body, DirentRecord, InodeRecord, LayerRecord, encode_cookie, key};
 use crate::snapshot::open_layer;
 use crate::transaction::Transaction;
@@ -223,6 +223,33 @@ pub(crate) fn create_file(core: &Core, path: &FilePath, size_bytes: u64) -> Resu
         Ok((inode, record))
     })?;
     info(core, path.clone(), inode, &record)
+}
+
+pub(crate) fn rename(core: &Core, from: &FilePath, to: &FilePath) -> Result<()> {
+    let (from, to) = (from.clone(), to.clone());
+    core.commit(move |txn| {
+        let (directories, name) = from.split();
+        let mut directory = InodeId::ROOT;
+        for step in directories {
+            let found = entry_in(txn, directory, step)?;
+            directory = found.ok_or_else(|| Error::not_found(format!("`{from}`")))?.inode;
+        }
+        if entry_in(txn, directory, name)?.is_none() {
+            return Err(Error::not_found(format!("`{from}`")));
+        }
+        let (to_directory, to_name) = parent_or_make(txn, &to)?;
+        refuse_existing(txn, to_directory, &to_name, &to)?;
+        namespace::rename_in(txn, &(directory, name.clone()), &(to_directory, to_name))
+    })
+}
+
+pub(crate) fn remove(core: &Core, path: &FilePath) -> Result<()> {
+    let (directories, name) = path.split();
+    let directory = match FilePath::from_names(directories.to_vec()) {
+        Ok(parent) => resolve(core, &parent)?,
+        Err(_) => InodeId::ROOT,
+    };
+    namespace::remove(core, directory, name, Removal::Any).map(|_| ())
 }
 
 pub(crate) fn create_directories(core: &Core, path: &FilePath) -> Result<Attributes> {

@@ -13,16 +13,19 @@
 //! layer     layer u64                             LayerRecord
 //! child     parent u64, child u64                 -
 //! map       layer u64, first block u64            Run
-//! hash      blake3 32                             chunk u64
-//! refs      chunk u64                             count u32 (never 1)
+//! hash      first 8 bytes of a blake3             chunk u64
+//! refs      first chunk of 64, u64                CountPage
 //! segment   segment u64                           SegmentRecord
 //! queue     kind u8, subject                      -
 //! ```
 //! Integers are big-endian, so that keys sort by number.
 
+mod counts;
 #[cfg(test)]
 pub(crate) mod golden;
 pub(crate) mod key;
+
+pub(crate) use counts::CountPage;
 
 use crate::codec::{Decoder, Encoder};
 use crate::error::{Error, Result};
@@ -30,7 +33,7 @@ use crate::id::{ChunkId, InodeId, LayerId, SegmentId, SnapshotId};
 use crate::time::Timestamp;
 use crate::types::{DeletionPolicy, FileKind, Labels};
 
-/// The version byte of all values of format 1.
+/// The version byte of all values of format 2.
 const VERSION: u8 = 1;
 
 fn two(first: u64, second: u64) -> Vec<u8> {
@@ -545,14 +548,6 @@ impl LogPosition {
         d.end()?;
         Ok(position)
     }
-}
-
-/// Reads a chunk count.
-pub(crate) fn decode_count(bytes: &[u8]) -> Result<u32> {
-    let mut d = Decoder::new("chunk count", bytes);
-    let count = d.u32()?;
-    d.end()?;
-    Ok(count)
 }
 
 /// Reads a chunk id.

@@ -7,7 +7,9 @@
 //! frozen       [ Z Z Z Z Z ]
 //! ```
 //! A window of a frozen layer is resolved once and shared by all clones above it. A window in
-//! which the open layer has no entry *is* the window below.
+//! which the open layer has no entry *is* the window below. A commit drops the windows it wrote
+//! to and leaves the layer's own entries there (`own_runs.rs`), so that they are resolved again
+//! without the index.
 //!
 //! The structure lock: walks of the layers hold it shared, the application of a commit holds it
 //! exclusively (`commit.rs`). So a walk sees the index, the layer table and the caches of one
@@ -23,87 +25,27 @@ use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
 use crate::error::{Error, Result};
-use crate::id::{ChunkId, LayerId};
+use crate::id::LayerId;
 use crate::kv::{Family, Kv, KvRead};
+use crate::own_runs::{OwnRuns, OwnWindow};
 use crate::record::{LayerRecord, LayerState, Run, Target, key, split_two};
 use crate::transaction::Touched;
 use crate::units::WINDOW_BLOCKS;
+use crate::window::Window;
 use crate::window_set::WindowSet;
 
 /// Bytes that a cached window takes in memory beside its runs, about.
 const WINDOW_MEMORY_BYTES: u64 = 160;
+
+/// The part of the memory that lists of own entries take: they serve files that are written at
+/// random, the rest serves all that is read.
+const OWN_RUNS_DIVISOR: u64 = 4;
 
 /// Layers whose records and window sets are kept in memory.
 const LAYERS_CACHED: usize = 1 << 16;
 
 /// Over this many windows a change drops all cached windows of its layer at once.
 const DROP_SINGLY_MAX: u64 = 64;
-
-/// A window with all layers resolved: runs of chunks in order; what is between them is zeros.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Window {
-    /// `first` counts from the window's start.
-    runs: Vec<Run>,
-}
-
-impl Window {
-    /// The runs, first blocks counted from the window's start; holes are left out.
-    pub(crate) fn runs(&self) -> &[Run] {
-        &self.runs
-    }
-
-    /// For each block of the window its chunk.
-    pub(crate) fn chunks(&self) -> Vec<Option<ChunkId>> {
-        let mut chunks = vec![None; usize::try_from(WINDOW_BLOCKS).unwrap_or(0)];
-        for run in &self.runs {
-            let Target::Chunks(first) = run.target else {
-                continue;
-            };
-            for step in 0..run.count {
-                if let Some(slot) =
-                    usize::try_from(run.first + step).ok().and_then(|i| chunks.get_mut(i))
-                {
-                    *slot = Some(first.plus(step));
-                }
-            }
-        }
-        chunks
-    }
-
-    /// This window with `own` entries (in window coordinates, in order, disjoint) over it.
-    fn overlaid(&self, own: &[Run]) -> Self {
-        let mut runs: Vec<Run> = Vec::with_capacity(self.runs.len() + own.len());
-        let mut below = self.runs.iter();
-        let mut current = below.next().copied();
-        let mut covered = 0;
-        let keep = |runs: &mut Vec<Run>, run: Run| match runs.last_mut() {
-            Some(last)
-                if last.end() == run.first && last.target.continues(last.count, run.target) =>
-            {
-                last.count += run.count;
-            }
-            _ => runs.push(run),
-        };
-        let end_of_window = Run { first: WINDOW_BLOCKS, count: 1, target: Target::Hole };
-        for over in own.iter().chain([&end_of_window]) {
-            // What lies below and before this entry shows through.
-            while let Some(run) = current {
-                if let Some(part) = run.cut(covered, over.first) {
-                    keep(&mut runs, part);
-                }
-                if run.end() > over.first {
-                    break;
-                }
-                current = below.next().copied();
-            }
-            if over.first < WINDOW_BLOCKS && over.target != Target::Hole {
-                keep(&mut runs, *over);
-            }
-            covered = over.end();
-        }
-        Self { runs }
-    }
-}
 
 /// A layer in memory.
 #[derive(Debug)]
@@ -130,8 +72,7 @@ struct WindowWeight;
 
 impl Weighter<(LayerId, u32, u64), Arc<Window>> for WindowWeight {
     fn weight(&self, _: &(LayerId, u32, u64), window: &Arc<Window>) -> u64 {
-        let runs = window.runs.capacity() * size_of::<Run>();
-        WINDOW_MEMORY_BYTES + u64::try_from(runs).unwrap_or(u64::MAX)
+        WINDOW_MEMORY_BYTES + window.memory_bytes()
     }
 }
 
@@ -152,13 +93,36 @@ impl Windows {
     }
 }
 
+/// Layers in memory. A commit that changes a layer puts another one in its place.
+type Layers = Cache<LayerId, Arc<Layer>>;
+
+/// A layer at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct LayerMoment {
+    layers: Arc<Layers>,
+    layer: Arc<Layer>,
+}
+
+impl LayerMoment {
+    pub(crate) fn parent(&self) -> Option<LayerId> {
+        self.layer.parent
+    }
+
+    /// No commit has changed the layer since. For the leader, next to whom nobody commits.
+    pub(crate) fn is_current(&self, id: LayerId) -> bool {
+        self.layers.get(&id).is_some_and(|layer| Arc::ptr_eq(&layer, &self.layer))
+    }
+}
+
 /// Resolves windows; holds the caches.
 #[derive(Debug)]
 pub(crate) struct Resolver {
     kv: Arc<dyn Kv>,
     /// See the module's text.
     pub(crate) structure: RwLock<()>,
-    layers: Cache<LayerId, Arc<Layer>>,
+    layers: Arc<Layers>,
+    /// Own entries of layers that were written to lately.
+    own: OwnRuns,
     windows: Cache<(LayerId, u32, u64), Arc<Window>, WindowWeight>,
     /// How often entries moved between layers: a reader whose layer was looked up before a move
     /// and resolved after it looks again.
@@ -169,11 +133,14 @@ pub(crate) struct Resolver {
 
 impl Resolver {
     pub(crate) fn new(kv: Arc<dyn Kv>, memory_bytes: u64) -> Self {
+        let own_bytes = memory_bytes / OWN_RUNS_DIVISOR;
+        let memory_bytes = memory_bytes - own_bytes;
         let windows = usize::try_from(memory_bytes / WINDOW_MEMORY_BYTES).unwrap_or(usize::MAX);
         Self {
             kv,
             structure: RwLock::new(()),
-            layers: Cache::new(LAYERS_CACHED),
+            layers: Arc::new(Cache::new(LAYERS_CACHED)),
+            own: OwnRuns::new(own_bytes),
             windows: Cache::with_weighter(windows, memory_bytes, WindowWeight),
             moves: AtomicU64::new(0),
             epochs: RwLock::new(HashMap::new()),
@@ -182,7 +149,7 @@ impl Resolver {
 
     /// Bytes that cached windows take in memory, about.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.windows.weight()
+        self.windows.weight() + self.own.memory_bytes()
     }
 
     /// A number that changes whenever entries move between layers.
@@ -200,20 +167,40 @@ impl Resolver {
         (layer, epoch, window)
     }
 
-    /// The window if it is cached, without touching the index.
+    /// The window if it can be told without touching the index.
     pub(crate) fn cached(&self, layer: LayerId, window: u64) -> Option<Arc<Window>> {
         if let Some(found) = self.windows.get(&self.cache_key(layer, window)) {
             return Some(found);
         }
         // An open layer without entries in the window shows the window below.
         let state = self.layers.get(&layer)?;
-        if !state.is_open || state.windows.lock().as_ref()?.owned.contains(window) {
+        if !state.is_open {
             return None;
         }
+        if state.windows.lock().as_ref()?.owned.contains(window) {
+            return self.overlay_in_memory(layer, window);
+        }
+        self.cached_below(&state, window)
+    }
+
+    fn cached_below(&self, state: &Layer, window: u64) -> Option<Arc<Window>> {
         match state.parent {
             Some(parent) => self.windows.get(&self.cache_key(parent, window)),
             None => Some(Arc::new(Window::default())),
         }
+    }
+
+    /// The window of an open layer that was written to since it was last resolved.
+    fn overlay_in_memory(&self, layer: LayerId, window: u64) -> Option<Arc<Window>> {
+        // A commit that is being applied would be waited for.
+        let _walk = self.structure.try_read()?;
+        let own = self.own.get(layer, window)?;
+        // Again, now that nothing changes.
+        let state = self.layers.get(&layer).filter(|state| state.is_open)?;
+        let below = self.cached_below(&state, window)?;
+        let resolved = Arc::new(below.overlaid(&inside(&own, window)));
+        self.windows.insert(self.cache_key(layer, window), Arc::clone(&resolved));
+        Some(resolved)
     }
 
     /// The window with all layers resolved.
@@ -267,10 +254,43 @@ impl Resolver {
 
     /// The layer's own entries in a window, in window coordinates.
     fn own_runs(&self, layer: LayerId, window: u64) -> Result<Vec<Run>> {
+        if let Some(own) = self.own.get(layer, window) {
+            return Ok(inside(&own, window));
+        }
         let start = window * WINDOW_BLOCKS;
-        let runs = runs_between(self.kv.as_ref(), layer, start, start + WINDOW_BLOCKS)?;
-        let local = runs.into_iter().map(|run| Run { first: run.first - start, ..run });
-        Ok(local.collect())
+        let end = start + WINDOW_BLOCKS;
+        Ok(inside(&whole_runs(self.kv.as_ref(), layer, (start, end))?, window))
+    }
+
+    /// The layer's own entries that meet or touch a window, whole, for one who will write to it.
+    pub(crate) fn own_window(&self, layer: LayerId, window: u64) -> Result<OwnWindow> {
+        if let Some(own) = self.own.get(layer, window) {
+            return Ok(own);
+        }
+        let _walk = self.structure.read();
+        let own = if self.is_empty_around(layer, window) {
+            OwnWindow::default()
+        } else {
+            let (start, behind) = (window * WINDOW_BLOCKS, (window + 1) * WINDOW_BLOCKS + 1);
+            let runs = whole_runs(self.kv.as_ref(), layer, (start.saturating_sub(1), behind))?;
+            Arc::new(runs)
+        };
+        self.own.put(layer, window, Arc::clone(&own));
+        Ok(own)
+    }
+
+    /// It is known that the layer has no entry in the window or in those beside it.
+    fn is_empty_around(&self, layer: LayerId, window: u64) -> bool {
+        let Some(state) = self.layers.get(&layer) else { return false };
+        let windows = state.windows.lock();
+        let next = windows.as_ref().map(|set| set.owned.next_from(window.saturating_sub(1)));
+        next.is_some_and(|next| next.is_none_or(|next| next > window + 1))
+    }
+
+    /// The layer as it is now.
+    pub(crate) fn moment(&self, id: LayerId) -> Result<LayerMoment> {
+        let _walk = self.structure.read();
+        Ok(LayerMoment { layers: Arc::clone(&self.layers), layer: self.layer(id)? })
     }
 
     /// The layer, loaded if need be. The caller holds the structure lock.
@@ -298,23 +318,15 @@ impl Resolver {
     fn load_windows(&self, id: LayerId) -> Result<Windows> {
         let mut set = Windows::default();
         let mut from = 0;
-        let end = key::map(LayerId::new(id.get() + 1), 0);
+        let (floor, end) = (key::map(id, 0), key::map(LayerId::new(id.get() + 1), 0));
         loop {
             // An entry that begins in a window that was passed may reach into this one.
-            let reaching = match runs_between(self.kv.as_ref(), id, from, from + 1)?.first() {
-                Some(_) => self.kv.last_at_or_before(Family::Map, &key::map(id, from))?,
-                None => None,
-            };
-            if let Some((key, value)) = reaching {
-                let (_, first) = split_two("map key", &key)?;
-                from = set.add(&Run::decode(first, &value)?) * WINDOW_BLOCKS;
-                continue;
-            }
             let mut found = None;
-            self.kv.scan(Family::Map, &key::map(id, from), &end, &mut |key, value| {
+            let at = key::map(id, from);
+            self.kv.scan_reaching(Family::Map, (&floor, &at, &end), &mut |key, value| {
                 let (_, first) = split_two("map key", key)?;
-                found = Some(Run::decode(first, value)?);
-                Ok(ControlFlow::Break(()))
+                found = Some(Run::decode(first, value)?).filter(|run| run.end() > from);
+                Ok(if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
             })?;
             let Some(run) = found else { return Ok(set) };
             // Others that begin in these windows add nothing, but by reaching further.
@@ -361,12 +373,6 @@ impl Resolver {
         Ok(next)
     }
 
-    /// The layer below.
-    pub(crate) fn parent(&self, layer: LayerId) -> Result<Option<LayerId>> {
-        let _walk = self.structure.read();
-        self.layer(layer).map(|layer| layer.parent)
-    }
-
     /// The layer and all below it.
     pub(crate) fn chain(&self, layer: LayerId) -> Result<Vec<LayerId>> {
         let _walk = self.structure.read();
@@ -379,24 +385,38 @@ impl Resolver {
         Ok(chain)
     }
 
-    /// Before a commit is applied: the layer has entries in these windows. The caller holds
+    /// When a commit is applied: the layer has entries in these windows. The caller holds
     /// the structure lock exclusively.
     pub(crate) fn add_windows(&self, touched: Touched) {
-        let Touched { layer: id, start, end, has_data } = touched;
+        let Touched { layer: id, windows: touched, stale, known } = touched;
         if let Some(layer) = self.layers.get(&id)
             && let Some(windows) = layer.windows.lock().as_mut()
         {
-            windows.owned.insert(start, end);
-            if has_data {
-                windows.data.insert(start, end);
+            for range in &touched {
+                windows.owned.insert(range.start, range.end);
+                if range.has_data {
+                    windows.data.insert(range.start, range.end);
+                }
             }
         }
+        for range in &touched {
+            self.drop_range(id, (range.start, range.end));
+        }
+        for range in stale {
+            self.own.drop_range(id, range);
+        }
+        for (window, runs) in known {
+            self.own.put(id, window, runs);
+        }
+    }
+
+    fn drop_range(&self, layer: LayerId, (start, end): (u64, u64)) {
         if end.saturating_sub(start) > DROP_SINGLY_MAX {
-            *self.epochs.write().entry(id).or_insert(0) += 1;
+            *self.epochs.write().entry(layer).or_insert(0) += 1;
             return;
         }
         for window in start..end {
-            self.windows.remove(&self.cache_key(id, window));
+            self.windows.remove(&self.cache_key(layer, window));
         }
     }
 
@@ -407,6 +427,7 @@ impl Resolver {
             None => {
                 self.layers.remove(&id);
                 self.epochs.write().remove(&id);
+                self.own.forget(id);
             }
             Some(record) => {
                 let fresh = in_memory(record);
@@ -427,75 +448,21 @@ fn in_memory(record: &LayerRecord) -> Layer {
     }
 }
 
-/// The entries of a layer that meet `[first, end)`, cut to it, in order.
-pub(crate) fn runs_between(
-    kv: &dyn KvRead,
-    layer: LayerId,
-    first: u64,
-    end: u64,
-) -> Result<Vec<Run>> {
+/// The parts of a layer's entries that are inside a window, in its coordinates.
+fn inside(runs: &[Run], window: u64) -> Vec<Run> {
+    let start = window * WINDOW_BLOCKS;
+    let parts = runs.iter().filter_map(|run| run.cut(start, start + WINDOW_BLOCKS));
+    parts.map(|run| Run { first: run.first - start, ..run }).collect()
+}
+
+/// The entries of a layer that meet `[first, end)`, whole, in order.
+fn whole_runs(kv: &dyn KvRead, layer: LayerId, (first, end): (u64, u64)) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
-    // An entry that begins before may reach in.
-    if first > 0
-        && let Some((key, value)) =
-            kv.last_at_or_before(Family::Map, &key::map(layer, first - 1))?
-    {
-        let (of, start) = split_two("map key", &key)?;
-        if of == layer.get() {
-            runs.extend(Run::decode(start, &value)?.cut(first, end));
-        }
-    }
-    kv.scan(Family::Map, &key::map(layer, first), &key::map(layer, end), &mut |key, value| {
+    let (floor, from, to) = (key::map(layer, 0), key::map(layer, first), key::map(layer, end));
+    kv.scan_reaching(Family::Map, (&floor, &from, &to), &mut |key, value| {
         let (_, start) = split_two("map key", key)?;
-        runs.extend(Run::decode(start, value)?.cut(first, end));
+        runs.extend(Some(Run::decode(start, value)?).filter(|run| run.end() > first));
         Ok(ControlFlow::Continue(()))
     })?;
     Ok(runs)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn runs() -> impl Strategy<Value = Vec<Run>> {
-        prop::collection::vec((0u64..256, 1u64..40, prop::option::of(1u64..9)), 0..12).prop_map(
-            |raw| {
-                let mut end = 0;
-                let mut runs = Vec::new();
-                for (gap, count, chunk) in raw {
-                    let first = end + gap % 30;
-                    let count = count.min(WINDOW_BLOCKS.saturating_sub(first));
-                    if count == 0 {
-                        break;
-                    }
-                    let target =
-                        chunk.map_or(Target::Hole, |c| Target::Chunks(ChunkId::from_raw(c * 1000)));
-                    runs.push(Run { first, count, target });
-                    end = first + count;
-                }
-                runs
-            },
-        )
-    }
-
-    proptest! {
-        #[test]
-        fn an_overlay_shows_what_is_above_else_what_is_below(below in runs(), above in runs()) {
-            let below = Window::default().overlaid(&below);
-            let result = below.overlaid(&above);
-            let base = below.chunks();
-            for (block, chunk) in result.chunks().into_iter().enumerate() {
-                let block_number = block as u64;
-                let over = above.iter().find(|r| r.first <= block_number && block_number < r.end());
-                let expected = match over.map(|r| (r.target, block_number - r.first)) {
-                    Some((Target::Hole, _)) => None,
-                    Some((Target::Chunks(first), skip)) => Some(first.plus(skip)),
-                    None => base[block],
-                };
-                prop_assert_eq!(chunk, expected, "block {}", block);
-            }
-            prop_assert!(result.runs().windows(2).all(|pair| pair[0].end() <= pair[1].first));
-        }
-    }
 }

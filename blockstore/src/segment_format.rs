@@ -14,8 +14,10 @@
 //!           pages of 256 places, then pages of 256 hashes, each page behind with its crc32c
 //! ```
 //! A group's chunks lie one behind the other, so that blocks written in sequence are one
-//! contiguous read. The crc of a header covers the header and, in a group, its chunk entries;
-//! the crc of a commit covers header and body.
+//! contiguous read. The crc of a group or commit covers the store's id (so that what another
+//! store left in the same blocks of the disk is never taken), the header, and the chunk entries
+//! or the body; those of file header and directory cover them alone. Behind the last record lie
+//! only zeros.
 
 #[cfg(test)]
 mod golden;
@@ -30,7 +32,7 @@ use crate::kv::{Batch, Family, Write};
 use crate::units::BLOCK_BYTES;
 
 /// The last two characters are the format's version.
-const FILE_MAGIC: &[u8; 8] = b"SLKSEG01";
+const FILE_MAGIC: &[u8; 8] = b"SLKSEG02";
 const GROUP_MAGIC: u32 = u32::from_be_bytes(*b"SWCG");
 const COMMIT_MAGIC: u32 = u32::from_be_bytes(*b"SWCM");
 const DIRECTORY_MAGIC: u32 = u32::from_be_bytes(*b"SWDR");
@@ -53,6 +55,9 @@ const PLACE_BYTES: usize = 4 + 2 + 1 + 1 + 4;
 const HASH_BYTES: usize = 32;
 const PLACE_PAGE_BYTES: usize = PAGE_ENTRIES * PLACE_BYTES + CRC_BYTES;
 const HASH_PAGE_BYTES: usize = PAGE_ENTRIES * HASH_BYTES + CRC_BYTES;
+
+/// Bytes that are checked in search of a commit though they are of none: a fraction of a second.
+const COMMIT_SEARCH_BYTES_MAX: usize = 1 << 30;
 
 const _: () = assert!(FILE_HEADER_BYTES == 64);
 const _: () = assert!(GROUP_HEADER_BYTES == 32);
@@ -156,75 +161,93 @@ pub(crate) fn decode_file_header(name: FileName, bytes: &[u8]) -> Result<StoreId
     Ok(store)
 }
 
+/// The checksum of a group or commit: of the store's id, the header, and what is behind it.
+fn record_crc(store: StoreId, header: &[u8], behind: &[u8]) -> u32 {
+    let header = crc32c::crc32c_append(crc32c::crc32c(store.as_bytes()), header);
+    crc32c::crc32c_append(header, behind)
+}
+
+/// Puts the checksum of the record from `start` on between its header and what is behind.
+fn put_crc(out: &mut [u8], store: StoreId, (start, header_bytes): (usize, usize)) {
+    let (header, behind) = out[start..].split_at_mut(header_bytes);
+    let (header, crc_place) = header.split_at_mut(header_bytes - CRC_BYTES);
+    crc_place.copy_from_slice(&record_crc(store, header, behind).to_be_bytes());
+}
+
+/// The bytes that [`encode_group`] appends.
+pub(crate) fn group_bytes(chunks: &[PreparedChunk]) -> usize {
+    let of_chunk = |chunk: &PreparedChunk| CHUNK_ENTRY_BYTES + chunk.stored.len();
+    GROUP_HEADER_BYTES + chunks.iter().map(of_chunk).sum::<usize>()
+}
+
 /// Appends a group to `out`, which will lie at `offset_bytes` of the file, and answers the
 /// places of its chunks.
 pub(crate) fn encode_group(
     out: &mut Vec<u8>,
     offset_bytes: u64,
-    (segment, first_index): (SegmentId, u32),
+    (store, segment, first_index): (StoreId, SegmentId, u32),
     chunks: &[PreparedChunk],
 ) -> Result<Vec<Place>> {
     let payload: usize = chunks.iter().map(|chunk| chunk.stored.len()).sum();
-    let mut header = Encoder::new();
-    header
-        .u32(GROUP_MAGIC)
-        .u32(number_u32(chunks.len()))
-        .u64(segment.get())
-        .u32(first_index)
-        .u32(number_u32(payload))
-        .u32(0);
-    let header = header.finish();
-    let mut entries = Encoder::new();
-    for chunk in chunks {
-        let stored = u16::try_from(chunk.stored.len())
-            .map_err(|_| Error::invalid("a chunk is stored in at most 4096 bytes"))?;
-        entries.raw(chunk.hash.as_bytes()).u16(stored).u8(chunk.codec.number()).u8(0);
-        entries.u32(chunk.crc);
-    }
-    let entries = entries.finish();
-    let crc = crc32c::crc32c_append(crc32c::crc32c(&header), &entries);
     let start = out.len();
-    out.extend_from_slice(&header);
-    out.extend_from_slice(&crc.to_be_bytes());
-    out.extend_from_slice(&entries);
+    out.extend_from_slice(&GROUP_MAGIC.to_be_bytes());
+    out.extend_from_slice(&number_u32(chunks.len()).to_be_bytes());
+    out.extend_from_slice(&segment.get().to_be_bytes());
+    out.extend_from_slice(&first_index.to_be_bytes());
+    out.extend_from_slice(&number_u32(payload).to_be_bytes());
+    out.extend_from_slice(&[0; 4 + CRC_BYTES]);
+    let payload_start = GROUP_HEADER_BYTES + chunks.len() * CHUNK_ENTRY_BYTES;
+    let mut position = offset_bytes + u64::try_from(payload_start).unwrap_or(u64::MAX);
     let mut places = Vec::with_capacity(chunks.len());
     for chunk in chunks {
-        let position = offset_bytes + u64::try_from(out.len() - start).unwrap_or(u64::MAX);
-        let offset = u32::try_from(position)
+        let stored_bytes = u16::try_from(chunk.stored.len())
+            .map_err(|_| Error::invalid("a chunk is stored in at most 4096 bytes"))?;
+        out.extend_from_slice(chunk.hash.as_bytes());
+        out.extend_from_slice(&stored_bytes.to_be_bytes());
+        out.extend_from_slice(&[chunk.codec.number(), 0]);
+        out.extend_from_slice(&chunk.crc.to_be_bytes());
+        let offset_bytes = u32::try_from(position)
             .map_err(|_| Error::invalid("a segment file is smaller than 4 GiB"))?;
-        places.push(Place {
-            offset_bytes: offset,
-            stored_bytes: u16::try_from(chunk.stored.len()).unwrap_or(u16::MAX),
-            codec: chunk.codec,
-            crc: chunk.crc,
-        });
+        places.push(Place { offset_bytes, stored_bytes, codec: chunk.codec, crc: chunk.crc });
+        position += u64::from(stored_bytes);
+    }
+    put_crc(out, store, (start, GROUP_HEADER_BYTES));
+    for chunk in chunks {
         out.extend_from_slice(&chunk.stored);
     }
     Ok(places)
 }
 
+/// The bytes that [`encode_commit`] appends.
+pub(crate) fn commit_bytes(batch: &Batch) -> usize {
+    COMMIT_HEADER_BYTES + body_bytes(batch)
+}
+
+fn body_bytes(batch: &Batch) -> usize {
+    let of_write = |write: &Write| {
+        WRITE_HEADER_BYTES + write.key.len() + write.value.as_ref().map_or(0, Vec::len)
+    };
+    batch.iter().map(of_write).sum()
+}
+
 /// Appends a commit record.
-pub(crate) fn encode_commit(out: &mut Vec<u8>, sequence: u64, batch: &Batch) {
-    let body_bytes: usize = batch
-        .iter()
-        .map(|w| WRITE_HEADER_BYTES + w.key.len() + w.value.as_ref().map_or(0, Vec::len))
-        .sum();
-    let mut record = Encoder::new();
-    record.u32(COMMIT_MAGIC).u32(number_u32(body_bytes)).u64(sequence);
-    let header = record.finish();
-    let mut body = Encoder::new();
+pub(crate) fn encode_commit(out: &mut Vec<u8>, (store, sequence): (StoreId, u64), batch: &Batch) {
+    let start = out.len();
+    out.extend_from_slice(&COMMIT_MAGIC.to_be_bytes());
+    out.extend_from_slice(&number_u32(body_bytes(batch)).to_be_bytes());
+    out.extend_from_slice(&sequence.to_be_bytes());
+    out.extend_from_slice(&[0; CRC_BYTES]);
     for write in batch {
         let value = write.value.as_deref().unwrap_or_default();
         let key_bytes = u16::try_from(write.key.len()).unwrap_or(u16::MAX);
         assert_eq!(usize::from(key_bytes), write.key.len(), "keys are under 64 KiB");
-        body.u8(write.family.number()).u8(u8::from(write.value.is_some()));
-        body.u16(key_bytes).u32(number_u32(value.len())).raw(&write.key).raw(value);
+        out.extend_from_slice(&[write.family.number(), u8::from(write.value.is_some())]);
+        out.extend_from_slice(&key_bytes.to_be_bytes());
+        out.extend_from_slice(&number_u32(value.len()).to_be_bytes());
+        out.extend_from_slice(&write.key);
+        out.extend_from_slice(value);
     }
-    let body = body.finish();
-    let crc = crc32c::crc32c_append(crc32c::crc32c(&header), &body);
-    out.extend_from_slice(&header);
-    out.extend_from_slice(&crc.to_be_bytes());
-    out.extend_from_slice(&body);
+    put_crc(out, store, (start, COMMIT_HEADER_BYTES));
 }
 
 fn decode_batch(body: &[u8]) -> Result<Batch> {
@@ -261,13 +284,14 @@ pub(crate) enum Found {
     /// A commit.
     Commit { sequence: u64, batch: Batch },
     /// The directory: nothing follows in a log file.
-    Directory,
+    Directory { segment: SegmentId, chunks: u32 },
 }
 
 /// Reads the record at `offset` of the file's `bytes` and answers it and the offset behind it.
 /// `None` when there is no whole record: the end of the log, or bytes that were never synced.
 pub(crate) fn find_record(
     bytes: &[u8],
+    store: StoreId,
     offset: usize,
     verify_payload: bool,
 ) -> Result<Option<(Found, usize)>> {
@@ -276,14 +300,18 @@ pub(crate) fn find_record(
         return Ok(None);
     };
     match u32::from_be_bytes(*magic) {
-        GROUP_MAGIC => find_group(rest, offset, verify_payload),
-        COMMIT_MAGIC => find_commit(rest, offset),
+        GROUP_MAGIC => find_group(rest, store, (offset, verify_payload)),
+        COMMIT_MAGIC => find_commit(rest, store, offset),
         DIRECTORY_MAGIC => find_directory(rest, offset),
         _ => Ok(None),
     }
 }
 
-fn find_group(rest: &[u8], offset: usize, verify: bool) -> Result<Option<(Found, usize)>> {
+fn find_group(
+    rest: &[u8],
+    store: StoreId,
+    (offset, verify): (usize, bool),
+) -> Result<Option<(Found, usize)>> {
     let Some((header, behind)) = rest.split_at_checked(GROUP_HEADER_BYTES) else {
         return Ok(None);
     };
@@ -298,7 +326,7 @@ fn find_group(rest: &[u8], offset: usize, verify: bool) -> Result<Option<(Found,
         return Ok(None);
     };
     let covered = &header[..GROUP_HEADER_BYTES - CRC_BYTES];
-    if crc != crc32c::crc32c_append(crc32c::crc32c(covered), entries) {
+    if crc != record_crc(store, covered, entries) {
         return Ok(None);
     }
     let payload_bytes = usize::try_from(payload_bytes).unwrap_or(usize::MAX);
@@ -333,7 +361,7 @@ fn find_group(rest: &[u8], offset: usize, verify: bool) -> Result<Option<(Found,
     Ok(Some((Found::Group(group), payload_start + payload_bytes)))
 }
 
-fn find_commit(rest: &[u8], offset: usize) -> Result<Option<(Found, usize)>> {
+fn find_commit(rest: &[u8], store: StoreId, offset: usize) -> Result<Option<(Found, usize)>> {
     let Some((header, behind)) = rest.split_at_checked(COMMIT_HEADER_BYTES) else {
         return Ok(None);
     };
@@ -344,7 +372,7 @@ fn find_commit(rest: &[u8], offset: usize) -> Result<Option<(Found, usize)>> {
         return Ok(None);
     };
     let covered = &header[..COMMIT_HEADER_BYTES - CRC_BYTES];
-    if crc != crc32c::crc32c_append(crc32c::crc32c(covered), body) {
+    if crc != record_crc(store, covered, body) {
         return Ok(None);
     }
     let batch = decode_batch(body)?;
@@ -356,7 +384,7 @@ fn find_directory(rest: &[u8], offset: usize) -> Result<Option<(Found, usize)>> 
         return Ok(None);
     };
     let mut d = Decoder::new("directory header", header);
-    let (_magic, chunks, _segment, _pad, crc) = (d.u32()?, d.u32()?, d.u64()?, d.u32()?, d.u32()?);
+    let (_magic, chunks, segment, _pad, crc) = (d.u32()?, d.u32()?, d.u64()?, d.u32()?, d.u32()?);
     let covered = &header[..DIRECTORY_HEADER_BYTES - CRC_BYTES];
     let pages = usize::try_from(chunks).unwrap_or(usize::MAX).div_ceil(PAGE_ENTRIES);
     let length = pages
@@ -369,18 +397,38 @@ fn find_directory(rest: &[u8], offset: usize) -> Result<Option<(Found, usize)>> 
         && places.chunks(PLACE_PAGE_BYTES).all(page_is_whole)
         && hashes.chunks(HASH_PAGE_BYTES).all(page_is_whole);
     // One that was not synced whole is no directory: the chunks are all in the groups before it.
-    Ok(whole.then_some((Found::Directory, offset + length)))
+    let found = Found::Directory { segment: SegmentId::new(segment), chunks };
+    Ok(whole.then_some((found, offset + length)))
 }
 
-/// The highest sequence number of a whole commit record anywhere in `bytes`.
-pub(crate) fn highest_commit(bytes: &[u8]) -> Option<u64> {
+/// The sequence number of a whole commit record of the store that comes after commit `sequence`,
+/// if `bytes`, which begin at or behind that one, have any.
+///
+/// From the end on: in an append that was torn, the payload may be full of what looks like the
+/// begin of a long record. Such bytes cost at most [`COMMIT_SEARCH_BYTES_MAX`].
+pub(crate) fn commit_behind(bytes: &[u8], store: StoreId, sequence: u64) -> Option<u64> {
     let magic = COMMIT_MAGIC.to_be_bytes();
-    let starts = bytes.windows(4).enumerate().filter(|(_, four)| *four == magic);
-    let sequences = starts.filter_map(|(start, _)| match find_commit(&bytes[start..], start) {
-        Ok(Some((Found::Commit { sequence, .. }, _))) => Some(sequence),
-        _ => None,
-    });
-    sequences.max()
+    // As many as there is room for.
+    let last = u64::try_from(bytes.len() / COMMIT_HEADER_BYTES).unwrap_or(u64::MAX);
+    let plausible = sequence + 1..=sequence.saturating_add(last);
+    // Records do not overlap, so true ones take no more than the length.
+    let mut budget_bytes = bytes.len().saturating_add(COMMIT_SEARCH_BYTES_MAX);
+    let mut starts = bytes.windows(4).enumerate().rev().filter(|(_, four)| *four == magic);
+    starts.find_map(|(start, _)| {
+        let record = &bytes[start..];
+        let head = record.get(4..16)?.first_chunk::<12>()?;
+        let mut d = Decoder::new("commit header", head);
+        let (body_bytes, sequence) = (d.u32().ok()?, d.u64().ok()?);
+        let body_bytes = usize::try_from(body_bytes).unwrap_or(usize::MAX);
+        if !plausible.contains(&sequence) || body_bytes > record.len() {
+            return None;
+        }
+        budget_bytes = budget_bytes.checked_sub(body_bytes)?;
+        match find_commit(record, store, start) {
+            Ok(Some((Found::Commit { .. }, _))) => Some(sequence),
+            _ => None,
+        }
+    })
 }
 
 /// The directory record of `segment`.
@@ -488,9 +536,8 @@ pub(crate) fn restore_block(place: &Place, stored: &Bytes) -> Result<Bytes> {
     }
 }
 
-/// Hashes a block and compresses it where that saves at least one eighth.
-pub(crate) fn prepare_block(block: Bytes, compress: bool) -> PreparedChunk {
-    let hash = ContentHash::of(&block);
+/// Makes a block ready to be stored: compressed where that saves at least one eighth.
+pub(crate) fn prepare_block(hash: ContentHash, block: Bytes, compress: bool) -> PreparedChunk {
     let mut codec = Codec::Raw;
     let mut stored = block;
     if compress && looks_compressible(&stored) {

@@ -30,6 +30,9 @@ const OPEN_FILES: usize = 256;
 /// Bytes that one page of places takes in memory, for sizing the cache by budget.
 const PLACE_PAGE_MEMORY_BYTES: u64 = 4 << 10;
 
+/// The same of a page of hashes.
+const HASH_PAGE_MEMORY_BYTES: u64 = 8 << 10;
+
 /// The chunks' directory: in memory while the log appends, on the disk after.
 #[derive(Debug)]
 enum DirectoryState {
@@ -48,6 +51,7 @@ pub(crate) struct Segment {
 /// A page of a segment's directory in a file.
 type PageKey = (FileName, SegmentId, usize);
 type PlacePage = Arc<Vec<Option<Place>>>;
+type HashPage = Arc<Vec<ContentHash>>;
 
 /// The table.
 #[derive(Debug)]
@@ -56,17 +60,19 @@ pub(crate) struct Segments {
     table: RwLock<BTreeMap<SegmentId, Arc<Segment>>>,
     files: Cache<FileName, Arc<dyn DiskFile>>,
     pages: Cache<PageKey, PlacePage>,
+    hash_pages: Cache<PageKey, HashPage>,
     read_bytes: AtomicU64,
 }
 
 impl Segments {
     pub(crate) fn new(disk: Arc<dyn Disk>, memory_bytes: u64) -> Self {
-        let pages = usize::try_from(memory_bytes / PLACE_PAGE_MEMORY_BYTES).unwrap_or(usize::MAX);
+        let pages = |bytes: u64| usize::try_from(memory_bytes / 2 / bytes).unwrap_or(usize::MAX);
         Self {
             disk,
             table: RwLock::new(BTreeMap::new()),
             files: Cache::new(OPEN_FILES),
-            pages: Cache::new(pages.max(64)),
+            pages: Cache::new(pages(PLACE_PAGE_MEMORY_BYTES).max(64)),
+            hash_pages: Cache::new(pages(HASH_PAGE_MEMORY_BYTES).max(32)),
             read_bytes: AtomicU64::new(0),
         }
     }
@@ -110,7 +116,9 @@ impl Segments {
 
     /// Bytes that cached directory pages take in memory.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        u64::try_from(self.pages.len()).unwrap_or(u64::MAX) * PLACE_PAGE_MEMORY_BYTES
+        let bytes = |pages: usize, each: u64| u64::try_from(pages).unwrap_or(u64::MAX) * each;
+        bytes(self.pages.len(), PLACE_PAGE_MEMORY_BYTES)
+            + bytes(self.hash_pages.len(), HASH_PAGE_MEMORY_BYTES)
     }
 
     /// Chunks given out in a segment so far.
@@ -141,6 +149,66 @@ impl Segments {
     pub(crate) fn hashes(&self, first: ChunkId, count: u64) -> Result<Vec<ContentHash>> {
         let segment = self.require(first)?;
         self.hashes_of(&segment, first.index(), count)
+    }
+
+    /// Whether the chunk is stored, and is of this hash. For deduplication: a directory that
+    /// cannot be read only hides its chunks there.
+    pub(crate) fn has(&self, chunk: ChunkId, hash: &ContentHash) -> bool {
+        loop {
+            let Some(segment) = self.segment(chunk.segment()) else { return false };
+            match self.has_in(&segment, chunk, hash) {
+                Ok(has) => return has,
+                // Compaction removed the file meanwhile: the new one has the directory.
+                Err(_) if !self.is_current(&segment) => {}
+                Err(error) => {
+                    tracing::warn!(%chunk, %error, "a directory is not readable; its blocks are not shared");
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn has_in(&self, segment: &Segment, chunk: ChunkId, hash: &ContentHash) -> Result<bool> {
+        let index = usize::try_from(chunk.index()).unwrap_or(usize::MAX);
+        let (offset_bytes, chunks) = match &segment.directory {
+            DirectoryState::Open(directory) => {
+                let directory = directory.read();
+                return Ok(directory.hashes.get(index) == Some(hash)
+                    && directory.places.get(index).is_some_and(Option::is_some));
+            }
+            DirectoryState::Sealed { offset_bytes, chunks } => (*offset_bytes, *chunks),
+        };
+        if chunk.index() >= chunks {
+            return Ok(false);
+        }
+        let (page, inside) = (index / PAGE_ENTRIES, index % PAGE_ENTRIES);
+        let hashes = self.hash_page(segment, (offset_bytes, chunks), page)?;
+        if hashes.get(inside) != Some(hash) {
+            return Ok(false);
+        }
+        let places = self.place_page(segment, offset_bytes, page)?;
+        Ok(places.get(inside).is_some_and(Option::is_some))
+    }
+
+    fn place_page(&self, segment: &Segment, offset_bytes: u64, page: usize) -> Result<PlacePage> {
+        self.pages.get_or_insert_with(&(segment.file, segment.id, page), || {
+            let (offset, length) = format::place_page(offset_bytes, page);
+            let bytes = self.read_file(segment.file, offset, length)?;
+            decode_place_page(&bytes).map(Arc::new)
+        })
+    }
+
+    fn hash_page(
+        &self,
+        segment: &Segment,
+        (offset_bytes, chunks): (u64, u32),
+        page: usize,
+    ) -> Result<HashPage> {
+        self.hash_pages.get_or_insert_with(&(segment.file, segment.id, page), || {
+            let (offset, length) = format::hash_page(offset_bytes, chunks, page);
+            let bytes = self.read_file(segment.file, offset, length)?;
+            decode_hash_page(&bytes).map(Arc::new)
+        })
     }
 
     fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
@@ -181,12 +249,7 @@ impl Segments {
         let mut position = start;
         while position < end {
             let page = position / PAGE_ENTRIES;
-            let key = (segment.file, segment.id, page);
-            let entries = self.pages.get_or_insert_with(&key, || {
-                let (offset, length) = format::place_page(offset_bytes, page);
-                let bytes = self.read_file(segment.file, offset, length)?;
-                decode_place_page(&bytes).map(Arc::new)
-            })?;
+            let entries = self.place_page(segment, offset_bytes, page)?;
             let stop = end.min((page + 1) * PAGE_ENTRIES);
             let from = position % PAGE_ENTRIES;
             places.extend_from_slice(&entries[from..from + (stop - position)]);
@@ -213,9 +276,7 @@ impl Segments {
         let mut position = start;
         while position < end {
             let page = position / PAGE_ENTRIES;
-            let (offset, length) = format::hash_page(offset_bytes, chunks, page);
-            let bytes = self.read_file(segment.file, offset, length)?;
-            let entries = decode_hash_page(&bytes)?;
+            let entries = self.hash_page(segment, (offset_bytes, chunks), page)?;
             let stop = end.min((page + 1) * PAGE_ENTRIES);
             let from = position % PAGE_ENTRIES;
             hashes.extend_from_slice(&entries[from..from + (stop - position)]);
@@ -268,10 +329,26 @@ impl Segments {
 
     /// A chunk's stored bytes, not yet verified.
     pub(crate) fn stored(&self, chunk: ChunkId, place: &Place) -> Result<Bytes> {
-        let segment = self.require(chunk)?;
-        let offset_bytes = u64::from(place.offset_bytes);
-        let bytes = self.read_file(segment.file, offset_bytes, usize::from(place.stored_bytes))?;
-        Ok(Bytes::from(bytes))
+        let mut bytes = self.stored_span(chunk.segment(), &[*place])?;
+        bytes.pop().ok_or_else(|| outside(chunk.segment(), chunk.index(), 1))
+    }
+
+    /// The stored bytes of chunks that lie one behind the other, gaps between them or not; by
+    /// one read of the disk, and not yet verified.
+    pub(crate) fn stored_span(&self, id: SegmentId, places: &[Place]) -> Result<Vec<Bytes>> {
+        let (Some(first), Some(last)) = (places.first(), places.last()) else {
+            return Ok(Vec::new());
+        };
+        let segment = self.require(ChunkId::new(id, 0))?;
+        let start = first.offset_bytes;
+        let length = (last.offset_bytes - start) + u32::from(last.stored_bytes);
+        let length = usize::try_from(length).unwrap_or(usize::MAX);
+        let bytes = Bytes::from(self.read_file(segment.file, u64::from(start), length)?);
+        let one = |place: &Place| {
+            let from = usize::try_from(place.offset_bytes - start).unwrap_or(usize::MAX);
+            bytes.slice(from..from + usize::from(place.stored_bytes))
+        };
+        Ok(places.iter().map(one).collect())
     }
 
     fn read_extent(

@@ -61,7 +61,8 @@ pub(crate) fn stats(core: &Core) -> Stats {
             + core.blocks.weight()
             + core.kv.memory_bytes()
             + core.resolver.memory_bytes()
-            + core.segments.memory_bytes(),
+            + core.segments.memory_bytes()
+            + core.dedup.memory_bytes(),
         dedup_hits: of(&core.tally.dedup_hits),
         dedup_misses: of(&core.tally.dedup_misses),
         zero_blocks: of(&core.tally.zero_blocks),

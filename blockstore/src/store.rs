@@ -9,6 +9,7 @@ use crate::background::{self, Background};
 use crate::core::Core;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
+use crate::file_commit::{CommitDuty, Committed};
 use crate::id::{InodeId, SnapshotId, StoreId};
 use crate::kv::Kv;
 use crate::name::{FilePath, Name};
@@ -20,7 +21,10 @@ use crate::types::{
     FileInfo, GcReport, Labels, ReadReply, SetAttributes, Snapshot, SnapshotFilter,
     SnapshotRequest, Source, Stability, Stats, Written,
 };
-use crate::{attributes, check, compact, data, diff, namespace, open, paths, snapshot, stats};
+use crate::{
+    attributes, check, compact, data, diff, file_commit, namespace, open, paths, snapshot, stats,
+    write,
+};
 
 /// An open store. All methods are synchronous and may be called from many threads; those that
 /// may wait for the disk say so.
@@ -94,7 +98,7 @@ impl Store {
             return Ok(());
         }
         self.background.stop();
-        let outcome = data::commit_all(&self.core).and(compact::checkpoint(&self.core));
+        let outcome = file_commit::commit_all(&self.core).and(compact::checkpoint(&self.core));
         self.core.committer.close();
         outcome
     }
@@ -322,7 +326,49 @@ impl Store {
         data: Bytes,
         stability: Stability,
     ) -> Result<Written> {
-        data::write(&self.core, inode, offset_bytes, data, stability)
+        write::write(&self.core, inode, offset_bytes, data, stability)
+    }
+
+    /// Takes unstable data if that needs no waiting: the file is in memory and has room, and so
+    /// are the blocks that the data covers in part. `None`: call [`Store::write`].
+    ///
+    /// # Errors
+    /// As [`Store::write`], inside the option.
+    #[must_use]
+    pub fn try_write(
+        &self,
+        inode: InodeId,
+        offset_bytes: u64,
+        data: &Bytes,
+    ) -> Option<Result<Written>> {
+        write::try_write(&self.core, inode, offset_bytes, data)
+    }
+
+    /// As [`Store::commit`], but the outcome is told to `done`: by this thread, or by the one
+    /// that is committing the same file already. So callers that commit one file together hold
+    /// one thread. While they keep coming, the duty to go on is given back after a few commits:
+    /// it goes to [`Store::serve_commits`], by this thread or another.
+    #[must_use = "callers may wait for the duty to be done"]
+    pub fn commit_then(
+        &self,
+        inode: InodeId,
+        done: impl FnOnce(Result<(Change, u64)>) + Send + 'static,
+    ) -> Option<CommitDuty> {
+        file_commit::commit_then(&self.core, inode, Box::new(done))
+    }
+
+    /// Goes on with the commits of a file for which callers wait, and gives the duty back as
+    /// [`Store::commit_then`] does. Waits for the disk.
+    #[must_use = "callers may wait for the duty to be done"]
+    pub fn serve_commits(&self, duty: CommitDuty) -> Option<CommitDuty> {
+        file_commit::serve_commits(&self.core, duty)
+    }
+
+    /// As [`Store::commit_then`], for a caller that may not wait: while another thread is
+    /// committing the file, which will do it once more. `done` is asked for only then; answers
+    /// whether it was.
+    pub fn join_commit(&self, inode: InodeId, done: &mut dyn FnMut() -> Committed) -> bool {
+        file_commit::join_commit(&self.core, inode, done)
     }
 
     /// COMMIT of the whole file. Answers its attributes around it, and the write verifier under
@@ -331,7 +377,7 @@ impl Store {
     /// # Errors
     /// `IsDirectory`, `WrongKind`, `Stale`.
     pub fn commit(&self, inode: InodeId) -> Result<(Change, u64)> {
-        data::commit_file(&self.core, inode)
+        file_commit::commit_file(&self.core, inode)
     }
 
     /// Commits the dirty blocks of every file.
@@ -339,7 +385,7 @@ impl Store {
     /// # Errors
     /// The first failure.
     pub fn commit_all(&self) -> Result<()> {
-        data::commit_all(&self.core)
+        file_commit::commit_all(&self.core)
     }
 
     /// A snapshot seen as a read-only file: mode 0444, of root, with an inode number above 2^48
@@ -404,21 +450,7 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Exists`, `NotDirectory`, `Invalid`.
     pub fn rename_path(&self, from: &FilePath, to: &FilePath) -> Result<()> {
-        let (from, to) = (from.clone(), to.clone());
-        self.core.commit(move |txn| {
-            let (directories, name) = from.split();
-            let mut directory = InodeId::ROOT;
-            for step in directories {
-                let found = paths::entry_in(txn, directory, step)?;
-                directory = found.ok_or_else(|| Error::not_found(format!("`{from}`")))?.inode;
-            }
-            if paths::entry_in(txn, directory, name)?.is_none() {
-                return Err(Error::not_found(format!("`{from}`")));
-            }
-            let (to_directory, to_name) = paths::parent_or_make(txn, &to)?;
-            paths::refuse_existing(txn, to_directory, &to_name, &to)?;
-            namespace::rename_in(txn, &(directory, name.clone()), &(to_directory, to_name))
-        })
+        paths::rename(&self.core, from, to)
     }
 
     /// Deletes the file or link at `path`, or the directory if it is empty.
@@ -426,12 +458,7 @@ impl Store {
     /// # Errors
     /// `NotFound`, `NotEmpty`.
     pub fn remove_path(&self, path: &FilePath) -> Result<()> {
-        let (directories, name) = path.split();
-        let directory = match FilePath::from_names(directories.to_vec()) {
-            Ok(parent) => paths::resolve(&self.core, &parent)?,
-            Err(_) => InodeId::ROOT,
-        };
-        namespace::remove(&self.core, directory, name, Removal::Any).map(|_| ())
+        paths::remove(&self.core, path)
     }
 
     /// Regular files whose path begins with the bytes of `prefix` (it may end inside a name), in

@@ -10,13 +10,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::ops::ControlFlow;
 
+use crate::counts::Counts;
+use crate::dedup::{ByPrefix, DedupIndex, prefix};
 use crate::error::{Error, Result};
-use crate::id::{ChunkId, InodeId, LayerId, SegmentId};
+use crate::id::{ChunkId, ContentHash, InodeId, LayerId, SegmentId};
 use crate::kv::{Batch, Family, Kv, Write};
-use crate::record::{
-    Counters, InodeRecord, LayerRecord, SegmentRecord, decode_chunk, decode_count, key,
-};
+use crate::own_runs::OwnWindow;
+use crate::record::{Counters, InodeRecord, LayerRecord, SegmentRecord, key};
 use crate::segment_format::PreparedChunk;
+use crate::segments::Segments;
 use crate::time::{Clock, Timestamp};
 
 type Changes = BTreeMap<Vec<u8>, Option<Vec<u8>>>;
@@ -28,14 +30,24 @@ type Before = Option<Option<Vec<u8>>>;
 /// a count could overflow.
 const CHUNK_REFERENCES_MAX: u32 = 1 << 31;
 
-/// Windows of a layer, from `start` up to `end` (left out), whose entries changed.
+/// Windows of a layer, from `start` up to `end` (left out), whose blocks changed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Touched {
-    pub(crate) layer: LayerId,
+pub(crate) struct TouchedWindows {
     pub(crate) start: u64,
     pub(crate) end: u64,
     /// They got data, not only a hole or less than before.
     pub(crate) has_data: bool,
+}
+
+/// What became of a layer's map, for the caches.
+#[derive(Clone, Debug)]
+pub(crate) struct Touched {
+    pub(crate) layer: LayerId,
+    pub(crate) windows: Vec<TouchedWindows>,
+    /// Windows (end left out) that meet or touch an entry that changed.
+    pub(crate) stale: Vec<(u64, u64)>,
+    /// Windows whose entries are known now, whatever `stale` says.
+    pub(crate) known: Vec<(u64, OwnWindow)>,
 }
 
 /// What memory has to learn when the commit is applied.
@@ -52,6 +64,15 @@ pub(crate) struct Effects {
     /// Entries moved between layers, or left a layer that nothing names: a reader that is under
     /// way may hold a layer that no longer shows what it did.
     pub(crate) moves_entries: bool,
+    /// Chunks that are no longer stored.
+    pub(crate) dropped: Vec<(ChunkId, ContentHash)>,
+}
+
+/// What a transaction asks for blocks that are stored already.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stored<'a> {
+    pub(crate) dedup: &'a DedupIndex,
+    pub(crate) segments: &'a Segments,
 }
 
 /// The point to which a failed op is rolled back.
@@ -59,19 +80,27 @@ pub(crate) struct Effects {
 struct Savepoint {
     counters: Counters,
     undo: usize,
+    counts: usize,
     chunks: usize,
     windows: usize,
+    room_bytes: u64,
 }
 
 /// See the module's text.
 pub(crate) struct Transaction<'a> {
     kv: &'a dyn Kv,
+    stored: Stored<'a>,
     clock: &'a Clock,
     changes: BTreeMap<Family, Changes>,
     /// What each changed key had in `changes` before, newest last.
     undo: Vec<(Family, Vec<u8>, Before)>,
     counters: Counters,
+    counts: Counts,
     chunks: Vec<PreparedChunk>,
+    /// `chunks` by their hashes.
+    own: ByPrefix,
+    /// Chunks that compaction drops.
+    dropped: Vec<(ChunkId, ContentHash)>,
     /// The id of the first of `chunks`.
     first_chunk: (SegmentId, u32),
     /// Live chunks gained or lost, by segment; of the group, and of the op under way.
@@ -85,7 +114,7 @@ pub(crate) struct Transaction<'a> {
 
 impl<'a> Transaction<'a> {
     pub(crate) fn new(
-        kv: &'a dyn Kv,
+        (kv, stored): (&'a dyn Kv, Stored<'a>),
         clock: &'a Clock,
         counters: Counters,
         first_chunk: (SegmentId, u32),
@@ -93,11 +122,15 @@ impl<'a> Transaction<'a> {
     ) -> Self {
         Self {
             kv,
+            stored,
             clock,
             changes: BTreeMap::new(),
             undo: Vec::new(),
             counters,
+            counts: Counts::default(),
             chunks: Vec::new(),
+            own: ByPrefix::default(),
+            dropped: Vec::new(),
             first_chunk,
             live: HashMap::new(),
             live_of_op: HashMap::new(),
@@ -115,8 +148,10 @@ impl<'a> Transaction<'a> {
         self.savepoint = Some(Savepoint {
             counters: self.counters,
             undo: self.undo.len(),
+            counts: self.counts.changes(),
             chunks: self.chunks.len(),
             windows: self.windows.len(),
+            room_bytes: self.room_bytes,
         });
     }
 
@@ -142,14 +177,21 @@ impl<'a> Transaction<'a> {
             };
         }
         self.counters = savepoint.counters;
-        self.chunks.truncate(savepoint.chunks);
+        self.room_bytes = savepoint.room_bytes;
+        self.counts.roll_back(savepoint.counts);
+        for chunk in self.chunks.drain(savepoint.chunks..) {
+            self.own.remove(&prefix(&chunk.hash));
+        }
+        self.dropped.clear();
         self.windows.truncate(savepoint.windows);
         self.live_of_op.clear();
     }
 
     /// Nothing was changed.
     pub(crate) fn is_empty(&self) -> bool {
-        self.changes.values().all(BTreeMap::is_empty) && self.chunks.is_empty()
+        self.changes.values().all(BTreeMap::is_empty)
+            && self.chunks.is_empty()
+            && self.counts.changes() == 0
     }
 
     /// The chunks to append, and live chunks gained or lost by segment.
@@ -166,6 +208,7 @@ impl<'a> Transaction<'a> {
         let mut effects = Effects {
             windows: self.windows,
             moves_entries: self.moves_entries,
+            dropped: self.dropped,
             ..Effects::default()
         };
         let mut batch = Batch::new();
@@ -189,6 +232,7 @@ impl<'a> Transaction<'a> {
                 batch.push(Write { family, key, value });
             }
         }
+        self.counts.finish(&mut batch);
         Ok((batch, effects, self.counters, self.chunks))
     }
 
@@ -346,6 +390,12 @@ impl<'a> Transaction<'a> {
         self.put(Family::Layer, key::layer(layer), record.encode());
     }
 
+    /// Something of the layer changed in this transaction: its record, and so maybe its map.
+    pub(crate) fn has_changed_layer(&self, layer: LayerId) -> bool {
+        let changes = self.changes.get(&Family::Layer);
+        changes.is_some_and(|changes| changes.contains_key(&key::layer(layer)))
+    }
+
     /// The layer's entries in these windows changed.
     pub(crate) fn touch_windows(&mut self, touched: Touched) {
         self.windows.push(touched);
@@ -358,23 +408,19 @@ impl<'a> Transaction<'a> {
 
     // ---- chunks (I1: a chunk's count equals the map blocks naming it)
 
-    /// The ids under which these blocks are stored already, if they are; several at once,
-    /// since one look-up of many keys is far cheaper than many of one.
-    pub(crate) fn find_chunks(&self, hashes: Vec<Vec<u8>>) -> Result<Vec<Option<ChunkId>>> {
-        let changes = self.changes.get(&Family::Hash);
-        let stored = self.kv.get_many(Family::Hash, &hashes)?;
-        let of_one = |(hash, stored): (&Vec<u8>, Option<Vec<u8>>)| {
-            let changed = changes.and_then(|changes| changes.get(hash));
-            let bytes = changed.map_or(stored, Clone::clone);
-            bytes.as_deref().map(decode_chunk).transpose()
-        };
-        hashes.iter().zip(stored).map(of_one).collect()
+    /// Whether this chunk, found at a time when `drops` was as given, is stored.
+    pub(crate) fn is_stored(&self, chunk: ChunkId, hash: &ContentHash, drops: u64) -> bool {
+        let Stored { dedup, segments } = self.stored;
+        drops == dedup.drops() || segments.has(chunk, hash)
     }
 
-    /// The chunk that this transaction stores under `hash`, if it does.
-    pub(crate) fn own_chunk(&self, hash: &[u8]) -> Result<Option<ChunkId>> {
-        let own = self.changes.get(&Family::Hash).and_then(|changes| changes.get(hash));
-        own.and_then(Option::as_deref).map(decode_chunk).transpose()
+    /// A chunk of this hash that this transaction stores, or another did lately.
+    pub(crate) fn find_new(&self, hash: &ContentHash) -> Option<ChunkId> {
+        let own = self.own.get(&prefix(hash)).filter(|id| {
+            let position = usize::try_from(id.index() - self.first_chunk.1).ok();
+            position.and_then(|at| self.chunks.get(at)).is_some_and(|chunk| chunk.hash == *hash)
+        });
+        own.copied().or_else(|| self.stored.dedup.find_recent(self.stored.segments, hash))
     }
 
     /// Stores a new chunk with a count of one.
@@ -391,7 +437,7 @@ impl<'a> Transaction<'a> {
         let (segment, first) = self.first_chunk;
         let index = u32::try_from(self.chunks.len()).unwrap_or(u32::MAX);
         let id = ChunkId::new(segment, first + index);
-        self.put(Family::Hash, chunk.hash.as_bytes().to_vec(), id.raw().to_be_bytes().to_vec());
+        self.own.insert(prefix(&chunk.hash), id);
         self.chunks.push(chunk);
         self.now_live(id, 1);
         Ok(id)
@@ -402,8 +448,8 @@ impl<'a> Transaction<'a> {
         self.counters.live_chunks = self.counters.live_chunks.saturating_add_signed(delta);
     }
 
-    pub(crate) fn count(&self, chunk: ChunkId) -> Result<u32> {
-        self.get(Family::Refs, &key::refs(chunk))?.as_deref().map_or(Ok(1), decode_count)
+    pub(crate) fn count(&mut self, chunk: ChunkId) -> Result<u32> {
+        self.counts.get(self.kv, chunk)
     }
 
     /// One more block names the chunk; `false` when it has too many already.
@@ -416,7 +462,7 @@ impl<'a> Transaction<'a> {
             // Dead, yet still stored: it lives again.
             self.now_live(chunk, 1);
         }
-        self.set_count(chunk, count + 1);
+        self.counts.set(self.kv, chunk, count + 1)?;
         Ok(true)
     }
 
@@ -429,16 +475,22 @@ impl<'a> Transaction<'a> {
         if less == 0 {
             self.now_live(chunk, -1);
         }
-        self.set_count(chunk, less);
-        Ok(())
+        self.counts.set(self.kv, chunk, less)
     }
 
-    fn set_count(&mut self, chunk: ChunkId, count: u32) {
-        if count == 1 {
-            self.delete(Family::Refs, key::refs(chunk));
-        } else {
-            self.put(Family::Refs, key::refs(chunk), count.to_be_bytes().to_vec());
+    /// One block fewer names each of `count` chunks in sequence.
+    pub(crate) fn release_run(&mut self, first: ChunkId, count: u64) -> Result<()> {
+        (0..count).try_for_each(|step| self.release(first.plus(step)))
+    }
+
+    /// Compaction stores the dead chunk no longer.
+    pub(crate) fn drop_chunk(&mut self, chunk: ChunkId, hash: ContentHash) {
+        // Whatever the entry names by now: what replaced it may not be durable yet, and after a
+        // crash this chunk would be named again. A chunk that is forgotten costs space alone.
+        if self.stored.dedup.is_settled(chunk) {
+            self.delete(Family::Hash, key::hash(&hash));
         }
+        self.dropped.push((chunk, hash));
     }
 }
 

@@ -309,9 +309,13 @@ fn damage_before_the_position_of_the_index_is_refused_not_cut_off() {
     let fixture = fixture.restart();
     fixture.store.close().unwrap();
     let name = Disk::list(&fixture.disk).unwrap()[0];
-    let length = Disk::open(&fixture.disk, name).unwrap().length_bytes().unwrap();
+    let file = Disk::open(&fixture.disk, name).unwrap();
+    let length = file.length_bytes().unwrap();
+    let log = file.read_at(0, usize::try_from(length).unwrap()).unwrap();
+    let end = log.iter().rposition(|&byte| byte != 0).unwrap();
+    assert!(end + 1 < log.len(), "zeros lie behind the last record");
     // In the last commit record, whose crc covers it.
-    fixture.disk.flip_bit(name, usize::try_from(length).unwrap() - 10);
+    fixture.disk.flip_bit(name, end - 10);
     let error = open(&fixture.kv, &fixture.disk).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     assert_eq!(Disk::open(&fixture.disk, name).unwrap().length_bytes().unwrap(), length);
@@ -325,14 +329,16 @@ fn a_torn_seal_is_no_seal() {
     fixture.store.write(inode, 0, data.clone(), Stability::FileSync).unwrap();
     let logs = Disk::list(&fixture.disk).unwrap();
     assert_eq!(logs.len(), 1, "one append fills the segment");
-    let sealed = Disk::open(&fixture.disk, logs[0]).unwrap().length_bytes().unwrap();
     fixture.store.create_file(&path("next"), 0).unwrap();
     let disk = fixture.disk.crash(|| true);
     let logs = Disk::list(&disk).unwrap();
     assert_eq!(logs.len(), 2, "the next commit sealed it");
     // The crash came before the new file was made, and a sector of the directory was lost.
     Disk::remove(&disk, logs[1]).unwrap();
-    disk.flip_bit(logs[0], usize::try_from(sealed).unwrap() + 100);
+    let file = Disk::open(&disk, logs[0]).unwrap();
+    let log = file.read_at(0, usize::try_from(file.length_bytes().unwrap()).unwrap()).unwrap();
+    let directory = log.windows(4).rposition(|four| four == b"SWDR").unwrap();
+    disk.flip_bit(logs[0], directory + 100);
     let kv = Arc::new(fixture.kv.crash());
     let store = open(&kv, &disk).unwrap();
     assert!(content(&store, Source::File(inode)) == data);

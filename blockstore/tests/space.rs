@@ -14,17 +14,30 @@ use slackwater_blockstore::{FileKind, Options, SetAttributes, Stability, Store};
 const GIB: u64 = 1 << 30;
 const PIECE: usize = 1 << 20;
 
-/// A megabyte that neither compresses nor repeats, told by its number.
-fn piece(number: u64) -> Bytes {
-    let mut state = number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut bytes = Vec::with_capacity(PIECE);
-    while bytes.len() < PIECE {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        bytes.extend_from_slice(&state.to_le_bytes());
+/// Megabytes that neither compress nor repeat, told by their numbers: the same random bytes with
+/// a stamp in each block, since making ten gigabytes anew would take most of the test's time.
+struct Pieces(Vec<u8>);
+
+impl Pieces {
+    fn new() -> Self {
+        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut bytes = Vec::with_capacity(PIECE);
+        while bytes.len() < PIECE {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            bytes.extend_from_slice(&state.to_le_bytes());
+        }
+        Self(bytes)
     }
-    Bytes::from(bytes)
+
+    fn piece(&self, number: u64) -> Bytes {
+        let mut bytes = self.0.clone();
+        for block in bytes.chunks_exact_mut(4096) {
+            block[..8].copy_from_slice(&number.to_le_bytes());
+        }
+        Bytes::from(bytes)
+    }
 }
 
 /// Bytes that a directory takes on the disk.
@@ -41,11 +54,11 @@ fn disk_usage(directory: &Path) -> u64 {
         .sum()
 }
 
-fn fill(store: &Store, name: &str) {
+fn fill(store: &Store, name: &str, pieces: &Pieces) {
     let inode = store.create_file(&path(name), GIB).unwrap().attributes.inode;
     for number in 0..GIB / PIECE as u64 {
         let offset = number * PIECE as u64;
-        store.write(inode, offset, piece(number), Stability::Unstable).unwrap();
+        store.write(inode, offset, pieces.piece(number), Stability::Unstable).unwrap();
     }
     store.commit(inode).unwrap();
     assert_eq!(store.attributes(inode).unwrap().used_bytes, GIB);
@@ -60,8 +73,9 @@ fn the_same_gigabyte_ten_times_is_stored_once_and_leaves_nothing() {
     drop(store);
     let empty = disk_usage(directory.path());
     let store = Store::open(Options::new(directory.path())).unwrap();
+    let pieces = Pieces::new();
     for number in 0..10 {
-        fill(&store, &format!("f{number}"));
+        fill(&store, &format!("f{number}"), &pieces);
     }
     let stats = store.stats();
     println!("chunks {} bytes, segments and index {} bytes", stats.chunk_bytes, stats.used_bytes);

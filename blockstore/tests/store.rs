@@ -520,12 +520,12 @@ fn the_data_directory_is_locked_and_stamped() {
     assert_eq!(store.create_file(&path("x"), 0).unwrap_err().kind(), ErrorKind::Closed);
     drop(store);
     let format = directory.path().join("FORMAT");
-    std::fs::write(&format, "slackwater 2\n").unwrap();
+    std::fs::write(&format, "slackwater 3\n").unwrap();
     let newer = Store::open(options.clone()).unwrap_err();
-    assert!(newer.to_string().contains("format 2, this program reads format 1"), "{newer}");
+    assert!(newer.to_string().contains("format 3, this program reads format 2"), "{newer}");
     std::fs::write(&format, "else\n").unwrap();
     assert_eq!(Store::open(options.clone()).unwrap_err().kind(), ErrorKind::Corrupt);
-    std::fs::write(&format, "slackwater 1\n").unwrap();
+    std::fs::write(&format, "slackwater 2\n").unwrap();
     assert_sound(&Store::open(options).unwrap());
 }
 

@@ -139,7 +139,7 @@ mod tests {
         encoder.u32(100);
         encoder.u32(groups);
         (0..groups).for_each(|group| encoder.u32(group));
-        encoder.finish().0.slice(4..)
+        Bytes::from(encoder.finish().0).slice(4..)
     }
 
     fn options(squash: Squash) -> NfsOptions {

@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::limits;
 use crate::metrics::NfsMetrics;
@@ -30,19 +30,16 @@ pub(crate) enum Purpose {
 /// The two halves of a budget.
 #[derive(Debug)]
 struct Halves {
-    change: Arc<Semaphore>,
-    read: Arc<Semaphore>,
+    change: Semaphore,
+    read: Semaphore,
 }
 
 impl Halves {
     fn new(change_bytes: usize, read_bytes: usize) -> Self {
-        Self {
-            change: Arc::new(Semaphore::new(change_bytes)),
-            read: Arc::new(Semaphore::new(read_bytes)),
-        }
+        Self { change: Semaphore::new(change_bytes), read: Semaphore::new(read_bytes) }
     }
 
-    const fn of(&self, purpose: Purpose) -> &Arc<Semaphore> {
+    const fn of(&self, purpose: Purpose) -> &Semaphore {
         match purpose {
             Purpose::Change => &self.change,
             Purpose::Read => &self.read,
@@ -68,13 +65,17 @@ impl Budget {
     pub(crate) fn connection(self: &Arc<Self>) -> ConnectionBudget {
         let halves =
             Halves::new(limits::CONNECTION_CHANGE_BYTES_MAX, limits::CONNECTION_READ_BYTES_MAX);
-        ConnectionBudget { halves, all: Arc::clone(self) }
+        ConnectionBudget(Arc::new(Shares { halves, all: Arc::clone(self) }))
     }
 }
 
 /// The budget of one connection.
 #[derive(Debug)]
-pub(crate) struct ConnectionBudget {
+pub(crate) struct ConnectionBudget(Arc<Shares>);
+
+/// What a call is charged to.
+#[derive(Debug)]
+struct Shares {
     halves: Halves,
     all: Arc<Budget>,
 }
@@ -82,40 +83,64 @@ pub(crate) struct ConnectionBudget {
 /// Bytes charged to a call; given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Charge {
-    bytes: u64,
-    metrics: Arc<NfsMetrics>,
-    _connection: OwnedSemaphorePermit,
-    _all: OwnedSemaphorePermit,
+    permits: u32,
+    purpose: Purpose,
+    shares: Arc<Shares>,
+}
+
+impl Charge {
+    /// The charge that the two permits become.
+    fn new(
+        shares: &Arc<Shares>,
+        purpose: Purpose,
+        permits: u32,
+        [connection, all]: [SemaphorePermit<'_>; 2],
+    ) -> Self {
+        connection.forget();
+        all.forget();
+        let metrics = &shares.all.metrics;
+        metrics.bytes_in_flight.add(u64::from(permits));
+        metrics.calls_in_flight.add(1);
+        Self { permits, purpose, shares: Arc::clone(shares) }
+    }
 }
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        self.metrics.bytes_in_flight.subtract(self.bytes);
-        self.metrics.calls_in_flight.subtract(1);
+        let Shares { halves, all } = &*self.shares;
+        all.metrics.bytes_in_flight.subtract(u64::from(self.permits));
+        all.metrics.calls_in_flight.subtract(1);
+        let permits = usize::try_from(self.permits).unwrap_or_default();
+        halves.of(self.purpose).add_permits(permits);
+        all.halves.of(self.purpose).add_permits(permits);
     }
 }
 
 impl ConnectionBudget {
     /// Waits until `bytes` (raised to [`limits::CALL_BYTES_MIN`]) are free for the purpose.
     pub(crate) async fn charge(&self, purpose: Purpose, bytes: usize) -> Charge {
-        let bytes = bytes.max(limits::CALL_BYTES_MIN);
-        let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let (shares, permits) = (&self.0, permits(bytes));
         // First the own share: who has used that up must not queue for the common one.
-        let connection = acquire(self.halves.of(purpose), permits).await;
-        let all = acquire(self.all.halves.of(purpose), permits).await;
-        let metrics = Arc::clone(&self.all.metrics);
-        let bytes = u64::from(permits);
-        metrics.bytes_in_flight.add(bytes);
-        metrics.calls_in_flight.add(1);
-        Charge { bytes, metrics, _connection: connection, _all: all }
+        let connection = acquire(shares.halves.of(purpose), permits).await;
+        let all = acquire(shares.all.halves.of(purpose), permits).await;
+        Charge::new(shares, purpose, permits, [connection, all])
+    }
+
+    /// The same if so many are free now.
+    pub(crate) fn try_charge(&self, purpose: Purpose, bytes: usize) -> Option<Charge> {
+        let (shares, permits) = (&self.0, permits(bytes));
+        let connection = shares.halves.of(purpose).try_acquire_many(permits).ok()?;
+        let all = shares.all.halves.of(purpose).try_acquire_many(permits).ok()?;
+        Some(Charge::new(shares, purpose, permits, [connection, all]))
     }
 }
 
-async fn acquire(semaphore: &Arc<Semaphore>, permits: u32) -> OwnedSemaphorePermit {
-    if let Ok(permit) = Arc::clone(semaphore).try_acquire_many_owned(permits) {
-        return permit;
-    }
-    match Arc::clone(semaphore).acquire_many_owned(permits).await {
+fn permits(bytes: usize) -> u32 {
+    u32::try_from(bytes.max(limits::CALL_BYTES_MIN)).unwrap_or(u32::MAX)
+}
+
+async fn acquire(semaphore: &Semaphore, permits: u32) -> SemaphorePermit<'_> {
+    match semaphore.acquire_many(permits).await {
         Ok(permit) => permit,
         Err(_) => unreachable!("the semaphores of the budget are never closed"),
     }
@@ -167,6 +192,8 @@ mod tests {
             charges.push(charge);
         }
         assert_eq!(charges.len(), limits::CONNECTION_READ_BYTES_MAX / limits::CALL_BYTES_MIN);
-        assert!(charges.len() < limits::REPLIES_MAX);
+        assert!(connection.try_charge(Purpose::Read, 0).is_none());
+        charges.pop();
+        assert!(connection.try_charge(Purpose::Read, 0).is_some());
     }
 }

@@ -1,17 +1,21 @@
-//! One connection: a reader task that takes calls and answers what it can from memory, and a
-//! writer task that sends the replies, joined by a bounded queue.
+//! One connection: a reader that takes calls and answers what it can from memory, and a writer
+//! for replies that the client does not take at once. Both are one task on one reactor.
 //!
 //! ```text
-//! socket -> records -> charge -> plan -+- inline ------------+-> queue -> writer -> socket
-//!                                      +- lane (own threads) -+
+//! socket -> records -> charge -> plan -+- inline ------ batch --+-> outlet -> socket
+//!                                      +- lane (own threads) ---+     +-> writer -> socket
 //! ```
-//! Replies leave in the order in which calls end. Two tasks, because one that stopped reading
-//! while it writes would wait for ever on a client that does the same. A call in flight holds
-//! its charge until its reply is written: when the budget is used up the reader waits, and
-//! the socket with it.
+//! Replies leave in the order in which calls end, those of one burst together. A reader that
+//! waited until they are taken would wait for ever on a client that does the same, so the
+//! writer does that. A call in flight holds its charge until its reply is written: when the
+//! budget is used up the reader waits, and the socket with it.
+//!
+//! Invariant: the reader never waits while it holds back replies.
 
 use std::fmt;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
+use std::mem;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,18 +23,19 @@ use rustix::net::sockopt;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
-use tokio::sync::{mpsc, watch};
-use tokio::task::{JoinSet, coop};
+use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::answer;
 use crate::budget::{Charge, ConnectionBudget, Purpose};
 use crate::dispatch::{self, Finished, Peer, Plan, Request, Resent};
+use crate::lane_writes::LaneWrite;
 use crate::limits;
+use crate::outlet::{self, Outgoing, Outlet, Reply, WriteError, outlet};
 use crate::procedure::{Lane, NfsProcedure, Procedure};
 use crate::record::{Record, RecordError, RecordReader};
 use crate::rpc::{self, NotACall, Unrunnable};
 use crate::server::Shared;
-use crate::writer::{self, Reply, WriteError};
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +46,9 @@ enum Ended {
     /// The server stops.
     #[error("the server stops")]
     Stopping,
+    /// The socket cannot be watched.
+    #[error("socket: {0}")]
+    Socket(io::Error),
     /// The first call did not come.
     #[error("no call came in {} s", limit.as_secs())]
     Silent {
@@ -56,21 +64,36 @@ enum Ended {
     /// Replies cannot be sent.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// The queue of replies is full, which the budget makes impossible.
-    #[error("the queue of {} replies is full", limits::REPLIES_MAX)]
-    QueueFull,
 }
 
 impl Ended {
     /// Whether this is the usual end of a connection.
     fn is_ordinary(&self) -> bool {
         match self {
-            Self::ByClient | Self::Stopping => true,
-            // A client that goes away without closing does so by a reset.
-            Self::Record(RecordError::Io(error)) => error.kind() == ErrorKind::ConnectionReset,
-            _ => false,
+            Self::ByClient | Self::Stopping | Self::Silent { .. } => true,
+            // In the middle of a call, as one that was killed.
+            Self::Record(RecordError::Truncated { .. }) => true,
+            Self::Record(RecordError::Io(error))
+            | Self::Write(WriteError::Io(error))
+            | Self::Socket(error) => is_gone(error.kind()),
+            Self::Record(_) | Self::NotACall(_) | Self::Write(_) => false,
         }
     }
+}
+
+/// Whether this is how the system tells that the client is gone, without a close or with calls
+/// unanswered.
+const fn is_gone(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::BrokenPipe
+            | ErrorKind::NotConnected
+            | ErrorKind::TimedOut
+            | ErrorKind::HostUnreachable
+            | ErrorKind::NetworkUnreachable
+    )
 }
 
 /// Serves a connection until it ends.
@@ -80,25 +103,37 @@ pub(crate) async fn serve(
     peer: Peer,
     mut stop: watch::Receiver<bool>,
 ) {
+    // The accepting runtime watches the socket until here, this reactor from here on.
+    let stream = match stream.into_std().and_then(TcpStream::from_std) {
+        Ok(stream) => stream,
+        Err(error) => return report(&shared, peer, &Ended::Socket(error)),
+    };
     if let Err(error) = prepare(&stream) {
         tracing::warn!(client = %peer.address, %error, "socket options");
     }
     let (read_half, write_half) = stream.into_split();
-    let (replies, queue) = mpsc::channel(limits::REPLIES_MAX);
-    // In a set of its own, so that it ends with this task however that ends.
-    let mut writer = JoinSet::new();
-    writer.spawn(writer::run(write_half, queue, shared.patience.reply));
-    let mut reader = Reader::new(Arc::clone(&shared), read_half, peer, replies.clone());
-    let ended = tokio::select! {
-        ended = reader.run() => ended,
-        _ = stop.wait_for(|stop| *stop) => Ended::Stopping,
-        ended = writer_end(&mut writer) => ended,
+    let (outlet, writer) = outlet(write_half, shared.patience.reply);
+    let mut writer = pin!(writer.run());
+    let mut reader = Reader::new(Arc::clone(&shared), read_half, peer, outlet);
+    let (ended, written) = tokio::select! {
+        ended = reader.run() => (ended, None),
+        _ = stop.wait_for(|stop| *stop) => (Ended::Stopping, None),
+        // Only a failure ends the writer before the reader.
+        written = &mut writer => (Ended::ByClient, Some(written)),
     };
-    // Calls in flight hold the queue open; the writer ends after the last of their replies.
-    let source = reader.records.into_source();
-    drop((reader.replies, replies));
-    let ended = match writer.join_next().await {
-        Some(Ok(Err(error))) if ended.is_ordinary() => Ended::Write(error),
+    if !matches!(ended, Ended::Stopping) {
+        // From now on this client may write by another connection. A server that stops takes
+        // calls by none, and answers all that it took.
+        reader.outlet.abandon();
+    }
+    // Calls in flight hold the outlet open; the writer ends after the last of their replies.
+    let source = reader.end();
+    let written = match written {
+        Some(written) => written,
+        None => writer.await,
+    };
+    let ended = match written {
+        Err(error) if ended.is_ordinary() => Ended::Write(error),
         _ => ended,
     };
     if matches!(ended, Ended::Stopping) {
@@ -115,14 +150,6 @@ async fn linger(mut source: OwnedReadHalf) {
     };
     // Either way the connection ends here.
     let _ = timeout(limits::LINGER, forget).await;
-}
-
-/// Why the writer ended before the reader: only a failure makes it.
-async fn writer_end(writer: &mut JoinSet<Result<(), WriteError>>) -> Ended {
-    match writer.join_next().await {
-        Some(Ok(Err(error))) => Ended::Write(error),
-        _ => Ended::ByClient,
-    }
 }
 
 fn report(shared: &Shared, peer: Peer, ended: &Ended) {
@@ -152,7 +179,11 @@ struct Reader {
     records: RecordReader<OwnedReadHalf>,
     budget: ConnectionBudget,
     peer: Peer,
-    replies: mpsc::Sender<Reply>,
+    outlet: Outlet,
+    /// Replies of the burst that is being taken.
+    batch: Outgoing,
+    /// Bytes that were sent since others had a turn.
+    sent_bytes: usize,
 }
 
 impl fmt::Debug for Reader {
@@ -162,19 +193,15 @@ impl fmt::Debug for Reader {
 }
 
 impl Reader {
-    fn new(
-        shared: Arc<Shared>,
-        source: OwnedReadHalf,
-        peer: Peer,
-        replies: mpsc::Sender<Reply>,
-    ) -> Self {
+    fn new(shared: Arc<Shared>, source: OwnedReadHalf, peer: Peer, outlet: Outlet) -> Self {
         let bytes_max = match peer.access {
             Some(_) => limits::FRAME_BYTES_MAX,
             None => limits::FRAME_BYTES_REFUSED_CLIENT,
         };
         let records = RecordReader::new(source, bytes_max, shared.patience.record);
         let budget = shared.budget.connection();
-        Self { shared, records, budget, peer, replies }
+        let (batch, sent_bytes) = (Outgoing::default(), 0);
+        Self { shared, records, budget, peer, outlet, batch, sent_bytes }
     }
 
     async fn run(&mut self) -> Ended {
@@ -184,14 +211,25 @@ impl Reader {
         }
     }
 
+    /// Takes no more calls. What is still to be read is in the socket.
+    fn end(mut self) -> OwnedReadHalf {
+        self.flush();
+        self.records.into_source()
+    }
+
     async fn take_calls(&mut self) -> Result<(), Ended> {
         let limit = self.shared.patience.first_call;
         let first = timeout(limit, self.records.next(&self.budget));
         let mut next = first.await.map_err(|_| Ended::Silent { limit })??;
         while let Some(record) = next {
             self.take(record).await?;
-            // Many calls may be in the buffer: others on this thread get their turn.
-            coop::consume_budget().await;
+            while let Some(record) = self.records.buffered() {
+                // Many calls may be in the buffer: others on this thread get their turn.
+                outlet::take_turns(mem::take(&mut self.sent_bytes)).await;
+                self.take(record).await?;
+            }
+            self.flush();
+            outlet::take_turns(mem::take(&mut self.sent_bytes)).await;
             next = self.records.next(&self.budget).await?;
         }
         Ok(())
@@ -205,22 +243,29 @@ impl Reader {
                 self.shared.metrics.calls_refused.add(1);
                 let charge = match charge {
                     Some(charge) => charge,
-                    None => self.budget.charge(Purpose::Read, 0).await,
+                    None => self.charge(Purpose::Read, 0).await,
                 };
-                self.send(reply.into(), charge)
+                self.send(reply.into(), charge);
+                Ok(())
             }
             Plan::Run(request) => {
                 drop(bytes);
-                self.start(request, charge).await
+                self.start(request, charge).await;
+                Ok(())
             }
         }
     }
 
-    async fn start(
-        &mut self,
-        mut request: Box<Request>,
-        charge: Option<Charge>,
-    ) -> Result<(), Ended> {
+    async fn charge(&mut self, purpose: Purpose, bytes: usize) -> Charge {
+        if let Some(charge) = self.budget.try_charge(purpose, bytes) {
+            return charge;
+        }
+        // The replies that are held back are charged, too.
+        self.flush();
+        self.budget.charge(purpose, bytes).await
+    }
+
+    async fn start(&mut self, mut request: Box<Request>, charge: Option<Charge>) {
         let is_write = request.procedure == Procedure::Nfs(NfsProcedure::Write);
         let charge = match charge {
             Some(charge) if is_write => charge,
@@ -229,57 +274,77 @@ impl Reader {
                 let reply = rpc::unrunnable(request.xid, Unrunnable::GarbageArguments);
                 return self.send(reply.into(), charge);
             }
-            None => self.budget.charge(purpose(&request), request.charged_bytes()).await,
+            None => self.charge(purpose(&request), request.charged_bytes()).await,
         };
         match request.check_resent(&self.shared) {
             Resent::No => {}
-            Resent::Drop => return Ok(()),
+            Resent::Drop => return,
             Resent::Replay(head) => {
-                return self.send(Finished { head, pieces: Vec::new() }, charge);
+                let finished = Finished { head: head.to_vec(), pieces: Vec::new() };
+                return self.send(finished, charge);
             }
         }
-        match request.lane() {
-            Lane::Inline | Lane::Cached => match request.execute_inline(&self.shared) {
-                Ok(finished) => self.send(finished, charge),
-                Err(request) => {
-                    self.submit(request, charge);
-                    Ok(())
-                }
-            },
-            Lane::Data | Lane::Namespace | Lane::Read => {
-                self.submit(request, charge);
-                Ok(())
-            }
+        // A WRITE must not overtake one that came before it and waits, by whichever connection:
+        // both may be of the same bytes, and a client that did not wait for the first, or lost
+        // its connection meanwhile, would find them out of order always, not by chance.
+        let may_run = match request.lane() {
+            Lane::Inline | Lane::Cached => true,
+            Lane::Data => !is_write || !self.would_overtake(&request),
+            Lane::Namespace | Lane::Read => false,
+        };
+        if !may_run {
+            return self.submit(request, charge, is_write);
+        }
+        match request.execute_inline(&self.shared) {
+            Ok(finished) => self.send(finished, charge),
+            Err(request) => self.submit(request, charge, is_write),
         }
     }
 
-    /// Has the request run by its lane's threads, and its reply sent from there.
-    fn submit(&self, request: Box<Request>, charge: Charge) {
-        let (shared, replies) = (Arc::clone(&self.shared), self.replies.clone());
+    fn would_overtake(&self, write: &Request) -> bool {
+        let writes = &self.shared.lane_writes;
+        !writes.is_empty() && write.file(&self.shared).is_some_and(|file| writes.contains(file))
+    }
+
+    /// Has the request run by its lane's threads, and its reply sent from there. A COMMIT that
+    /// another thread will carry out along with its own needs none.
+    fn submit(&self, request: Box<Request>, charge: Charge, is_write: bool) {
+        let (shared, outlet) = (Arc::clone(&self.shared), self.outlet.clone());
         let lane = request.lane();
+        let file = if is_write { request.file(&shared) } else { None };
+        let write = file.map(|file| LaneWrite::new(&shared.lane_writes, file));
+        let send = {
+            let outlet = outlet.clone();
+            move |finished| {
+                drop(write);
+                outlet.send_one(Reply::new(finished, charge));
+            }
+        };
+        let Err((request, send)) = answer::join(request, &shared, Box::new(send)) else { return };
         let job = move || {
             // A client whose connection is gone has sent its writes again on another, and may
             // have sent newer ones since: what waited here must not come after those. Changes of
             // names are carried out all the same; the duplicate-request cache knows them.
-            if lane == Lane::Data && replies.is_closed() {
+            if lane == Lane::Data && outlet.is_abandoned() {
                 return;
             }
-            let finished = request.execute(&shared);
-            if let Err(error) = replies.try_send(Reply { finished, charge }) {
-                // The connection ended meanwhile; the client sends the call again on another.
-                tracing::debug!(%error, "a reply has nowhere to go");
-            }
+            answer::execute(*request, &shared, send);
         };
         self.shared.lanes.submit(lane, Box::new(job));
     }
 
-    fn send(&self, finished: Finished, charge: Charge) -> Result<(), Ended> {
-        match self.replies.try_send(Reply { finished, charge }) {
-            Ok(()) => Ok(()),
-            // The writer failed: this task is told why in the same moment.
-            Err(mpsc::error::TrySendError::Closed(_)) => Ok(()),
-            Err(mpsc::error::TrySendError::Full(_)) => Err(Ended::QueueFull),
+    /// Sends a reply, soon: with those of the calls that came along with its own.
+    fn send(&mut self, finished: Finished, charge: Charge) {
+        let reply = Reply::new(finished, charge);
+        self.sent_bytes += reply.length();
+        self.batch.push(reply);
+        if self.batch.is_batch() {
+            self.flush();
         }
+    }
+
+    fn flush(&mut self) {
+        self.outlet.send(&mut self.batch);
     }
 }
 

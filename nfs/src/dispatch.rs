@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use nfsserve::nfs::nfsstat3;
+use slackwater_blockstore::{Change, Error, InodeId};
 
 use crate::auth::{self, Caller};
 use crate::duplicate::{DuplicateKey, Seen, Ticket};
@@ -76,7 +77,7 @@ pub(crate) struct Request {
 #[derive(Debug)]
 pub(crate) struct Finished {
     /// Record mark, header and results.
-    pub(crate) head: Bytes,
+    pub(crate) head: Vec<u8>,
     /// The payload after it.
     pub(crate) pieces: Vec<Bytes>,
 }
@@ -211,18 +212,54 @@ impl Request {
 
     /// Runs the request where it may wait for the disk.
     pub(crate) fn execute(self, shared: &Shared) -> Finished {
-        let outcome = self.run(shared, true);
+        let outcome = self.run(shared, |request| request.run_procedure(shared, true));
         debug_assert!(outcome.is_some(), "a call that may block found that it would block");
-        let outcome = outcome.unwrap_or_else(|| (nfsstat3::NFS3ERR_SERVERFAULT, self.failed()));
-        self.finish(shared, outcome)
+        match outcome {
+            Some(outcome) => self.finish(shared, outcome),
+            None => self.fail(shared),
+        }
     }
 
     /// Runs the request unless it would have to wait for the disk: then it comes back.
     pub(crate) fn execute_inline(self: Box<Self>, shared: &Shared) -> Result<Finished, Box<Self>> {
-        match self.run(shared, false) {
+        match self.run(shared, |request| request.run_procedure(shared, false)) {
             Some(outcome) => Ok(self.finish(shared, outcome)),
             None => Err(self),
         }
+    }
+
+    /// Answers a COMMIT whose outcome the store has told.
+    pub(crate) fn committed(
+        self,
+        shared: &Shared,
+        file: InodeId,
+        outcome: Result<(Change, u64), Error>,
+    ) -> Finished {
+        let encode = |request: &Self| {
+            request.with_call(shared, true, |call, _, reply| {
+                Ok(proc::put_committed(call, file, outcome, reply))
+            })
+        };
+        match self.run(shared, encode) {
+            Some(outcome) => self.finish(shared, outcome),
+            None => self.fail(shared),
+        }
+    }
+
+    /// Answers a request that the server failed.
+    pub(crate) fn fail(self, shared: &Shared) -> Finished {
+        let failed = (nfsstat3::NFS3ERR_SERVERFAULT, self.failed());
+        self.finish(shared, failed)
+    }
+
+    /// The file that a COMMIT is for.
+    pub(crate) fn committed_file(&self, shared: &Shared) -> Option<InodeId> {
+        (self.procedure == Procedure::Nfs(NfsProcedure::Commit)).then(|| self.file(shared))?
+    }
+
+    /// The file of a WRITE or COMMIT: what the first handle names.
+    pub(crate) fn file(&self, shared: &Shared) -> Option<InodeId> {
+        proc::peek_inode(&shared.handles, &self.arguments())
     }
 
     /// Counts the reply, and keeps it for a resent call.
@@ -231,14 +268,18 @@ impl Request {
         shared.metrics.record(self.procedure, self.received.elapsed(), is_error);
         let finished = Finished::from(reply);
         if let Some(ticket) = self.ticket.take() {
-            ticket.finish(finished.head.clone(), self.received);
+            ticket.finish(Bytes::copy_from_slice(&finished.head), self.received);
         }
         finished
     }
 
     /// The status and reply, or `None` when the call would block.
-    fn run(&self, shared: &Shared, may_block: bool) -> Option<(nfsstat3, Encoder)> {
-        match self.guard(shared, || self.run_procedure(shared, may_block)) {
+    fn run(
+        &self,
+        shared: &Shared,
+        procedure: impl FnOnce(&Self) -> Result<(nfsstat3, Encoder), NotRun>,
+    ) -> Option<(nfsstat3, Encoder)> {
+        match self.guard(shared, || procedure(self)) {
             Ok(outcome) => Some(outcome),
             Err(NotRun::WouldBlock) => None,
             Err(NotRun::Malformed(error)) => {
@@ -271,28 +312,37 @@ impl Request {
         shared: &Shared,
         may_block: bool,
     ) -> Result<(nfsstat3, Encoder), NotRun> {
+        self.with_call(shared, may_block, |call, arguments, reply| match self.procedure {
+            Procedure::Nfs(procedure) => proc::run(procedure, call, arguments, reply),
+            Procedure::Mount(procedure) => {
+                Ok(mount::run(procedure, call, self.peer.address, arguments, reply)?)
+            }
+            Procedure::Portmap(procedure) => {
+                portmap::run(procedure, shared.port, arguments, reply)?;
+                Ok(nfsstat3::NFS3_OK)
+            }
+        })
+    }
+
+    /// A reply with the results that `put` writes into it.
+    fn with_call(
+        &self,
+        shared: &Shared,
+        may_block: bool,
+        put: impl FnOnce(&Call<'_>, &mut Decoder<'_>, &mut Encoder) -> Result<nfsstat3, NotRun>,
+    ) -> Result<(nfsstat3, Encoder), NotRun> {
         let credentials = auth::squash(&self.claim, &shared.options);
         // Only NULL comes here from refused clients.
         let access = self.peer.access.unwrap_or(ClientAccess::ReadOnly);
         let caller = Caller { credentials, access };
         let call = Call { shared, caller: &caller, may_block };
         let mut reply = rpc::success(self.xid);
-        let mut arguments = self.arguments();
-        let status = match self.procedure {
-            Procedure::Nfs(procedure) => proc::run(procedure, &call, &mut arguments, &mut reply)?,
-            Procedure::Mount(procedure) => {
-                mount::run(procedure, &call, self.peer.address, &mut arguments, &mut reply)?
-            }
-            Procedure::Portmap(procedure) => {
-                portmap::run(procedure, shared.port, &mut arguments, &mut reply)?;
-                nfsstat3::NFS3_OK
-            }
-        };
+        let status = put(&call, &mut self.arguments(), &mut reply)?;
         Ok((status, reply))
     }
 
     /// The reply of a call that the server failed.
-    fn failed(&self) -> Encoder {
+    pub(crate) fn failed(&self) -> Encoder {
         let status = nfsstat3::NFS3ERR_SERVERFAULT;
         let mut reply = rpc::success(self.xid);
         match self.procedure {

@@ -23,6 +23,12 @@ pub enum NfsError {
         /// The system's error.
         source: io::Error,
     },
+    /// The threads that serve connections cannot be started.
+    #[error("threads for NFS connections: {source}; raise the limit of threads of the process")]
+    Reactor {
+        /// The system's error.
+        source: io::Error,
+    },
     /// Calls were still running when the time for the end was over; they are cut off.
     #[error(
         "{connections} connections had calls in flight {waited_seconds} s after the server was told to stop"

@@ -3,11 +3,13 @@
 //!
 //! # Layout
 //! ```text
-//! server      what connections share; accept, stop
-//! connection  one connection: reader task, writer task      writer    vectored writes
+//! server      what connections share; accept, stop          reactor   threads of connections
+//! connection  one connection: calls taken and run           outlet    replies sent
 //! record      record marking (RFC 5531)                     rpc       headers of calls and replies
-//! dispatch    record -> request -> reply                    procedure the table of procedures
+//! dispatch    record -> request -> reply                    answer    replies of lanes
+//! procedure   the table of procedures
 //! budget      memory for calls in flight                    lane      threads for calls that wait
+//! lane_writes files with WRITEs in a lane
 //! auth        credentials, squash                           options   export, address list, bounds
 //! permission  mode bits                                     handle    file handles and their MAC
 //! duplicate   replies kept for resent calls                 status    store errors -> NFS status
@@ -18,14 +20,18 @@
 //!
 //! # Invariants
 //! - Nothing a client sends makes the server take memory that is not charged to a budget.
-//! - A call that may wait for the disk never runs on a thread that takes calls, and calls that
+//! - A call that may wait for a sync, for room in memory or for data on the disk never runs on a
+//!   thread that takes calls. What LOOKUP, GETATTR and their like do not find in memory they do
+//!   read from the index there: its blocks are in its own cache, but for the coldest. Calls that
 //!   change something never use up what the others need.
-//! - A WRITE is answered with the stability that was reached; the payload is not copied on its
-//!   way to the store, nor that of a READ on its way out.
+//! - A WRITE is answered with the stability that was reached, and comes after those of its file
+//!   that wait. A large payload is not copied on its way to the store, nor is that of a READ on
+//!   its way out.
 //! - A handle is good for as long as its object lives, across restarts, and cannot be made by
 //!   anyone else.
 //! - A panic in one call is answered SERVERFAULT and touches no other.
 
+mod answer;
 mod auth;
 mod budget;
 mod connection;
@@ -34,19 +40,21 @@ mod duplicate;
 mod error;
 mod handle;
 mod lane;
+mod lane_writes;
 mod limits;
 mod metrics;
 mod mount;
 mod options;
+mod outlet;
 mod permission;
 mod portmap;
 mod proc;
 mod procedure;
+mod reactor;
 mod record;
 mod rpc;
 mod server;
 mod status;
-mod writer;
 mod xdr;
 
 pub use error::NfsError;

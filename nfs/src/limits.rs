@@ -44,11 +44,6 @@ pub(crate) const CONNECTION_CHANGE_BYTES_MAX: usize = 16 << 20;
 /// What one connection's other calls may hold, the same for the same reason.
 pub(crate) const CONNECTION_READ_BYTES_MAX: usize = 16 << 20;
 
-/// Replies that can wait for a connection's writer: each holds at least [`CALL_BYTES_MIN`] of
-/// one of the connection's budgets, so the queue cannot overflow.
-pub(crate) const REPLIES_MAX: usize =
-    (CONNECTION_CHANGE_BYTES_MAX + CONNECTION_READ_BYTES_MAX) / CALL_BYTES_MIN;
-
 /// Default of [`crate::NfsOptions::in_flight_bytes_max`]: under a tenth of the default memory
 /// budget, and enough for 48 largest transfers each way.
 pub(crate) const IN_FLIGHT_BYTES_DEFAULT: u64 = 96 << 20;
@@ -106,6 +101,30 @@ pub(crate) const DUPLICATES_AGE: Duration = Duration::from_secs(120);
 /// Parts that one vectored write is given at most; the system's limit is 1,024.
 pub(crate) const WRITE_PARTS_MAX: usize = 128;
 
+/// Bytes of replies after which a reader sends what it gathered, though more calls are at hand:
+/// enough that the system call is a small part, and the client is at work meanwhile.
+pub(crate) const BATCH_BYTES: usize = 64 << 10;
+
+/// Replies of one batch: head and payload of each fit into one vectored write.
+pub(crate) const BATCH_REPLIES: usize = WRITE_PARTS_MAX / 2;
+
+/// Times that one who made a reply sends what others made meanwhile, before it leaves that to
+/// the connection's writer and goes on with its own work.
+pub(crate) const SEND_ROUNDS_MAX: usize = 8;
+
+/// Bytes that one who made a reply sends in a round, before he leaves the rest to the writer: one
+/// largest reply, which a client that keeps up takes in about a millisecond.
+pub(crate) const SEND_BYTES_MAX: usize = TRANSFER_BYTES_MAX;
+
+/// Payload of a WRITE up to which it is copied out of the read buffer. Otherwise one dirty block
+/// would keep the whole buffer, which is charged to nobody; a copy of this much takes about a
+/// microsecond.
+pub(crate) const COPIED_BYTES_MAX: usize = 16 << 10;
+
+/// Threads that serve connections: one for each processor, and beyond these the store and the
+/// network are what calls wait for.
+pub(crate) const REACTORS_MAX: usize = 16;
+
 /// The times after which a connection is given up, and the server's own patience at its end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
@@ -140,6 +159,10 @@ pub(crate) const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(15);
 /// close its end. Closing at once, with calls still unread, resets the connection, and a reset
 /// discards replies that the client has not read yet.
 pub(crate) const LINGER: Duration = Duration::from_millis(500);
+
+/// At the end, once the time for calls in flight is over: the time that a thread has to let go
+/// of what it does. Longer takes only one that hangs in a call.
+pub(crate) const CUT_OFF: Duration = Duration::from_secs(1);
 
 /// Questions without an answer after which the connection is gone.
 pub(crate) const KEEPALIVE_PROBES: u32 = 4;

@@ -168,7 +168,7 @@ pub struct NfsMetricsSnapshot {
     pub connections_accepted: u64,
     /// Connections open now.
     pub connections_open: u64,
-    /// Connections that the server closed: broken records, no progress, or its own end.
+    /// Connections that the server gave up: broken records, or a client that takes no replies.
     pub connections_dropped: u64,
     /// Calls received and not yet answered, now.
     pub calls_in_flight: u64,

@@ -37,7 +37,8 @@ pub(crate) enum Lane {
     /// READ: by the connection's reader if what it reads is in memory, else like
     /// [`Self::Read`].
     Cached,
-    /// WRITE and COMMIT: wait for room in memory and for the disk's sync.
+    /// WRITE and COMMIT: wait for room in memory and for the disk's sync. What needs to wait
+    /// for neither, and what is refused, is done by the connection's reader.
     Data,
     /// Changes of the namespace: wait for the disk's sync. FSSTAT too: the store may sum up
     /// its sizes between two commits only.

@@ -101,6 +101,20 @@ impl<R: AsyncRead + Unpin> RecordReader<R> {
         self.source
     }
 
+    /// The next record if it is in the buffer, whole and in one fragment.
+    pub(crate) fn buffered(&mut self) -> Option<Record> {
+        let mark = u32::from_be_bytes(*self.buffer.first_chunk::<MARK_BYTES>()?);
+        let length = usize::try_from(mark & !LAST_FRAGMENT).ok()?;
+        let is_whole = mark & LAST_FRAGMENT != 0
+            && (1..=limits::FRAME_BYTES_SMALL.min(self.bytes_max)).contains(&length)
+            && self.buffer.len() >= MARK_BYTES + length;
+        if !is_whole {
+            return None;
+        }
+        self.buffer.advance(MARK_BYTES);
+        Some(Record { bytes: self.buffer.split_to(length).freeze(), charge: None })
+    }
+
     /// The next record, or `None` when the stream ended between records.
     pub(crate) async fn next(
         &mut self,
@@ -291,6 +305,39 @@ mod tests {
         }
         let every_byte: Vec<usize> = (0..stream.len()).collect();
         assert_eq!(read_all(&stream, &every_byte).await.unwrap().len(), 3);
+    }
+
+    #[tokio::test]
+    async fn whole_small_records_are_taken_from_the_buffer() {
+        let large = vec![7; limits::FRAME_BYTES_SMALL + 1];
+        let records = [
+            fragment(b"first", true),
+            fragment(b"second", true),
+            fragment(&[1; limits::FRAME_BYTES_SMALL - 100], true),
+        ];
+        let left_to_next =
+            [fragment(b"cut", false), fragment(b"", true), fragment(&large, true), vec![0x80, 0]];
+        for rest in left_to_next {
+            let stream = [records.concat(), rest.clone()].concat();
+            let (mut client, server) = tokio::io::duplex(128 << 10);
+            client.write_all(&stream).await.unwrap();
+            let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
+            let budget = budget();
+            assert!(reader.buffered().is_none(), "nothing was read yet");
+            for record in &records {
+                let taken = match reader.buffered() {
+                    Some(record) => record,
+                    None => reader.next(&budget).await.unwrap().unwrap(),
+                };
+                assert!(taken.bytes == record[MARK_BYTES..]);
+            }
+            assert!(reader.buffered().is_none(), "{:?}", &rest[..2]);
+        }
+        let (mut client, server) = tokio::io::duplex(1024);
+        client.write_all(&records[..2].concat()).await.unwrap();
+        let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
+        assert_eq!(reader.next(&budget()).await.unwrap().unwrap().bytes, "first");
+        assert_eq!(reader.buffered().unwrap().bytes, "second");
     }
 
     #[tokio::test]

@@ -16,10 +16,12 @@ use crate::duplicate::DuplicateCache;
 use crate::error::NfsError;
 use crate::handle::HandleCodec;
 use crate::lane::Lanes;
+use crate::lane_writes::LaneWrites;
 use crate::limits::{self, Patience};
 use crate::metrics::NfsMetrics;
 use crate::mount::MountList;
 use crate::options::NfsOptions;
+use crate::reactor::{Place, Reactors};
 
 /// What all connections share.
 #[derive(Debug)]
@@ -36,6 +38,8 @@ pub(crate) struct Shared {
     pub(crate) budget: Arc<Budget>,
     /// Threads for calls that may wait.
     pub(crate) lanes: Lanes,
+    /// WRITEs that those have.
+    pub(crate) lane_writes: Arc<LaneWrites>,
     /// Replies kept for resent calls.
     pub(crate) duplicates: Arc<DuplicateCache>,
     /// Who has mounted what.
@@ -65,7 +69,7 @@ pub async fn run(
     options.validate()?;
     let address = listener.local_addr().map_err(|source| NfsError::Listener { source })?;
     let shared = Shared::new(store, options, metrics, address.port(), Patience::default());
-    Server::new(Arc::new(shared)).run(listener, shutdown).await
+    Server::new(Arc::new(shared))?.run(listener, shutdown).await
 }
 
 impl Shared {
@@ -87,6 +91,7 @@ impl Shared {
             filesystem_id,
             budget: Budget::new(options.in_flight_bytes_max, Arc::clone(&metrics)),
             lanes: Lanes::new(options.io_threads),
+            lane_writes: Arc::default(),
             duplicates: DuplicateCache::new(),
             mounts: MountList::default(),
             metrics,
@@ -102,13 +107,16 @@ impl Shared {
 pub(crate) struct Server {
     shared: Arc<Shared>,
     connections: JoinSet<()>,
+    /// After the connections, which are on their threads.
+    reactors: Reactors,
     slots: Arc<Semaphore>,
     stop: watch::Sender<bool>,
 }
 
-/// A connection's place among [`NfsOptions::connections_max`].
+/// A connection's place among [`NfsOptions::connections_max`], and on a reactor.
 struct Slot {
     metrics: Arc<NfsMetrics>,
+    _place: Place,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -120,14 +128,15 @@ impl Drop for Slot {
 
 impl Server {
     /// A server without connections.
-    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>) -> Result<Self, NfsError> {
         let slots = shared.options.connections_max.min(Semaphore::MAX_PERMITS);
-        Self {
+        Ok(Self {
             shared,
             connections: JoinSet::new(),
+            reactors: Reactors::start()?,
             slots: Arc::new(Semaphore::new(slots)),
             stop: watch::Sender::new(false),
-        }
+        })
     }
 
     /// Accepts connections until `shutdown` completes, then lets their calls end.
@@ -182,13 +191,15 @@ impl Server {
         let metrics = Arc::clone(&self.shared.metrics);
         metrics.connections_accepted.add(1);
         metrics.connections_open.add(1);
-        let slot = Slot { metrics, _permit: permit };
-        let serve =
-            connection::serve(Arc::clone(&self.shared), stream, peer, self.stop.subscribe());
-        self.connections.spawn(async move {
+        let place = self.reactors.place();
+        let reactor = place.handle.clone();
+        let slot = Slot { metrics, _place: place, _permit: permit };
+        let (shared, stop) = (Arc::clone(&self.shared), self.stop.subscribe());
+        let serve = async move {
             let _slot = slot;
-            serve.await;
-        });
+            connection::serve(shared, stream, peer, stop).await;
+        };
+        self.connections.spawn_on(serve, &reactor);
     }
 
     /// Has every connection take no more calls, and waits for those in flight.
@@ -200,7 +211,10 @@ impl Server {
             return Ok(());
         }
         let connections = self.connections.len();
-        self.connections.shutdown().await;
+        // One whose thread hangs in a call is not waited for: the end comes all the same.
+        if timeout(limits::CUT_OFF, self.connections.shutdown()).await.is_err() {
+            tracing::error!(left = self.connections.len(), "connections could not be cut off");
+        }
         Err(NfsError::Drain { connections, waited_seconds: limit.as_secs() })
     }
 }

@@ -232,12 +232,12 @@ impl Encoder {
     }
 
     /// The finished record: its head with the record mark filled in, and the pieces after it.
-    pub(crate) fn finish(mut self) -> (Bytes, Vec<Bytes>) {
+    pub(crate) fn finish(mut self) -> (Vec<u8>, Vec<Bytes>) {
         let mark = u32::try_from(self.length()).unwrap_or(LAST_FRAGMENT - 1) | LAST_FRAGMENT;
         if let Some(room) = self.head.first_chunk_mut::<UNIT_BYTES>() {
             *room = mark.to_be_bytes();
         }
-        (Bytes::from(self.head), self.pieces)
+        (self.head, self.pieces)
     }
 }
 

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | I1 a chunk's count equals the map blocks naming it | `chunks.rs` |
 //! | I2 every named chunk is readable and its bytes hash to its name | `chunks.rs` |
-//! | I3 every hash entry names a stored chunk of that hash | `chunks.rs` |
+//! | I3 every hash entry names a stored chunk whose hash begins so | `chunks.rs` |
 //! | I4 frozen layers never change | held by the model and crash tests |
 //! | I5 a layer's children, snapshots, entries, blocks equal what is stored | `layers.rs` |
 //! | I6 a segment's live chunks equal its chunks with a count above 0 | `chunks.rs` |

@@ -2,18 +2,33 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::num::NonZeroU64;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use rustix::fs::{Advice, Mode, OFlags, fadvise};
+use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{Disk, DiskFile, DiskSpace, FileName, FileRole};
 use crate::error::{Error, Result};
 use crate::id::SegmentId;
 
+/// Reads of at least this are taken for a part of a stream.
+const READAHEAD_MIN_BYTES: usize = 256 << 10;
+
+/// Bytes behind such a read that are fetched along: the next few reads of a stream.
+const READAHEAD_BYTES: u64 = 4 << 20;
+
 /// Segment files in the folders `log` and `compacted` of one directory.
 #[derive(Debug)]
 pub struct LocalDisk {
     directory: PathBuf,
+    /// The folders, held open: their names can be synced when no descriptor is left.
+    folders: [(PathBuf, File); 2],
+    /// The file system takes no direct writes: they go through the page cache.
+    refuses_direct: Arc<AtomicBool>,
 }
 
 impl LocalDisk {
@@ -22,26 +37,33 @@ impl LocalDisk {
     /// # Errors
     /// `Io`.
     pub fn open(directory: &Path) -> Result<Self> {
-        for folder in ["log", "compacted"] {
-            let path = directory.join(folder);
-            std::fs::create_dir_all(&path)
-                .map_err(|source| Error::io("create", path.display().to_string(), source))?;
-        }
-        let disk = Self { directory: directory.to_path_buf() };
-        disk.sync_folder("")?;
-        Ok(disk)
+        let folders = [make_folder(directory, "log")?, make_folder(directory, "compacted")?];
+        File::open(directory)
+            .and_then(|opened| opened.sync_all())
+            .map_err(|source| Error::io("sync", directory.display().to_string(), source))?;
+        let refuses_direct = Arc::new(AtomicBool::new(false));
+        Ok(Self { directory: directory.to_path_buf(), folders, refuses_direct })
     }
 
     fn path(&self, name: FileName) -> PathBuf {
         self.directory.join(name.to_string())
     }
 
-    fn sync_folder(&self, folder: &str) -> Result<()> {
-        let path = self.directory.join(folder);
-        // IMPORTANT: without this a new file can vanish with its synced bytes at a power cut.
-        File::open(&path)
-            .and_then(|directory| directory.sync_all())
-            .map_err(|source| Error::io("sync", path.display().to_string(), source))
+    fn wrap(
+        &self,
+        path: PathBuf,
+        file: io::Result<File>,
+        action: &'static str,
+    ) -> Result<Arc<dyn DiskFile>> {
+        match file {
+            Ok(file) => Ok(Arc::new(LocalFile {
+                path,
+                file,
+                direct: OnceLock::new(),
+                refuses_direct: Arc::clone(&self.refuses_direct),
+            })),
+            Err(source) => Err(Error::io(action, path.display().to_string(), source)),
+        }
     }
 
     fn list_folder(&self, role: FileRole, folder: &str) -> Result<Vec<FileName>> {
@@ -67,6 +89,15 @@ impl LocalDisk {
     }
 }
 
+/// A folder, made if missing.
+fn make_folder(directory: &Path, folder: &str) -> Result<(PathBuf, File)> {
+    let path = directory.join(folder);
+    match std::fs::create_dir_all(&path).and_then(|()| File::open(&path)) {
+        Ok(opened) => Ok((path, opened)),
+        Err(source) => Err(Error::io("create", path.display().to_string(), source)),
+    }
+}
+
 impl Disk for LocalDisk {
     fn list(&self) -> Result<Vec<FileName>> {
         let mut names = self.list_folder(FileRole::Log, "log")?;
@@ -77,13 +108,13 @@ impl Disk for LocalDisk {
     fn create(&self, name: FileName) -> Result<Arc<dyn DiskFile>> {
         let path = self.path(name);
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path);
-        LocalFile::wrap(path, file, "create")
+        self.wrap(path, file, "create")
     }
 
     fn open(&self, name: FileName) -> Result<Arc<dyn DiskFile>> {
         let path = self.path(name);
         let file = OpenOptions::new().read(true).write(true).open(&path);
-        LocalFile::wrap(path, file, "open")
+        self.wrap(path, file, "open")
     }
 
     fn remove(&self, name: FileName) -> Result<()> {
@@ -97,8 +128,13 @@ impl Disk for LocalDisk {
     }
 
     fn sync_names(&self) -> Result<()> {
-        self.sync_folder("log")?;
-        self.sync_folder("compacted")
+        for (path, folder) in &self.folders {
+            // IMPORTANT: without this a new file can vanish with its synced bytes at a power cut.
+            folder
+                .sync_all()
+                .map_err(|source| Error::io("sync", path.display().to_string(), source))?;
+        }
+        Ok(())
     }
 
     fn space(&self) -> Result<DiskSpace> {
@@ -115,19 +151,43 @@ impl Disk for LocalDisk {
 #[derive(Debug)]
 struct LocalFile {
     path: PathBuf,
+    /// For all but direct writes: blocks that are read stay in the page cache.
     file: File,
+    /// The same file past the page cache, from the first direct write on. The kernel drops what
+    /// the page cache has of the bytes that are written here.
+    direct: OnceLock<File>,
+    refuses_direct: Arc<AtomicBool>,
 }
 
 impl LocalFile {
-    fn wrap(
-        path: PathBuf,
-        file: io::Result<File>,
-        action: &'static str,
-    ) -> Result<Arc<dyn DiskFile>> {
-        match file {
-            Ok(file) => Ok(Arc::new(Self { path, file })),
-            Err(source) => Err(Error::io(action, path.display().to_string(), source)),
+    /// Writes past the page cache; `EINVAL` when the file system does not do that.
+    fn write_direct(&self, offset_bytes: u64, sectors: &[u8]) -> io::Result<()> {
+        let direct = match self.direct.get() {
+            Some(direct) => direct,
+            None => {
+                let flags = OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC;
+                let direct = File::from(rustix::fs::open(&self.path, flags, Mode::empty())?);
+                self.direct.get_or_init(|| direct)
+            }
+        };
+        direct.write_all_at(sectors, offset_bytes)
+    }
+
+    /// Reads what the page cache has of the range, and has the kernel fetch the rest and what
+    /// comes behind it: many threads read one file, whose own guess at the order is wrong then.
+    fn cached(&self, buffer: &mut [u8], offset_bytes: u64) -> usize {
+        let length = buffer.len();
+        let mut parts = [io::IoSliceMut::new(buffer)];
+        let flags = ReadWriteFlags::NOWAIT;
+        // Where the file system does not know the flag, nothing was read.
+        let read = rustix::io::preadv2(&self.file, &mut parts, offset_bytes, flags).unwrap_or(0);
+        if read < length {
+            let from = offset_bytes + u64::try_from(read).unwrap_or(0);
+            let count = u64::try_from(length - read).unwrap_or(0) + READAHEAD_BYTES;
+            // Only a hint.
+            let _ = fadvise(&self.file, from, NonZeroU64::new(count), Advice::WillNeed);
         }
+        read
     }
 
     fn fail(&self, action: &'static str) -> impl FnOnce(io::Error) -> Error {
@@ -138,12 +198,34 @@ impl LocalFile {
 impl DiskFile for LocalFile {
     fn read_at(&self, offset_bytes: u64, length: usize) -> Result<Vec<u8>> {
         let mut buffer = vec![0; length];
-        self.file.read_exact_at(&mut buffer, offset_bytes).map_err(self.fail("read"))?;
+        let cached =
+            if length < READAHEAD_MIN_BYTES { 0 } else { self.cached(&mut buffer, offset_bytes) };
+        if cached < length {
+            let behind = offset_bytes + u64::try_from(cached).unwrap_or(0);
+            let rest = &mut buffer[cached..];
+            self.file.read_exact_at(rest, behind).map_err(self.fail("read"))?;
+        }
         Ok(buffer)
     }
 
     fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
         self.file.write_all_at(bytes, offset_bytes).map_err(self.fail("write"))
+    }
+
+    fn write_sectors_at(&self, offset_bytes: u64, sectors: &[u8]) -> Result<()> {
+        if self.refuses_direct.load(Ordering::Relaxed) {
+            return self.write_at(offset_bytes, sectors);
+        }
+        match self.write_direct(offset_bytes, sectors) {
+            Err(error) if error.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+                if !self.refuses_direct.swap(true, Ordering::Relaxed) {
+                    let directory = self.path.parent().unwrap_or(&self.path).display();
+                    tracing::info!(%directory, "no direct writes here: the log is buffered");
+                }
+                self.write_at(offset_bytes, sectors)
+            }
+            outcome => outcome.map_err(self.fail("write")),
+        }
     }
 
     fn sync(&self) -> Result<()> {
@@ -156,5 +238,66 @@ impl DiskFile for LocalFile {
 
     fn truncate(&self, length_bytes: u64) -> Result<()> {
         self.file.set_len(length_bytes).map_err(self.fail("truncate"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::disk::SECTOR_BYTES;
+
+    const NAME: FileName = FileName { role: FileRole::Log, number: SegmentId::new(1) };
+
+    /// Three sectors that begin `shift` bytes behind a multiple of the sector size in memory.
+    fn sectors(memory: &mut Vec<u8>, shift: usize) -> &[u8] {
+        memory.resize(4 * SECTOR_BYTES + shift, 0);
+        let address = memory.as_ptr().addr();
+        let start = address.next_multiple_of(SECTOR_BYTES) - address + shift;
+        let sectors = &mut memory[start..start + 3 * SECTOR_BYTES];
+        for (position, byte) in sectors.iter_mut().enumerate() {
+            *byte = u8::try_from(position % 251).unwrap();
+        }
+        sectors
+    }
+
+    #[test]
+    fn reads_see_direct_writes_even_of_pages_that_were_cached() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = LocalDisk::open(directory.path()).unwrap();
+        let file = disk.create(NAME).unwrap();
+        let reader = disk.open(NAME).unwrap();
+        file.write_at(0, b"header").unwrap();
+        let mut memory = Vec::new();
+        let sectors = sectors(&mut memory, 0);
+        for offset in [0, 1, 0, 3] {
+            let offset_bytes = offset * u64::try_from(SECTOR_BYTES).unwrap();
+            file.write_sectors_at(offset_bytes, sectors).unwrap();
+            file.sync().unwrap();
+            assert!(reader.read_at(offset_bytes, sectors.len()).unwrap() == sectors);
+        }
+        // Cut inside a sector, which is then written again.
+        file.truncate(5000).unwrap();
+        file.write_sectors_at(4096, &sectors[..SECTOR_BYTES]).unwrap();
+        assert_eq!(file.length_bytes().unwrap(), 8192);
+        assert!(reader.read_at(4096, SECTOR_BYTES).unwrap() == sectors[..SECTOR_BYTES]);
+    }
+
+    #[test]
+    fn what_the_file_system_refuses_to_write_directly_is_written_all_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = LocalDisk::open(directory.path()).unwrap();
+        let file = disk.create(NAME).unwrap();
+        let mut memory = Vec::new();
+        // At an odd address: direct writes are refused with EINVAL, as by a file system that
+        // has none. (One that takes any address, as tmpfs does, refuses nothing.)
+        let odd = sectors(&mut memory, 1);
+        file.write_sectors_at(0, odd).unwrap();
+        file.sync().unwrap();
+        assert!(file.read_at(0, odd.len()).unwrap() == odd);
+        // From then on all files of the disk are written through the page cache.
+        disk.refuses_direct.store(true, Ordering::Relaxed);
+        let other = disk.create(FileName { number: SegmentId::new(2), ..NAME }).unwrap();
+        other.write_sectors_at(0, odd).unwrap();
+        assert!(other.read_at(0, odd.len()).unwrap() == odd);
     }
 }

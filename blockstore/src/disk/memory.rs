@@ -1,17 +1,19 @@
 //! Segment files in memory, for tests: a crash forgets or tears what was not synced, and any
 //! call can be made to fail.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Disk, DiskFile, DiskSpace, FileName};
+use super::{Disk, DiskFile, DiskSpace, FileName, SECTOR_BYTES, SECTOR_BYTES_U64};
 use crate::error::{Error, Result};
 
 /// The unit that a medium writes whole: a write is torn between two of these, never inside.
-const SECTOR_BYTES: usize = 512;
+/// The smallest there is, which is less than [`SECTOR_BYTES`]: what of a write that the store
+/// takes for one sector reaches the medium may be any of the eight in it.
+const TORN_BYTES: usize = 512;
 
 /// A failure to inject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub enum Fault {
     NoSpace(u64),
     /// The `n`-th sync from now fails with EIO.
     Sync(u64),
+    /// The `n`-th sync of names from now fails with EIO.
+    SyncNames(u64),
     /// The `n`-th call of any kind that changes something, and all after it, fail: the power
     /// is gone.
     PowerCut(u64),
@@ -38,8 +42,10 @@ struct FileState {
 #[derive(Debug, Default)]
 struct State {
     files: BTreeMap<FileName, Arc<Mutex<FileState>>>,
-    /// The names that a crash leaves.
-    durable_names: BTreeMap<FileName, Arc<Mutex<FileState>>>,
+    /// Those removed since names were synced: a crash may bring them back.
+    removed: BTreeMap<FileName, Arc<Mutex<FileState>>>,
+    /// The names as they were synced.
+    durable_names: BTreeSet<FileName>,
     fault: Option<Fault>,
     changes: u64,
     syncs: u64,
@@ -87,14 +93,17 @@ impl MemoryDisk {
         used_bytes(&self.state.lock())
     }
 
-    /// What a restart after a power cut finds: of the writes that were not synced each sector
-    /// may or may not have reached the medium, as `keep` decides.
+    /// What a restart after a power cut finds: of the writes that were not synced each sector,
+    /// and each creation and each removal of a name, may or may not have reached the medium, as
+    /// `keep` decides.
     #[must_use]
     pub fn crash(&self, mut keep: impl FnMut() -> bool) -> Self {
         let state = self.state.lock();
-        let mut names = state.durable_names.clone();
-        for (name, file) in &state.files {
-            if !names.contains_key(name) && keep() {
+        let mut names = BTreeMap::new();
+        for (name, file) in state.files.iter().chain(&state.removed) {
+            let made = state.durable_names.contains(name) || keep();
+            let removed = state.removed.contains_key(name) && keep();
+            if made && !removed {
                 names.insert(*name, Arc::clone(file));
             }
         }
@@ -103,8 +112,8 @@ impl MemoryDisk {
             let file = file.lock();
             let mut bytes = file.synced.clone();
             for (offset, written) in &file.pending {
-                for (position, sector) in written.chunks(SECTOR_BYTES).enumerate() {
-                    let start = offset + position * SECTOR_BYTES;
+                for (position, sector) in written.chunks(TORN_BYTES).enumerate() {
+                    let start = offset + position * TORN_BYTES;
                     if keep() {
                         overwrite(&mut bytes, start, sector);
                     }
@@ -113,7 +122,7 @@ impl MemoryDisk {
             let after = FileState { synced: bytes.clone(), live: bytes, pending: Vec::new() };
             files.insert(*name, Arc::new(Mutex::new(after)));
         }
-        let durable_names = files.clone();
+        let durable_names = files.keys().copied().collect();
         let capacity_bytes = state.capacity_bytes;
         let state = State { files, durable_names, capacity_bytes, ..State::default() };
         Self { state: Arc::new(Mutex::new(state)) }
@@ -192,6 +201,7 @@ impl Disk for MemoryDisk {
             return Err(Error::io("create", name.to_string(), source));
         }
         let file = Arc::new(Mutex::new(FileState::default()));
+        state.removed.remove(&name);
         state.files.insert(name, Arc::clone(&file));
         Ok(Arc::new(MemoryFile { name, file, disk: self.clone() }))
     }
@@ -211,14 +221,24 @@ impl Disk for MemoryDisk {
     fn remove(&self, name: FileName) -> Result<()> {
         let mut state = self.state.lock();
         state.change().map_err(|source| Error::io("remove", name.to_string(), source))?;
-        state.files.remove(&name);
+        if let Some(file) = state.files.remove(&name) {
+            state.removed.insert(name, file);
+        }
         Ok(())
     }
 
     fn sync_names(&self) -> Result<()> {
         let mut state = self.state.lock();
-        state.change().map_err(|source| Error::io("sync", "folders", source))?;
-        state.durable_names = state.files.clone();
+        let fail = |source| Error::io("sync", "folders", source);
+        state.change().map_err(fail)?;
+        if state.strikes(|fault| match fault {
+            Fault::SyncNames(left) => Some(left),
+            _ => None,
+        }) {
+            return Err(fail(eio()));
+        }
+        state.durable_names = state.files.keys().copied().collect();
+        state.removed.clear();
         Ok(())
     }
 
@@ -295,6 +315,14 @@ impl DiskFile for MemoryFile {
         }
     }
 
+    fn write_sectors_at(&self, offset_bytes: u64, sectors: &[u8]) -> Result<()> {
+        // What a disk would refuse, or write through the page cache, must not pass here.
+        assert_eq!(offset_bytes % SECTOR_BYTES_U64, 0, "offset of sectors");
+        assert_eq!(sectors.len() % SECTOR_BYTES, 0, "length of sectors");
+        assert_eq!(sectors.as_ptr().addr() % SECTOR_BYTES, 0, "address of sectors");
+        self.write_at(offset_bytes, sectors)
+    }
+
     fn sync(&self) -> Result<()> {
         {
             let mut state = self.disk.state.lock();
@@ -324,7 +352,10 @@ impl DiskFile for MemoryFile {
         file.live.truncate(length);
         // A cut is taken as durable at once; the store syncs after each in any case.
         file.synced.truncate(length);
-        file.pending.retain(|(offset, _)| *offset < length);
+        for (offset, written) in &mut file.pending {
+            written.truncate(length.saturating_sub(*offset));
+        }
+        file.pending.retain(|(_, written)| !written.is_empty());
         Ok(())
     }
 }

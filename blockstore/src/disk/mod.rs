@@ -2,7 +2,8 @@
 //!
 //! Two forms: [`LocalDisk`] for use, [`MemoryDisk`] for tests (it forgets or tears at a crash
 //! what was not synced, and fails on demand). Small enough to get an object-store form later:
-//! a file is written once, from front to back, and never changed after it is sealed.
+//! a file is written once, from front to back (but for the sector at the open end of a log, which
+//! is written again with more in it), and never changed after it is sealed.
 
 mod local;
 mod memory;
@@ -15,6 +16,11 @@ pub use memory::{Fault, MemoryDisk};
 
 use crate::error::Result;
 use crate::id::SegmentId;
+
+/// The unit of [`DiskFile::write_sectors_at`]: a multiple of what direct writes to any usual
+/// device ask for, of offset, length and address.
+pub const SECTOR_BYTES: usize = 4096;
+pub(crate) const SECTOR_BYTES_U64: u64 = 4096;
 
 /// What a segment file holds. Each kind has its own folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -105,6 +111,16 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     /// # Errors
     /// `Io`; part of the bytes may have been written.
     fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Like [`DiskFile::write_at`], for bytes that begin and end at multiples of
+    /// [`SECTOR_BYTES`] in the file, and begin at one in memory: a medium with a page cache
+    /// writes them past it, as copying them there costs more than the write. Reads see them.
+    ///
+    /// # Errors
+    /// `Io`; part of the bytes may have been written.
+    fn write_sectors_at(&self, offset_bytes: u64, sectors: &[u8]) -> Result<()> {
+        self.write_at(offset_bytes, sectors)
+    }
 
     /// Makes all writes so far durable.
     ///

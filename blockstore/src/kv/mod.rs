@@ -35,9 +35,9 @@ pub enum Family {
     Child = 6,
     /// (Layer, first block) to run.
     Map = 7,
-    /// Content hash to chunk id.
+    /// First bytes of a content hash to chunk id.
     Hash = 8,
-    /// Chunk id to count, where it is not 1.
+    /// First of 64 chunks to their counts, where not all are 1.
     Refs = 9,
     /// Logical segment to its place and counts.
     Segment = 10,
@@ -132,6 +132,27 @@ pub trait KvRead {
     /// # Errors
     /// `Index`, when RocksDB fails.
     fn last_at_or_before(&self, family: Family, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
+
+    /// As [`KvRead::scan`] from `from` up to `to`, but from the last entry at or before `from`
+    /// on, if there is one that is not before `floor`: it may be of a range that reaches in.
+    ///
+    /// # Errors
+    /// As [`KvRead::scan`].
+    fn scan_reaching(
+        &self,
+        family: Family,
+        (floor, from, to): (&[u8], &[u8], &[u8]),
+        visit: &mut Visit<'_>,
+    ) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        let reaching = self.last_at_or_before(family, from)?;
+        match reaching.filter(|(key, _)| key.as_slice() >= floor) {
+            Some((key, _)) => self.scan(family, &key, to, visit),
+            None => self.scan(family, from, to, visit),
+        }
+    }
 
     /// Visits the entries from `from` (included) up to `to` (left out) in order of their keys,
     /// until the visitor breaks. The entries are of one moment.

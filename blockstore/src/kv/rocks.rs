@@ -9,8 +9,8 @@ use std::path::Path;
 
 use rocksdb::{
     BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType,
-    DBRawIterator, FlushOptions, Options, ReadOptions, SnapshotWithThreadMode, WriteBatch,
-    WriteBufferManager, WriteOptions,
+    DBRawIterator, DataBlockIndexType, FlushOptions, Options, ReadOptions, SnapshotWithThreadMode,
+    WriteBatch, WriteBufferManager, WriteOptions,
 };
 
 use super::{Batch, Family, Kv, KvRead, Visit};
@@ -19,6 +19,12 @@ use crate::error::{Error, Result};
 /// Bits a key in the bloom filters: about 1 % false positives, so that a block that is new
 /// rarely costs a read of the `hash` family.
 const BLOOM_BITS_A_KEY: f64 = 10.0;
+
+/// The share of its write buffer that the family `hash` spends on a bloom filter of it.
+const MEMTABLE_BLOOM_RATIO: f64 = 0.05;
+
+/// Entries to buckets of the index inside a block of a table.
+const HASH_INDEX_RATIO: f64 = 0.75;
 
 /// Open files of the index: a bound that leaves most of a process's usual 1024 to connections.
 const OPEN_FILES_MAX: i32 = 256;
@@ -80,8 +86,17 @@ fn family_options(family: Family, cache: &Cache, memory_bytes: usize) -> Options
     if matches!(family, Family::Hash | Family::Refs | Family::Dirent | Family::Inode) {
         table.set_bloom_filter(BLOOM_BITS_A_KEY, false);
     }
+    if matches!(family, Family::Hash | Family::Refs) {
+        // Looked up by whole keys only.
+        table.set_data_block_index_type(DataBlockIndexType::BinaryAndHash);
+        table.set_data_block_hash_ratio(HASH_INDEX_RATIO);
+    }
     let mut options = Options::default();
     options.set_block_based_table_factory(&table);
+    if family == Family::Hash {
+        options.set_memtable_whole_key_filtering(true);
+        options.set_memtable_prefix_bloom_ratio(MEMTABLE_BLOOM_RATIO);
+    }
     // A family is flushed with all others, so a buffer of a quarter bounds them together.
     options.set_write_buffer_size((memory_bytes / 8).max(4 << 20));
     // Hashes are random bytes: nothing to gain.
@@ -115,6 +130,27 @@ fn visit_all(
     Ok(())
 }
 
+fn visit_reaching(
+    mut iterator: DBRawIterator<'_>,
+    from: &[u8],
+    visit: &mut Visit<'_>,
+) -> Result<()> {
+    iterator.seek_for_prev(from);
+    if !iterator.valid() {
+        iterator.status()?;
+        iterator.seek(from);
+    }
+    // The options hold the bounds.
+    while let Some((key, value)) = iterator.item() {
+        if visit(key, value)? == ControlFlow::Break(()) {
+            break;
+        }
+        iterator.next();
+    }
+    iterator.status()?;
+    Ok(())
+}
+
 fn scan_options(to: &[u8]) -> ReadOptions {
     let mut options = ReadOptions::default();
     // The bound spares the iterator the tombstones behind the range.
@@ -134,6 +170,21 @@ impl KvRead for RocksKv {
 
     fn last_at_or_before(&self, family: Family, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         seek_last(self.db.raw_iterator_cf(self.family(family)?), key)
+    }
+
+    /// With one iterator for both.
+    fn scan_reaching(
+        &self,
+        family: Family,
+        (floor, from, to): (&[u8], &[u8], &[u8]),
+        visit: &mut Visit<'_>,
+    ) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        let mut options = scan_options(to);
+        options.set_iterate_lower_bound(floor);
+        visit_reaching(self.db.raw_iterator_cf_opt(self.family(family)?, options), from, visit)
     }
 
     fn scan(&self, family: Family, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
@@ -217,5 +268,36 @@ impl Kv for RocksKv {
     fn memory_bytes(&self) -> u64 {
         let bytes = self.cache.get_usage() + self.write_buffers.get_usage();
         u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::{MemoryKv, Write};
+
+    #[test]
+    fn a_scan_that_reaches_back_finds_the_same_as_one_in_memory() {
+        let directory = tempfile::tempdir().unwrap();
+        let rocks = RocksKv::open(directory.path(), 16 << 20).unwrap();
+        let memory = MemoryKv::new();
+        let put = |key: u8| Write { family: Family::Map, key: vec![key], value: Some(vec![key]) };
+        let batch: Vec<Write> = [10, 12, 20, 25, 30].map(put).into();
+        rocks.apply(&batch).unwrap();
+        memory.apply(&batch).unwrap();
+        for (floor, from, to) in (0..32).flat_map(|floor| {
+            (floor..33).flat_map(move |from| (from..34).map(move |to| (floor, from, to)))
+        }) {
+            let found = |kv: &dyn KvRead| {
+                let mut keys = Vec::new();
+                kv.scan_reaching(Family::Map, (&[floor], &[from], &[to]), &mut |key, _| {
+                    keys.extend_from_slice(key);
+                    Ok(ControlFlow::Continue(()))
+                })
+                .unwrap();
+                keys
+            };
+            assert_eq!(found(&rocks), found(&memory), "{floor} {from} {to}");
+        }
     }
 }

@@ -1,11 +1,12 @@
 //! Keys of every family; the table stands in `record.rs`.
 
 use super::two;
-use crate::id::{ChunkId, InodeId, LayerId, SegmentId, SnapshotId};
+use crate::id::{ChunkId, ContentHash, InodeId, LayerId, SegmentId, SnapshotId};
 
 pub(crate) const META_STORE: &[u8] = b"store";
 pub(crate) const META_COUNTERS: &[u8] = b"counters";
 pub(crate) const META_POSITION: &[u8] = b"position";
+pub(crate) const META_HASHED: &[u8] = b"hashed";
 
 pub(crate) fn inode(inode: InodeId) -> Vec<u8> {
     inode.get().to_be_bytes().to_vec()
@@ -63,8 +64,14 @@ pub(crate) fn map(layer: LayerId, block: u64) -> Vec<u8> {
     two(layer.get(), block)
 }
 
-pub(crate) fn refs(chunk: ChunkId) -> Vec<u8> {
-    chunk.raw().to_be_bytes().to_vec()
+/// The first eight bytes of a hash.
+pub(crate) fn hash(hash: &ContentHash) -> Vec<u8> {
+    hash.as_bytes()[..8].to_vec()
+}
+
+/// The page of counts that begins with this chunk.
+pub(crate) fn refs(first: ChunkId) -> Vec<u8> {
+    first.raw().to_be_bytes().to_vec()
 }
 
 pub(crate) fn segment(segment: SegmentId) -> Vec<u8> {

@@ -7,8 +7,8 @@ use crate::record::golden::hex;
 
 const SEGMENT: SegmentId = SegmentId::new(0x12);
 
-const HEADER: &str = "534c4b5345473031 000102030405060708090a0b0c0d0e0f 01 00000000000000
-    0000000000000012 0000000000000000000000000000000000000000 11d9ba5c";
+const HEADER: &str = "534c4b5345473032 000102030405060708090a0b0c0d0e0f 01 00000000000000
+    0000000000000012 0000000000000000000000000000000000000000 4f23d913";
 
 /// blake3 of the raw block, and of the block of 0xab.
 const RAW_HASH: &str = "dfa3703ee031ecdc4720649f5e52d1b73851a22ac1238627a2bce076fe323a4f";
@@ -18,17 +18,17 @@ const PACKED_HASH: &str = "6137ffbadc14cb7467070fc77b4a218c6aebe78a7c1236ffc28ca
 const PACKED: &str = "1f ab 0100 ffffffffffffffffffffffffffffff f6 50 ababababab";
 
 /// Header and entries of a group of both blocks; their stored bytes follow.
-const GROUP: &str = "53574347 00000002 0000000000000012 00000005 0000101a 00000000 9e907977
+const GROUP: &str = "53574347 00000002 0000000000000012 00000005 0000101a 00000000 e9330ef0
     dfa3703ee031ecdc4720649f5e52d1b73851a22ac1238627a2bce076fe323a4f 1000 00 00 d4da57ac
     6137ffbadc14cb7467070fc77b4a218c6aebe78a7c1236ffc28ca0d0ec95a6c1 001a 01 00 5dd101b4";
 
 /// A put, a put of an empty value, and a delete.
-const COMMIT: &str = "5357434d 00000023 0000000000000099 719b208e
+const COMMIT: &str = "5357434d 00000023 0000000000000099 b73caf24
     07 01 0003 00000005 6b6579 76616c7565
     06 01 0001 00000000 63
     09 00 0002 00000000 7879";
 
-const EMPTY_COMMIT: &str = "5357434d 00000000 0000000000000001 e0950bfb";
+const EMPTY_COMMIT: &str = "5357434d 00000000 0000000000000001 014728de";
 
 const DIRECTORY: &str = "53574452 00000002 0000000000000012 00000000 bb319d86";
 
@@ -102,7 +102,7 @@ fn golden_directory() -> Vec<u8> {
 }
 
 fn is_found(bytes: &[u8], verify: bool) -> bool {
-    find_record(bytes, 0, verify).unwrap().is_some()
+    find_record(bytes, store(), 0, verify).unwrap().is_some()
 }
 
 /// No prefix of the record is a record, and no flipped bit of its first `covered` bytes is
@@ -126,8 +126,8 @@ fn file_headers() {
     assert_eq!(encode_file_header(store(), log), golden);
     assert_eq!(golden.len(), FILE_HEADER_BYTES);
     assert_eq!(decode_file_header(log, &golden).unwrap(), store());
-    let compacted = hex("534c4b5345473031 000102030405060708090a0b0c0d0e0f 02 00000000000000
-        0000000000000013 0000000000000000000000000000000000000000 48860b75");
+    let compacted = hex("534c4b5345473032 000102030405060708090a0b0c0d0e0f 02 00000000000000
+        0000000000000013 0000000000000000000000000000000000000000 167c683a");
     assert_eq!(encode_file_header(store(), name(FileRole::Compacted, 0x13)), compacted);
 
     for length in 0..golden.len() {
@@ -151,14 +151,14 @@ fn a_file_of_another_version_is_refused_even_with_a_good_checksum() {
         let crc = crc32c::crc32c(&other[..60]);
         other[60..].copy_from_slice(&crc.to_be_bytes());
         let error = decode_file_header(name(FileRole::Log, 0x12), &other).unwrap_err();
-        assert!(error.to_string().contains("expected SLKSEG01"), "{error}");
+        assert!(error.to_string().contains("expected SLKSEG02"), "{error}");
     }
 }
 
 #[test]
 fn groups_of_raw_and_lz4_chunks() {
     let mut out = Vec::new();
-    let places = encode_group(&mut out, 64, (SEGMENT, 5), &chunks()).unwrap();
+    let places = encode_group(&mut out, 64, (store(), SEGMENT, 5), &chunks()).unwrap();
     let golden = golden_group();
     assert_eq!(out, golden);
     // The file header, then 32 bytes of group header and 40 for each of two chunks.
@@ -172,7 +172,7 @@ fn groups_of_raw_and_lz4_chunks() {
     assert_eq!(places, expected);
 
     let bytes = [&[0; 64][..], &golden].concat();
-    let (found, end) = find_record(&bytes, 64, true).unwrap().unwrap();
+    let (found, end) = find_record(&bytes, store(), 64, true).unwrap().unwrap();
     let Found::Group(group) = found else { panic!("{found:?}") };
     assert_eq!(end, bytes.len());
     assert_eq!((group.segment, group.first_index), (SEGMENT, 5));
@@ -220,8 +220,12 @@ fn chunks_are_restored_and_prove_themselves() {
 
 #[test]
 fn a_block_is_packed_where_that_saves_an_eighth() {
-    assert_eq!(prepare_block(Bytes::from(vec![0xab; 4096]), true).codec, Codec::Lz4);
-    let plain = prepare_block(Bytes::from(vec![0xab; 4096]), false);
+    let prepare = |compress| {
+        let block = Bytes::from(vec![0xab; 4096]);
+        prepare_block(ContentHash::of(&block), block, compress)
+    };
+    assert_eq!(prepare(true).codec, Codec::Lz4);
+    let plain = prepare(false);
     assert_eq!((plain.codec, plain.stored.len()), (Codec::Raw, 4096));
     assert_eq!(plain.hash, hash(PACKED_HASH));
 }
@@ -229,16 +233,16 @@ fn a_block_is_packed_where_that_saves_an_eighth() {
 #[test]
 fn commit_records() {
     let mut out = Vec::new();
-    encode_commit(&mut out, 0x99, &golden_batch());
+    encode_commit(&mut out, (store(), 0x99), &golden_batch());
     let golden = hex(COMMIT);
     assert_eq!(out, golden);
-    let (found, end) = find_record(&golden, 0, true).unwrap().unwrap();
+    let (found, end) = find_record(&golden, store(), 0, true).unwrap().unwrap();
     let Found::Commit { sequence, batch } = found else { panic!("{found:?}") };
     assert_eq!((sequence, batch, end), (0x99, golden_batch(), golden.len()));
     assert_whole(&golden, golden.len());
 
     let mut out = Vec::new();
-    encode_commit(&mut out, 1, &Batch::new());
+    encode_commit(&mut out, (store(), 1), &Batch::new());
     assert_eq!(out, hex(EMPTY_COMMIT));
     assert_whole(&out, out.len());
 }
@@ -255,24 +259,62 @@ fn a_commit_record_with_a_good_checksum_and_bad_content_is_corrupt() {
         let mut header = hex("5357434d");
         header.extend_from_slice(&u32::try_from(body.len()).unwrap().to_be_bytes());
         header.extend_from_slice(&1_u64.to_be_bytes());
-        let crc = crc32c::crc32c(&[&header[..], &body].concat());
+        let crc = crc32c::crc32c(&[store().as_bytes(), &header[..], &body].concat());
         let record = [&header[..], &crc.to_be_bytes(), &body].concat();
-        let error = find_record(&record, 0, true).unwrap_err();
+        let error = find_record(&record, store(), 0, true).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{why}");
     }
 }
 
 #[test]
-fn the_highest_commit_is_found_in_any_bytes() {
+fn a_later_commit_is_found_in_any_bytes() {
     let commit = |sequence| {
         let mut out = Vec::new();
-        encode_commit(&mut out, sequence, &golden_batch());
+        encode_commit(&mut out, (store(), sequence), &golden_batch());
         out
     };
     let torn = &commit(9)[..30];
-    let bytes = [b"SWCMSWCM", &commit(3)[..], b"?", &commit(7), b"!", torn].concat();
-    assert_eq!(highest_commit(&bytes), Some(7));
-    assert_eq!(highest_commit(torn), None);
+    let bytes = [b"SWCMSWCM", &commit(3)[..], b"?", &commit(7), b"!", torn, b"SWCM"].concat();
+    assert_eq!(commit_behind(&bytes, store(), 2), Some(7));
+    assert_eq!(commit_behind(&bytes, store(), 6), Some(7));
+    assert_eq!(commit_behind(&bytes, store(), 7), None, "it is the one that is damaged");
+    assert_eq!(commit_behind(&bytes[..bytes.len() - 60], store(), 2), Some(3));
+    // Bytes of some other time: so many commits do not fit in between.
+    assert_eq!(commit_behind(&commit(5000), store(), 2), None);
+    assert_eq!(commit_behind(torn, store(), 2), None);
+}
+
+/// Each of a million starts claims half of the bytes: checked one by one they take hours.
+#[test]
+fn bytes_full_of_starts_of_commits_are_searched_in_time() {
+    for sequence in [u64::MAX, 5] {
+        let body_bytes = u32::try_from(8 << 20).unwrap();
+        let mut start = COMMIT_MAGIC.to_be_bytes().to_vec();
+        start.extend_from_slice(&body_bytes.to_be_bytes());
+        start.extend_from_slice(&sequence.to_be_bytes());
+        let mut bytes = start.repeat((16 << 20) / 16);
+        let begin = std::time::Instant::now();
+        assert_eq!(commit_behind(&bytes, store(), 2), None);
+        assert!(begin.elapsed().as_secs() < 60, "{:?}", begin.elapsed());
+        encode_commit(&mut bytes, (store(), 4), &golden_batch());
+        assert_eq!(commit_behind(&bytes, store(), 2), Some(4), "behind all of it");
+    }
+}
+
+#[test]
+fn records_of_another_store_are_no_records() {
+    let other = StoreId::from_bytes([7; 16]);
+    for record in [golden_group(), hex(COMMIT), hex(EMPTY_COMMIT)] {
+        assert!(find_record(&record, store(), 0, true).unwrap().is_some());
+        assert!(find_record(&record, other, 0, true).unwrap().is_none());
+    }
+}
+
+#[test]
+fn the_bytes_of_a_record_are_known_before_it_is_made() {
+    assert_eq!(group_bytes(&chunks()), golden_group().len());
+    assert_eq!(commit_bytes(&golden_batch()), hex(COMMIT).len());
+    assert_eq!(commit_bytes(&Batch::new()), hex(EMPTY_COMMIT).len());
 }
 
 #[test]
@@ -290,8 +332,8 @@ fn directories() {
     let golden = golden_directory();
     assert_eq!(encode_directory(SEGMENT, &directory), golden);
     assert_eq!(golden.len(), 24 + 3076 + 8196);
-    let (found, end) = find_record(&golden, 0, true).unwrap().unwrap();
-    assert!(matches!(found, Found::Directory), "{found:?}");
+    let (found, end) = find_record(&golden, store(), 0, true).unwrap().unwrap();
+    assert!(matches!(found, Found::Directory { segment: SEGMENT, chunks: 2 }), "{found:?}");
     assert_eq!(end, golden.len());
     assert_whole(&golden, 24);
 

@@ -1,5 +1,5 @@
-//! A store of format 1 as it was written once, kept in `fixtures/format-1`: every later version
-//! that calls itself format 1 reads it, and writes the same.
+//! A store of format 2 as it was written once, kept in `fixtures/format-2`: every later version
+//! that calls itself format 2 reads it, and writes the same.
 //!
 //! The fixture is what `populate` below leaves in an empty directory, less `index/`, `lock` and
 //! the empty `compacted/`: its log begins at the first segment, so the index is replayed from it.
@@ -40,7 +40,7 @@ const VERIFIER: u64 = 0xfeed_f00d;
 const CUT_BYTES: usize = 2 * 4096 + 100;
 
 fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/format-1")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/format-2")
 }
 
 fn log_path(data_dir: &Path, number: u64) -> PathBuf {
@@ -237,8 +237,8 @@ fn the_same_calls_write_the_same_records_today() {
     store.close().unwrap();
     drop(store);
     let format = |data_dir: &Path| std::fs::read(data_dir.join("FORMAT")).unwrap();
-    assert_eq!(format(data_dir.path()), b"slackwater 1\n");
-    assert_eq!(format(&fixture()), b"slackwater 1\n");
+    assert_eq!(format(data_dir.path()), b"slackwater 2\n");
+    assert_eq!(format(&fixture()), b"slackwater 2\n");
     assert!(!log_path(data_dir.path(), LOG_FILES + 1).exists());
     for number in 1..=LOG_FILES {
         let shape = |data_dir: &Path| {
@@ -284,9 +284,9 @@ fn flip(path: &Path, offset: usize) {
 
 #[test]
 fn damage_and_other_formats_are_refused_and_left_alone() {
-    for text in ["slackwater 2\n", "slackwater 0\n", "slackwater 4294967295\n"] {
+    for text in ["slackwater 1\n", "slackwater 3\n", "slackwater 0\n", "slackwater 4294967295\n"] {
         let error = refused(|dir| std::fs::write(dir.join("FORMAT"), text).unwrap());
-        assert!(matches!(error, Error::Format { expected: 1, .. }), "{text}: {error}");
+        assert!(matches!(error, Error::Format { expected: 2, .. }), "{text}: {error}");
     }
     let corrupt = |damage: &dyn Fn(&Path), what: &str| {
         let error = refused(damage);
@@ -313,7 +313,9 @@ fn an_append_cut_short_is_as_if_it_had_never_been() {
         let data_dir = copy();
         let last = log_path(data_dir.path(), LOG_FILES);
         let bytes = std::fs::read(&last).unwrap();
-        std::fs::write(&last, &bytes[..bytes.len() - cut_bytes]).unwrap();
+        // Behind the last record there are zeros.
+        let end = 1 + bytes.iter().rposition(|&byte| byte != 0).unwrap();
+        std::fs::write(&last, &bytes[..end - cut_bytes]).unwrap();
         let store = open(data_dir.path()).unwrap();
         assert_sound(&store);
         // The last commit removed this file.

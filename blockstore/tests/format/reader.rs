@@ -1,4 +1,4 @@
-//! A reader of format 1 written from FORMAT.md alone: it shares no code with the store, so that
+//! A reader of format 2 written from FORMAT.md alone: it shares no code with the store, so that
 //! the two hold each other to the document.
 
 use std::collections::BTreeMap;
@@ -61,16 +61,18 @@ fn number_at(bytes: &[u8], at: usize) -> u64 {
 pub(crate) fn read_log_file(path: &Path, number: u64) -> Vec<Record> {
     let bytes = std::fs::read(path).unwrap();
     let (header, mut rest) = bytes.split_at(64);
-    assert_eq!(&header[..8], b"SLKSEG01");
+    assert_eq!(&header[..8], b"SLKSEG02");
     assert_eq!(header[24..32], [1, 0, 0, 0, 0, 0, 0, 0], "role of a log file, and padding");
     assert_eq!(number_at(header, 32), number);
     assert_eq!(header[40..60], [0; 20]);
     assert_eq!(Cursor(&header[60..]).small(4), crc32c::crc32c(&header[..60]));
+    let store = &header[8..24];
     let mut records = Vec::new();
-    while !rest.is_empty() {
+    // Behind the last record there are zeros, as many as there may be.
+    while rest.iter().any(|&byte| byte != 0) {
         let (record, length) = match &rest[..4] {
-            b"SWCG" => read_group(rest),
-            b"SWCM" => read_commit(rest),
+            b"SWCG" => read_group(store, rest),
+            b"SWCM" => read_commit(store, rest),
             b"SWDR" => read_directory(rest),
             other => panic!("magic {}", other.escape_ascii()),
         };
@@ -80,13 +82,13 @@ pub(crate) fn read_log_file(path: &Path, number: u64) -> Vec<Record> {
     records
 }
 
-fn read_group(bytes: &[u8]) -> (Record, usize) {
+fn read_group(store: &[u8], bytes: &[u8]) -> (Record, usize) {
     let mut c = Cursor(&bytes[4..]);
     let (count, segment, first) = (c.size(4), c.number(8), c.small(4));
     let (payload, padding, crc) = (c.size(4), c.small(4), c.small(4));
     assert_eq!(padding, 0);
     let payload_at = 32 + 40 * count;
-    let covered = [&bytes[..28], &bytes[32..payload_at]].concat();
+    let covered = [store, &bytes[..28], &bytes[32..payload_at]].concat();
     assert_eq!(crc, crc32c::crc32c(&covered));
     let mut stored = Cursor(&bytes[payload_at..payload_at + payload]);
     let chunks = (0..count).map(|_| {
@@ -102,10 +104,10 @@ fn read_group(bytes: &[u8]) -> (Record, usize) {
     (Record::Group { segment, first, chunks }, payload_at + payload)
 }
 
-fn read_commit(bytes: &[u8]) -> (Record, usize) {
+fn read_commit(store: &[u8], bytes: &[u8]) -> (Record, usize) {
     let mut c = Cursor(&bytes[4..]);
     let (body, sequence, crc) = (c.size(4), c.number(8), c.small(4));
-    let covered = [&bytes[..16], &bytes[20..20 + body]].concat();
+    let covered = [store, &bytes[..16], &bytes[20..20 + body]].concat();
     assert_eq!(crc, crc32c::crc32c(&covered));
     let mut c = Cursor(&bytes[20..20 + body]);
     let mut changes = Vec::new();

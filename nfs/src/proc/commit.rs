@@ -2,9 +2,10 @@
 //! commit of more than was asked for is always right, and the group commit makes it cheap.
 
 use nfsserve::nfs::nfsstat3;
-use slackwater_blockstore::{Change, FileKind};
+use slackwater_blockstore::{Attributes, Change, Error, FileKind, InodeId};
 
 use super::{Call, Failure, NotRun, encode, handle};
+use crate::handle::{HandleCodec, Target};
 use crate::xdr::{Decoder, Encoder};
 
 pub(super) fn commit(
@@ -15,30 +16,57 @@ pub(super) fn commit(
     let handle = handle(arguments)?;
     let _offset_bytes = arguments.u64()?;
     let _count = arguments.u32()?;
-    match try_commit(call, handle) {
+    match check(call, handle) {
+        Ok(_) if !call.may_block => Err(NotRun::WouldBlock),
+        Ok(file) => {
+            let outcome = call.shared.store.commit(file.inode);
+            Ok(put_committed(call, file.inode, outcome, reply))
+        }
+        Err(failure) => Ok(put_failure(call, failure, reply)),
+    }
+}
+
+/// The file that a WRITE or COMMIT with these arguments is for.
+pub(crate) fn peek_inode(handles: &HandleCodec, arguments: &Decoder<'_>) -> Option<InodeId> {
+    match handles.decode(handle(&mut arguments.clone()).ok()?).ok()? {
+        Target::Inode { inode, .. } => Some(inode),
+        Target::SnapshotDirectory | Target::Snapshot(_) => None,
+    }
+}
+
+/// Writes the results of a COMMIT that the store has carried out.
+pub(crate) fn put_committed(
+    call: &Call<'_>,
+    file: InodeId,
+    outcome: Result<(Change, u64), Error>,
+    reply: &mut Encoder,
+) -> nfsstat3 {
+    match outcome {
         Ok((change, verifier)) => {
             encode::status(reply, nfsstat3::NFS3_OK);
             call.put_change(reply, &change);
             reply.u64(verifier);
-            Ok(nfsstat3::NFS3_OK)
+            nfsstat3::NFS3_OK
         }
-        Err(failure) => {
-            encode::status(reply, failure.status);
-            call.put_no_change(reply, failure.attributes.as_ref());
-            Ok(failure.status)
-        }
+        Err(error) => put_failure(call, call.failure(file, &error), reply),
     }
 }
 
-fn try_commit(call: &Call<'_>, handle: &[u8]) -> Result<(Change, u64), Failure> {
+fn put_failure(call: &Call<'_>, failure: Failure, reply: &mut Encoder) -> nfsstat3 {
+    encode::status(reply, failure.status);
+    call.put_no_change(reply, failure.attributes.as_ref());
+    failure.status
+}
+
+/// The file, when it is one that the caller may change.
+fn check(call: &Call<'_>, handle: &[u8]) -> Result<Attributes, Failure> {
     let file = call.changeable(handle)?;
     let failure = |status| Failure { status, attributes: Some(file) };
-    match file.kind {
-        FileKind::File => {}
-        FileKind::Directory => return Err(failure(nfsstat3::NFS3ERR_ISDIR)),
-        FileKind::Symlink => return Err(failure(nfsstat3::NFS3ERR_INVAL)),
-    }
     // No mode bits are asked: the writes that are committed were allowed when they came, and
     // a refusal after a chmod would lose them.
-    call.shared.store.commit(file.inode).map_err(|error| call.failure(file.inode, &error))
+    match file.kind {
+        FileKind::File => Ok(file),
+        FileKind::Directory => Err(failure(nfsstat3::NFS3ERR_ISDIR)),
+        FileKind::Symlink => Err(failure(nfsstat3::NFS3ERR_INVAL)),
+    }
 }

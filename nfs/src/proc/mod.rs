@@ -32,6 +32,7 @@ use crate::server::Shared;
 use crate::status;
 use crate::xdr::{Decoder, Encoder, Malformed};
 
+pub(crate) use commit::{peek_inode, put_committed};
 pub(crate) use read::peek_count;
 
 /// Longest handle that a client may send (RFC 1813 section 2.4).

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use nfsserve::nfs::nfsstat3;
-use slackwater_blockstore::{Change, FILE_BYTES_MAX, FileKind, Stability, Written};
+use slackwater_blockstore::{Change, Error, FILE_BYTES_MAX, FileKind, InodeId, Stability, Written};
 
 use super::{Call, Failure, NotRun, encode, handle};
 use crate::limits;
@@ -48,8 +48,9 @@ pub(super) fn write(
     let arguments = Arguments::decode(arguments)?;
     let data = arguments.data();
     let count = u32::try_from(data.len()).unwrap_or(u32::MAX);
-    match try_write(call, &arguments, data) {
-        Ok(written) => {
+    match try_write(call, &arguments, &data) {
+        Ok(None) => Err(NotRun::WouldBlock),
+        Ok(Some(written)) => {
             encode::status(reply, nfsstat3::NFS3_OK);
             call.put_change(reply, &written.file);
             reply.u32(count);
@@ -66,7 +67,12 @@ pub(super) fn write(
     }
 }
 
-fn try_write(call: &Call<'_>, arguments: &Arguments<'_>, data: Bytes) -> Result<Written, Failure> {
+/// What was written, or `None` when the call would have to wait and may not.
+fn try_write(
+    call: &Call<'_>,
+    arguments: &Arguments<'_>,
+    data: &Bytes,
+) -> Result<Option<Written>, Failure> {
     let file = call.changeable(arguments.handle)?;
     let failure = |status| Failure { status, attributes: Some(file) };
     match file.kind {
@@ -85,16 +91,37 @@ fn try_write(call: &Call<'_>, arguments: &Arguments<'_>, data: Bytes) -> Result<
     if end.is_none_or(|end| end > FILE_BYTES_MAX) {
         return Err(failure(nfsstat3::NFS3ERR_FBIG));
     }
-    let store = &call.shared.store;
     if data.is_empty() {
         // Nothing is written, so nothing can be lost, and the file does not change.
         let unchanged = Change { before: file, after: file };
-        let (stability, verifier) = (arguments.stability, store.write_verifier());
-        return Ok(Written { file: unchanged, stability, verifier });
+        let (stability, verifier) = (arguments.stability, call.shared.store.write_verifier());
+        return Ok(Some(Written { file: unchanged, stability, verifier }));
     }
-    store
-        .write(file.inode, arguments.offset_bytes, data, arguments.stability)
-        .map_err(|error| call.failure(file.inode, &error))
+    put(call, file.inode, arguments, data).map_err(|error| call.failure(file.inode, &error))
+}
+
+/// Gives the data to the store.
+fn put(
+    call: &Call<'_>,
+    file: InodeId,
+    arguments: &Arguments<'_>,
+    data: &Bytes,
+) -> Result<Option<Written>, Error> {
+    let (store, offset_bytes) = (&call.shared.store, arguments.offset_bytes);
+    if !call.may_block && arguments.stability != Stability::Unstable {
+        return Ok(None);
+    }
+    // A small one is part of the connection's read buffer, and the store keeps what it is given.
+    let data = if data.len() <= limits::COPIED_BYTES_MAX {
+        Bytes::copy_from_slice(data)
+    } else {
+        data.clone()
+    };
+    if call.may_block {
+        store.write(file, offset_bytes, data, arguments.stability).map(Some)
+    } else {
+        store.try_write(file, offset_bytes, &data).transpose()
+    }
 }
 
 const fn stable_how(stability: Stability) -> u32 {

@@ -1,33 +1,38 @@
 //! A disk that stalls, fails or is full, below a real store.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use slackwater_blockstore::disk::{Disk, DiskFile, DiskSpace, Fault, FileName, MemoryDisk};
 use slackwater_blockstore::kv::MemoryKv;
 use slackwater_blockstore::{Options, Result, Store};
+use slackwater_nfs::NfsOptions;
 use tokio::time::timeout;
 
 use crate::common::client::{Cred, FILE_SYNC, NFS, UNSTABLE, call, proc, record, write_args};
+use crate::common::server::LIMIT;
 use crate::common::{Args, Body, Server, SetAttr, root_options, status};
 
 /// A disk whose syncs wait while its gate is shut.
 #[derive(Clone, Debug, Default)]
-struct StallingDisk {
+pub struct StallingDisk {
     disk: MemoryDisk,
-    gate: Arc<Gate>,
+    pub gate: Arc<Gate>,
 }
 
 #[derive(Debug, Default)]
-struct Gate {
+pub struct Gate {
     is_shut: Mutex<bool>,
     opened: Condvar,
+    /// Syncs that wait.
+    waiting: AtomicUsize,
 }
 
 impl Gate {
     /// Shuts the gate until what it answers is dropped: also by a test that fails.
-    fn shut(&self) -> Shut<'_> {
+    pub fn shut(&self) -> Shut<'_> {
         *self.is_shut.lock() = true;
         Shut(self)
     }
@@ -39,14 +44,26 @@ impl Gate {
 
     fn pass(&self) {
         let mut is_shut = self.is_shut.lock();
+        self.waiting.fetch_add(1, Ordering::SeqCst);
         while *is_shut {
             self.opened.wait(&mut is_shut);
         }
+        self.waiting.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Returns once a sync waits.
+    pub async fn wait_for_a_sync(&self) {
+        let waits = async {
+            while self.waiting.load(Ordering::SeqCst) == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(LIMIT, waits).await.expect("a sync in time");
     }
 }
 
 /// A shut gate.
-struct Shut<'a>(&'a Gate);
+pub struct Shut<'a>(&'a Gate);
 
 impl Drop for Shut<'_> {
     fn drop(&mut self) {
@@ -116,11 +133,19 @@ impl DiskFile for StallingFile {
 }
 
 fn server(disk: Arc<dyn Disk>, capacity_bytes: Option<u64>) -> Server {
+    server_with(disk, capacity_bytes, root_options())
+}
+
+pub fn server_with(
+    disk: Arc<dyn Disk>,
+    capacity_bytes: Option<u64>,
+    nfs_options: NfsOptions,
+) -> Server {
     let mut options = Options::new("unused");
     options.memory_bytes = Options::MEMORY_BYTES_MIN;
     options.capacity_bytes = capacity_bytes;
     let store = Store::open_with(Arc::new(MemoryKv::new()), disk, options).unwrap();
-    Server::over_store(store, root_options())
+    Server::over_store(store, nfs_options)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -178,6 +203,86 @@ async fn a_stalled_disk_stalls_what_waits_for_it_and_nothing_else() {
         let mut reply = Body::new(writer.receive().await);
         let header: Vec<u32> = (0..7).map(|_| reply.u32()).collect();
         assert_eq!(header[1..], [1, 0, 0, 0, 0, status::OK]);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn unstable_writes_are_taken_while_all_that_wait_for_the_disk_stall() {
+    const WRITES: u32 = 100;
+    let disk = StallingDisk::default();
+    let server = server(Arc::new(disk.clone()), None);
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let file = client.create(&root, b"file").await.unwrap();
+    let other = client.create(&root, b"other").await.unwrap();
+    client.write(&other, 0, b"old", UNSTABLE).await.unwrap();
+    let mut writer = server.client().await;
+    let shut = disk.gate.shut();
+    let stream: Vec<u8> = (0..WRITES)
+        .flat_map(|number| {
+            let args = write_args(&file, u64::from(number) * 4096, &[7; 4096], FILE_SYNC);
+            record(&call(number, NFS, proc::WRITE, &Cred::user(0, 0), &args))
+        })
+        .collect();
+    writer.send(&stream).await;
+    server.wait_until(|counters| counters.calls_in_flight >= u64::from(WRITES)).await;
+    let write = timeout(Duration::from_secs(5), client.write(&other, 0, b"new", UNSTABLE)).await;
+    drop(shut);
+    assert!(write.expect("an unstable write waited for the disk").is_ok());
+    assert_eq!(client.read(&other, 0, 3).await.unwrap().0, b"new");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_unstable_write_does_not_overtake_one_that_waits() {
+    let disk = StallingDisk::default();
+    let options = NfsOptions { io_threads: 1, ..root_options() };
+    let server = server_with(Arc::new(disk.clone()), None, options);
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let file = client.create(&root, b"file").await.unwrap();
+    client.write(&file, 0, &[0; 8192], FILE_SYNC).await.unwrap();
+    let shut = disk.gate.shut();
+    // The first holds the lane's only thread, the second waits for it.
+    let writes = [(0, [1; 4096], FILE_SYNC), (4096, [2; 4096], FILE_SYNC)];
+    let last = (4096, [3; 4096], UNSTABLE);
+    for (number, (offset, data, stability)) in (0..).zip(writes.into_iter().chain([last])) {
+        let args = write_args(&file, offset, &data, stability);
+        client.send(&record(&call(number, NFS, proc::WRITE, &Cred::user(0, 0), &args))).await;
+    }
+    server.wait_until(|counters| counters.calls_in_flight == 3).await;
+    drop(shut);
+    for number in 0..3 {
+        assert_eq!(Body::new(client.receive().await).u32(), number);
+    }
+    assert_eq!(client.read(&file, 4096, 4096).await.unwrap().0, [3; 4096]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commits_that_wait_together_are_all_answered() {
+    const COMMITS: u32 = 200;
+    let disk = StallingDisk::default();
+    let server = server(Arc::new(disk.clone()), None);
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let file = client.create(&root, b"file").await.unwrap();
+    client.write(&file, 0, b"content", UNSTABLE).await.unwrap();
+    let shut = disk.gate.shut();
+    let args = Args::new().opaque(&file).u64(0).u32(0);
+    let stream = (0..COMMITS)
+        .flat_map(|number| record(&call(number, NFS, proc::COMMIT, &Cred::user(0, 0), &args)));
+    client.send(&stream.collect::<Vec<_>>()).await;
+    server.wait_until(|counters| counters.calls_in_flight == u64::from(COMMITS)).await;
+    // The connection goes on behind them.
+    let getattr = record(&call(COMMITS, NFS, proc::GETATTR, &Cred::user(0, 0), &args));
+    client.send(&getattr).await;
+    assert_eq!(Body::new(client.receive().await).u32(), COMMITS);
+    drop(shut);
+    let mut seen = std::collections::HashSet::new();
+    for _ in 0..COMMITS {
+        let mut reply = Body::new(client.receive().await);
+        assert!(seen.insert(reply.u32()));
+        let header: Vec<u32> = (0..6).map(|_| reply.u32()).collect();
+        assert_eq!(header, [1, 0, 0, 0, 0, status::OK]);
     }
 }
 

@@ -100,6 +100,24 @@ async fn calls_in_flight_are_answered_when_the_server_stops() {
 }
 
 #[tokio::test]
+async fn a_burst_of_calls_is_answered_with_one_write() {
+    const CALLS: u32 = 16;
+    let server = Server::start().await;
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let args = Args::new().opaque(&root);
+    let one = |number| record(&call(number, NFS, proc::GETATTR, &Cred::user(0, 0), &args));
+    client.send(&one(0)).await;
+    let reply_bytes = client.receive().await.len() + 4;
+    let expected = usize::try_from(CALLS).unwrap() * reply_bytes;
+    client.send(&(1..=CALLS).flat_map(one).collect::<Vec<_>>()).await;
+    // What was written at once is read at once.
+    let mut replies = vec![0; 2 * expected];
+    let read = tokio::io::AsyncReadExt::read(&mut client.stream, &mut replies);
+    assert_eq!(timeout(Duration::from_secs(10), read).await.unwrap().unwrap(), expected);
+}
+
+#[tokio::test]
 async fn an_idle_connection_does_not_hold_up_the_end() {
     let mut server = Server::start().await;
     let mut idle = server.client().await;

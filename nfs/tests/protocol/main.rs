@@ -14,6 +14,7 @@ mod common;
 
 mod access;
 mod data;
+mod departures;
 mod directories;
 mod duplicates;
 mod faults;

@@ -59,7 +59,7 @@ fn encode_snapshot(
         counter("read_bytes", bytes_read, "Payload of READ replies"),
         counter("written_bytes", bytes_written, "Payload of WRITE calls that succeeded"),
         counter("connections_accepted", connections_accepted, "Connections accepted"),
-        counter("connections_dropped", connections_dropped, "Connections that the server closed"),
+        counter("connections_dropped", connections_dropped, "Connections that the server gave up"),
         counter("calls_refused", calls_refused, "Calls refused before they ran"),
         counter("duplicates_replayed", duplicates_replayed, "Resent calls answered from memory"),
         counter("duplicates_dropped", duplicates_dropped, "Resent calls still at work, dropped"),

@@ -1,0 +1,160 @@
+//! One call after the other on one connection, waiting for each answer.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use super::reply::Reply;
+use super::{Handle, LAST_FRAGMENT, WireError, call};
+
+/// Longest answer: a READ of 1 MiB with what is around it.
+const REPLY_BYTES_MAX: usize = (1 << 20) + 4096;
+
+/// Longest wait for a connection, and for more of an answer: a busy disk takes seconds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A connection to an NFS server.
+#[derive(Debug)]
+pub struct Session {
+    stream: TcpStream,
+    xid: u32,
+    out: Vec<u8>,
+    record: Vec<u8>,
+}
+
+impl Session {
+    /// Connects.
+    ///
+    /// # Errors
+    /// No server is there.
+    pub fn connect(address: SocketAddr) -> Result<Self, WireError> {
+        let connect = || {
+            let stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+            stream.set_nodelay(true)?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            stream.set_write_timeout(Some(PATIENCE))?;
+            Ok(stream)
+        };
+        let stream = connect().map_err(|source| WireError::Connect { address, source })?;
+        Ok(Self { stream, xid: random_xid(), out: Vec::new(), record: Vec::new() })
+    }
+
+    /// The handle of an export's root, from the MOUNT server at that address.
+    ///
+    /// # Errors
+    /// The server's, or those of the connection; so with all others.
+    pub fn mount(address: SocketAddr, export: &str) -> Result<Handle, WireError> {
+        let mut session = Self::connect(address)?;
+        session.call(|out, xid| call::mount(out, xid, export))?.mount()
+    }
+
+    /// The handle of a file, which is made if it is not there.
+    ///
+    /// # Errors
+    /// As [`Session::mount`].
+    pub fn open(&mut self, directory: &Handle, name: &str) -> Result<Handle, WireError> {
+        let found = self.call(|out, xid| call::lookup(out, xid, directory, name))?.lookup()?;
+        if let Some(file) = found {
+            return Ok(file);
+        }
+        let made = self.call(|out, xid| call::create(out, xid, directory, name))?.create()?;
+        if let Some(file) = made {
+            return Ok(file);
+        }
+        let found = self.call(|out, xid| call::lookup(out, xid, directory, name))?.lookup()?;
+        found.ok_or(WireError::Truncated { what: "handle" })
+    }
+
+    /// The size of a file.
+    ///
+    /// # Errors
+    /// As [`Session::mount`].
+    pub fn size(&mut self, file: &Handle) -> Result<u64, WireError> {
+        self.call(|out, xid| call::get_attributes(out, xid, file))?.size()
+    }
+
+    /// Gives a file a size.
+    ///
+    /// # Errors
+    /// As [`Session::mount`].
+    pub fn set_size(&mut self, file: &Handle, size_bytes: u64) -> Result<(), WireError> {
+        self.call(|out, xid| call::set_size(out, xid, file, size_bytes))?.done("SETATTR")
+    }
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// As [`Session::mount`].
+    pub fn remove(&mut self, directory: &Handle, name: &str) -> Result<(), WireError> {
+        self.call(|out, xid| call::remove(out, xid, directory, name))?.done("REMOVE")
+    }
+
+    /// Sends what `encode` appends for the call of the given number, and waits for the answer.
+    ///
+    /// # Errors
+    /// As [`Session::mount`].
+    pub fn call(&mut self, encode: impl FnOnce(&mut Vec<u8>, u32)) -> Result<Reply<'_>, WireError> {
+        self.xid = self.xid.wrapping_add(1);
+        self.out.clear();
+        encode(&mut self.out, self.xid);
+        self.exchange().map_err(|error| match error {
+            WireError::Stream(error) if is_silence(error.kind()) => {
+                WireError::Silent { patience: PATIENCE }
+            }
+            error => error,
+        })?;
+        let reply = Reply::parse(&self.record)?;
+        if reply.xid != self.xid {
+            let (got, expected) = (u64::from(reply.xid), u64::from(self.xid));
+            return Err(WireError::Unexpected { what: "xid", got, expected });
+        }
+        Ok(reply)
+    }
+
+    /// The connection, on which nothing is under way.
+    #[must_use]
+    pub fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
+    fn exchange(&mut self) -> Result<(), WireError> {
+        self.stream.write_all(&self.out)?;
+        self.receive()
+    }
+
+    /// Reads one record, of any number of fragments.
+    fn receive(&mut self) -> Result<(), WireError> {
+        self.record.clear();
+        loop {
+            let mut mark = [0; 4];
+            self.stream.read_exact(&mut mark)?;
+            let mark = u32::from_be_bytes(mark);
+            let length = usize::try_from(mark & !LAST_FRAGMENT).unwrap_or(usize::MAX >> 1);
+            let start = self.record.len();
+            if start + length > REPLY_BYTES_MAX {
+                let (got, expected) = ((start + length) as u64, REPLY_BYTES_MAX as u64);
+                return Err(WireError::Unexpected { what: "length", got, expected });
+            }
+            self.record.resize(start + length, 0);
+            self.stream.read_exact(&mut self.record[start..])?;
+            if mark & LAST_FRAGMENT != 0 {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Whether a read gave up.
+fn is_silence(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut)
+}
+
+/// Where the xids of a connection begin. A server may take a call for one sent again, and give
+/// no answer or an old one, if an earlier connection from the same port had the same xids.
+#[must_use]
+pub fn random_xid() -> u32 {
+    // The standard library's only source of chance.
+    let word = RandomState::new().build_hasher().finish().to_be_bytes();
+    u32::from_be_bytes([word[0], word[1], word[2], word[3]])
+}

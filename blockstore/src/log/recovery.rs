@@ -1,0 +1,321 @@
+//! Reading the log back: what is whole is replayed, what is not is cut off, and what proves that
+//! something acknowledged is damaged is refused.
+
+use std::sync::Arc;
+
+use super::tail::{End, Tail};
+use super::{Log, Sealed, create_log_file, log_file};
+use crate::disk::{Disk, DiskFile, FileName, FileRole};
+use crate::error::{Error, Result};
+use crate::id::{SegmentId, StoreId};
+use crate::kv::Batch;
+use crate::record::LogPosition;
+use crate::segment_format::{self as format, Directory, FILE_HEADER_BYTES};
+use crate::segments::Segments;
+
+/// What recovery found.
+#[derive(Debug)]
+pub(crate) struct Recovered {
+    pub(crate) log: Log,
+    /// Segments whose directory was found in a file that the index may not know as sealed.
+    pub(crate) sealed: Vec<Sealed>,
+    /// Commits replayed into the index.
+    pub(crate) replayed: u64,
+}
+
+/// Recovery of the log from the position that the index holds.
+pub(crate) struct Recovery<'a> {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) segments: Arc<Segments>,
+    /// The store that the index is of, if it knows; the first file decides it else.
+    pub(crate) store: Option<StoreId>,
+    /// `None` for an index that was never flushed.
+    pub(crate) position: Option<LogPosition>,
+    /// Takes each batch that is not in the index yet, and the position behind it.
+    pub(crate) apply: &'a mut dyn FnMut(Batch, LogPosition) -> Result<()>,
+}
+
+impl Recovery<'_> {
+    /// Replays the log, cuts off what is not whole, and answers its open end.
+    pub(crate) fn run(mut self) -> Result<Recovered> {
+        // What is seen from here on may be in the page cache only, left by a process that was
+        // killed before its sync. It must outlast a power cut before anything is built on it:
+        // the names here, the bytes of each file as it is read.
+        self.disk.sync_names()?;
+        let files = self.disk.list()?;
+        let last_number = files.iter().map(|name| name.number.get()).max().unwrap_or(0);
+        let mut logs: Vec<SegmentId> = files
+            .iter()
+            .filter(|name| name.role == FileRole::Log)
+            .map(|name| name.number)
+            .filter(|&number| self.position.is_none_or(|at| number >= at.segment))
+            .collect();
+        self.drop_headless(&mut logs)?;
+        match (self.position, logs.first()) {
+            (None, None) => return self.fresh(last_number),
+            (Some(at), first) if first != Some(&at.segment) => {
+                return Err(Error::corrupt(
+                    log_file(at.segment).to_string(),
+                    "the log file at which the index stands is missing",
+                ));
+            }
+            (None, Some(first)) if first.get() != 1 => {
+                return Err(Error::corrupt(
+                    "index",
+                    "it is empty, but the log does not begin at its first segment: the index was lost",
+                ));
+            }
+            _ => {}
+        }
+        let mut recovered = None;
+        let mut sealed = Vec::new();
+        let mut scan = Scan { sequence: self.position.map_or(0, |at| at.sequence), replayed: 0 };
+        for (position, &segment) in logs.iter().enumerate() {
+            let is_last = position + 1 == logs.len();
+            let end = self.scan_file(segment, is_last, &mut scan)?;
+            if let Some(offset) = end.directory_offset_bytes {
+                sealed.push(Sealed { segment, directory_offset_bytes: offset });
+            }
+            recovered = Some((segment, end));
+        }
+        let Some((segment, end)) = recovered else {
+            return Err(Error::corrupt("log", "no log file was found"));
+        };
+        let file = self.segments.open_file(log_file(segment))?;
+        let mut log = Log {
+            segments: Arc::clone(&self.segments),
+            store: end.store,
+            segment,
+            tail: Tail::new(Arc::clone(&self.disk), file, end.tail),
+            sequence: scan.sequence,
+            next_number: last_number + 1,
+            written_bytes: 0,
+            returned_bytes: 0,
+            disk: self.disk,
+        };
+        if end.directory_offset_bytes.is_some() {
+            // The crash came between the seal and the next file.
+            let next = log.take_number();
+            let (file, end) = create_log_file(log.disk.as_ref(), log.store, next)?;
+            log.segments.put_open(next, log_file(next), Directory::default());
+            log.segment = next;
+            log.tail.switch(file, end);
+        }
+        Ok(Recovered { log, sealed, replayed: scan.replayed })
+    }
+
+    fn fresh(self, last_number: u64) -> Result<Recovered> {
+        let store = StoreId::random();
+        let segment = SegmentId::new(last_number + 1);
+        let (file, end) = create_log_file(self.disk.as_ref(), store, segment)?;
+        self.segments.put_open(segment, log_file(segment), Directory::default());
+        let log = Log {
+            tail: Tail::new(Arc::clone(&self.disk), file, end),
+            disk: self.disk,
+            segments: self.segments,
+            store,
+            segment,
+            sequence: 0,
+            next_number: last_number + 2,
+            written_bytes: 0,
+            returned_bytes: 0,
+        };
+        Ok(Recovered { log, sealed: Vec::new(), replayed: 0 })
+    }
+
+    fn scan_file(&mut self, segment: SegmentId, is_last: bool, scan: &mut Scan) -> Result<FileEnd> {
+        let name = log_file(segment);
+        let (file, bytes, store) = self.read(name)?;
+        let start = match self.position {
+            Some(at) if at.segment == segment => at.offset_bytes,
+            _ => 0,
+        };
+        let replay_from = usize::try_from(start).unwrap_or(usize::MAX);
+        let read = self.read_records(segment, (&bytes, store), replay_from, scan)?;
+        let whole = read.whole;
+        if read.directory_offset_bytes.is_none() && whole < replay_from {
+            let reason =
+                format!("no whole record at {whole}, yet the index holds all up to {replay_from}");
+            return Err(Error::corrupt(name.to_string(), reason));
+        }
+        let mut length = bytes.len();
+        if read.directory_offset_bytes.is_none() {
+            check_tail(name, &bytes[whole..], is_last, (store, scan.sequence))?;
+            if !is_zeros(&bytes[whole..]) {
+                cut(name, file.as_ref(), (whole, length))?;
+                length = whole;
+            }
+        }
+        let tail = End::of(&bytes, whole, count(length));
+        let end = FileEnd { store, tail, directory_offset_bytes: read.directory_offset_bytes };
+        self.register(segment, read.directory, &end);
+        Ok(end)
+    }
+
+    /// Goes through the records of a file, and replays the commits from `replay_from` on.
+    fn read_records(
+        &mut self,
+        segment: SegmentId,
+        (bytes, store): (&[u8], StoreId),
+        replay_from: usize,
+        scan: &mut Scan,
+    ) -> Result<Records> {
+        let mut read = Records {
+            directory: Directory::default(),
+            whole: FILE_HEADER_BYTES,
+            directory_offset_bytes: None,
+        };
+        // Chunks of groups whose commit has not been seen yet.
+        let mut waiting = Directory::default();
+        let mut offset = FILE_HEADER_BYTES;
+        loop {
+            let verify = offset >= replay_from;
+            let Some((found, end)) = format::find_record(bytes, store, offset, verify)? else {
+                break;
+            };
+            match found {
+                format::Found::Group(group) => {
+                    let next = read.directory.places.len() + waiting.places.len();
+                    if group.segment != segment || usize::try_from(group.first_index) != Ok(next) {
+                        break;
+                    }
+                    waiting.places.extend(group.places.into_iter().map(Some));
+                    waiting.hashes.extend(group.hashes);
+                }
+                format::Found::Commit { sequence, batch } => {
+                    if offset >= replay_from {
+                        if sequence != scan.sequence + 1 {
+                            break;
+                        }
+                        scan.sequence = sequence;
+                        scan.replayed += 1;
+                        let offset_bytes = count(end);
+                        (self.apply)(batch, LogPosition { segment, offset_bytes, sequence })?;
+                    }
+                    read.directory.places.append(&mut waiting.places);
+                    read.directory.hashes.append(&mut waiting.hashes);
+                    read.whole = end;
+                }
+                format::Found::Directory { segment: of, chunks } => {
+                    // It does not tell its store: only one that fits the groups is this file's.
+                    let known = read.directory.places.len();
+                    let fits = of == segment && usize::try_from(chunks) == Ok(known);
+                    if !fits || !waiting.places.is_empty() {
+                        break;
+                    }
+                    read.directory_offset_bytes = Some(count(offset));
+                    read.whole = end;
+                    break;
+                }
+            }
+            offset = end;
+        }
+        Ok(read)
+    }
+
+    /// A file with all its bytes, durable from now on, and of the same store as the others.
+    fn read(&mut self, name: FileName) -> Result<(Arc<dyn DiskFile>, Vec<u8>, StoreId)> {
+        let file = self.segments.open_file(name)?;
+        file.sync()?;
+        let length = usize::try_from(file.length_bytes()?).unwrap_or(usize::MAX);
+        let bytes = file.read_at(0, length)?;
+        let store = format::decode_file_header(name, &bytes)?;
+        let expected = *self.store.get_or_insert(store);
+        if store != expected {
+            let reason = format!("it is of store {store}, the others are of store {expected}");
+            return Err(Error::corrupt(name.to_string(), reason));
+        }
+        Ok((file, bytes, store))
+    }
+
+    fn register(&self, segment: SegmentId, directory: Directory, end: &FileEnd) {
+        match end.directory_offset_bytes {
+            Some(offset) => {
+                let chunks = u32::try_from(directory.places.len()).unwrap_or(u32::MAX);
+                self.segments.put_sealed(segment, log_file(segment), offset, chunks);
+            }
+            None => self.segments.put_open(segment, log_file(segment), directory),
+        }
+    }
+
+    /// Removes a last file without a whole header: the crash came while it was made, before
+    /// anything was written to it.
+    fn drop_headless(&self, logs: &mut Vec<SegmentId>) -> Result<()> {
+        let Some(name) = logs.last().map(|&last| log_file(last)) else {
+            return Ok(());
+        };
+        let file = self.segments.open_file(name)?;
+        let length = usize::try_from(file.length_bytes()?).unwrap_or(usize::MAX);
+        if length > FILE_HEADER_BYTES {
+            return Ok(());
+        }
+        let whole = file.read_at(0, length)?;
+        if format::decode_file_header(name, &whole).is_err() {
+            tracing::info!(%name, "removing a log file that was never finished");
+            self.segments.close_file(name);
+            self.disk.remove(name)?;
+            self.disk.sync_names()?;
+            logs.pop();
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Scan {
+    sequence: u64,
+    replayed: u64,
+}
+
+/// What the whole records of a file tell.
+struct Records {
+    directory: Directory,
+    /// Where the last of them ends.
+    whole: usize,
+    directory_offset_bytes: Option<u64>,
+}
+
+#[derive(Debug)]
+struct FileEnd {
+    store: StoreId,
+    tail: End,
+    directory_offset_bytes: Option<u64>,
+}
+
+fn count(bytes: usize) -> u64 {
+    u64::try_from(bytes).unwrap_or(u64::MAX)
+}
+
+/// The padding of the last record, and zeros written ahead: they stay for the appends to come.
+fn is_zeros(bytes: &[u8]) -> bool {
+    bytes.iter().all(|&byte| byte == 0)
+}
+
+/// Cuts off an append that was never synced.
+fn cut(name: FileName, file: &dyn DiskFile, (whole, length): (usize, usize)) -> Result<()> {
+    tracing::info!(%name, from = whole, bytes = length - whole, "cut an unfinished append");
+    file.truncate(count(whole))?;
+    file.sync()
+}
+
+/// What lies behind the last whole record must be zeros, or an append that was never synced.
+/// Anything else is damage, and cutting it off would lose acknowledged data in silence.
+fn check_tail(
+    name: FileName,
+    tail: &[u8],
+    is_last: bool,
+    (store, sequence): (StoreId, u64),
+) -> Result<()> {
+    if !is_last {
+        return Err(Error::corrupt(name.to_string(), "it is not sealed, yet the log goes on"));
+    }
+    // An append is one write, begun after the one before it was synced: commit n + 1 may be
+    // whole behind torn chunks, but n + 2 proves that n + 1 was acknowledged.
+    match format::commit_behind(tail, store, sequence + 1) {
+        Some(later) => Err(Error::corrupt(
+            name.to_string(),
+            format!("commit {} is damaged, yet commit {later} follows", sequence + 1),
+        )),
+        None => Ok(()),
+    }
+}
