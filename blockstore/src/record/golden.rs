@@ -342,7 +342,7 @@ fn the_store_record() {
     let (kv, disk) = (std::sync::Arc::new(MemoryKv::new()), crate::disk::MemoryDisk::new());
     let store = open(&kv, &disk).unwrap();
     let golden =
-        [&hex("01 00000001")[..], store.store_id().as_bytes(), &store.handle_key()].concat();
+        [&hex("01 00000002")[..], store.store_id().as_bytes(), &store.handle_key()].concat();
     store.close().unwrap();
     assert_eq!(kv.get(Family::Meta, key::META_STORE).unwrap().unwrap(), golden);
     assert_eq!(golden.len(), 53);
@@ -361,11 +361,11 @@ fn the_store_record() {
         other[position] = byte;
         other
     };
-    for version in [0, 2, 0xff] {
+    for version in [0, 3, 0xff] {
         assert_eq!(reopen_with(&with(0, version)).unwrap_err().kind(), ErrorKind::Corrupt);
         let error = reopen_with(&with(4, version)).unwrap_err();
         let got = u32::from(version);
-        assert!(matches!(error, Error::Format { got: found, expected: 1 } if found == got));
+        assert!(matches!(error, Error::Format { got: found, expected: 2 } if found == got));
     }
     let of_another = reopen_with(&with(5, golden[5] ^ 1)).unwrap_err();
     assert_eq!(of_another.kind(), ErrorKind::Corrupt, "the log is of another store");
