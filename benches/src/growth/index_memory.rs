@@ -1,5 +1,5 @@
 //! What the indexes take of memory and disk, by a line through what a store of this process
-//! takes at four sizes.
+//! takes at growing sizes.
 //!
 //! The caches of the store are small, and full before the first point: what then still grows with
 //! the data cannot be given back.
@@ -17,21 +17,21 @@ use crate::failure::Failure;
 use crate::row::{Row, Target};
 use crate::stop::Stop;
 
-/// Memory of the store: four times the least, with which most of the time would go by in sorting
-/// the index on the disk.
-const MEMORY_BYTES: u64 = 4 * Options::MEMORY_BYTES_MIN;
+/// Memory of the store: twice the least, with which most of the time would go by in sorting the
+/// index on the disk.
+const MEMORY_BYTES: u64 = 2 * Options::MEMORY_BYTES_MIN;
 
 /// Blocks before the first point: the caches are full then.
-const FIRST_BLOCKS: u64 = 4_000_000;
+const FIRST_BLOCKS: u64 = 3_000_000;
 
 /// Blocks from one point to the next.
-const STEP_BLOCKS: u64 = 2_000_000;
+const STEP_BLOCKS: u64 = 250_000;
 
 /// For a first look the blocks are so many times fewer, and the line is as much rougher.
 const QUICK_DIVISOR: u64 = 4;
 
-/// Points.
-const POINTS: u64 = 4;
+/// Points: many, as the allocator keeps now more and now less of what it was given back.
+const POINTS: u64 = 13;
 
 /// What the indexes may take of memory, a TiB of unique data.
 const MEBIBYTES_MAX: f64 = 1024.0;
