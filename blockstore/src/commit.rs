@@ -405,6 +405,7 @@ fn roll(core: &Core, leader: &mut Leader) -> Result<()> {
     let outcome = leader.log.roll();
     // Of a failed one too: the log takes what it gave back as written already.
     core.file_bytes.fetch_add(leader.log.written_bytes() - before, Ordering::Relaxed);
+    core.spare_bytes.store(leader.log.spare_bytes(), Ordering::Relaxed);
     match outcome {
         Ok(sealed) => {
             leader.roll_from_bytes = 0;
@@ -433,6 +434,7 @@ fn write_group(core: &Core, leader: &mut Leader, txn: Transaction<'_>) -> Result
     // The file grows by whole sectors, and by zeros for appends to come; by a failed one too:
     // the log takes what it gave back as written already.
     core.file_bytes.fetch_add(leader.log.written_bytes() - written_bytes, Ordering::Relaxed);
+    core.spare_bytes.store(leader.log.spare_bytes(), Ordering::Relaxed);
     let position = match outcome {
         Ok(position) => position,
         Err(AppendError::Refused(error)) => return Err(full_or(core, error)),

@@ -130,6 +130,8 @@ pub(crate) struct Core {
     pub(crate) pool: rayon::ThreadPool,
     /// Bytes in segment files, kept up to date by commits and compaction.
     pub(crate) file_bytes: AtomicU64,
+    /// Bytes of those that the log has ahead of its records, and data is yet to take.
+    pub(crate) spare_bytes: AtomicU64,
     /// Bytes of the index on the disk, as last asked.
     pub(crate) index_bytes: AtomicU64,
     /// What of the log is durable in the index: segments before it are not needed to recover.
@@ -195,6 +197,7 @@ impl Core {
     pub(crate) fn space(&self) -> Space {
         let used_bytes =
             self.file_bytes.load(Ordering::Relaxed) + self.index_bytes.load(Ordering::Relaxed);
+        let used_bytes = used_bytes.saturating_sub(self.spare_bytes.load(Ordering::Relaxed));
         let on_disk = self.disk.space().ok();
         let free = on_disk.map_or(u64::MAX, |space| space.available_bytes);
         let of_disk = used_bytes.saturating_add(free);

@@ -104,7 +104,7 @@ impl FileState {
 
     /// There is something to flush.
     pub(crate) fn is_dirty(&self) -> bool {
-        !self.dirty.is_empty() || self.pending.is_some()
+        !self.dirty.is_empty() || !self.flushing.is_empty() || self.pending.is_some()
     }
 }
 

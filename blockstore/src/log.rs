@@ -100,6 +100,11 @@ impl Log {
         self.written_bytes
     }
 
+    /// Bytes of the open file behind its records: the appends to come take their place.
+    pub(crate) const fn spare_bytes(&self) -> u64 {
+        self.tail.length_bytes().saturating_sub(self.tail.end_bytes())
+    }
+
     /// The store's id, for headers of compacted files.
     pub(crate) const fn store(&self) -> StoreId {
         self.store

@@ -141,6 +141,7 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
     let (store, handle_key, counters) = identity(kv.as_ref(), &recovered)?;
     let start = LogPosition { segment: kept_from, offset_bytes: 0, sequence: 0 };
     let Recovered { log, sealed, .. } = recovered;
+    let spare_bytes = AtomicU64::new(log.spare_bytes());
     let committer = Committer::new(Leader::new(log, counters, records, &sealed))?;
     let pool = rayon::ThreadPoolBuilder::new()
         .num_threads(options.hash_threads.max(1))
@@ -165,6 +166,7 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
         tally: Tally::default(),
         pool,
         file_bytes: AtomicU64::new(file_bytes),
+        spare_bytes,
         index_bytes,
         checkpoint: Mutex::new(start),
         summary: Mutex::new(Summary::default()),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use rustix::buffer::spare_capacity;
 use rustix::fs::{Advice, Mode, OFlags, fadvise};
 use rustix::io::{Errno, ReadWriteFlags};
 
@@ -173,21 +174,21 @@ impl LocalFile {
         direct.write_all_at(sectors, offset_bytes)
     }
 
-    /// Reads what the page cache has of the range, and has the kernel fetch the rest and what
-    /// comes behind it: many threads read one file, whose own guess at the order is wrong then.
-    fn cached(&self, buffer: &mut [u8], offset_bytes: u64) -> usize {
-        let length = buffer.len();
-        let mut parts = [io::IoSliceMut::new(buffer)];
-        let flags = ReadWriteFlags::NOWAIT;
-        // Where the file system does not know the flag, nothing was read.
-        let read = rustix::io::preadv2(&self.file, &mut parts, offset_bytes, flags).unwrap_or(0);
-        if read < length {
-            let from = offset_bytes + u64::try_from(read).unwrap_or(0);
-            let count = u64::try_from(length - read).unwrap_or(0) + READAHEAD_BYTES;
+    /// Has the kernel fetch the range and what comes behind it, unless the end of the range is in
+    /// the page cache: many threads read one file, whose own guess at the order is wrong then.
+    fn fetch_ahead(&self, offset_bytes: u64, length: usize) {
+        let length = u64::try_from(length).unwrap_or(u64::MAX);
+        let mut last = [0];
+        let mut parts = [io::IoSliceMut::new(&mut last)];
+        let (end, flags) = (offset_bytes.saturating_add(length), ReadWriteFlags::NOWAIT);
+        // Where the file system does not know the flag, the kernel is asked each time.
+        let is_cached = rustix::io::preadv2(&self.file, &mut parts, end.saturating_sub(1), flags)
+            .is_ok_and(|read| read == 1);
+        if !is_cached {
+            let count = NonZeroU64::new(length.saturating_add(READAHEAD_BYTES));
             // Only a hint.
-            let _ = fadvise(&self.file, from, NonZeroU64::new(count), Advice::WillNeed);
+            let _ = fadvise(&self.file, offset_bytes, count, Advice::WillNeed);
         }
-        read
     }
 
     fn fail(&self, action: &'static str) -> impl FnOnce(io::Error) -> Error {
@@ -197,15 +198,21 @@ impl LocalFile {
 
 impl DiskFile for LocalFile {
     fn read_at(&self, offset_bytes: u64, length: usize) -> Result<Vec<u8>> {
-        let mut buffer = vec![0; length];
-        let cached =
-            if length < READAHEAD_MIN_BYTES { 0 } else { self.cached(&mut buffer, offset_bytes) };
-        if cached < length {
-            let behind = offset_bytes + u64::try_from(cached).unwrap_or(0);
-            let rest = &mut buffer[cached..];
-            self.file.read_exact_at(rest, behind).map_err(self.fail("read"))?;
+        if length >= READAHEAD_MIN_BYTES {
+            self.fetch_ahead(offset_bytes, length);
         }
-        Ok(buffer)
+        // Its memory is filled by the read alone.
+        let mut bytes = Vec::with_capacity(length);
+        while bytes.len() < length {
+            let position = offset_bytes + u64::try_from(bytes.len()).unwrap_or(u64::MAX);
+            match rustix::io::pread(&self.file, spare_capacity(&mut bytes), position) {
+                Ok(0) => return Err(self.fail("read")(io::ErrorKind::UnexpectedEof.into())),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(self.fail("read")(error.into())),
+            }
+        }
+        bytes.truncate(length);
+        Ok(bytes)
     }
 
     fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {

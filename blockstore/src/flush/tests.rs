@@ -231,3 +231,41 @@ fn blocks_that_become_equal_after_the_look_up_are_stored_once() {
     assert!(world.content(a) == blocks(&[1, 2, 1]) && world.content(b) == blocks(&[1, 1, 2]));
     world.check();
 }
+
+#[test]
+fn what_a_flush_that_panicked_left_is_committed_by_the_next() {
+    let world = world();
+    let inode = world.create("f");
+    let content = blocks(&[1, 2, 3, 4]);
+    world.write(inode, 0, content.clone());
+    let file = world.core.file(inode).unwrap();
+    {
+        let mut state = file.state.write();
+        state.flushing = std::mem::take(&mut state.dirty);
+        state.pending = None;
+        state.record.size_bytes = number(content.len());
+        assert!(state.is_dirty());
+    }
+    // Written anew since: this version is the one that counts.
+    world.write(inode, 2, blocks(&[9]));
+    flush(&world.core, &file).unwrap();
+    assert_eq!(dirty_bytes(&world), 0);
+    assert!(world.crash().content(inode) == blocks(&[1, 2, 9, 4]));
+}
+
+#[test]
+fn zeros_ahead_of_the_log_are_no_used_space() {
+    let world = world();
+    let inode = world.create("f");
+    let file = world.core.file(inode).unwrap();
+    for block in 0..64 {
+        world.write(inode, block, blocks(&[block + 1]));
+        flush(&world.core, &file).unwrap();
+    }
+    let of_records = |world: &World| world.core.committer.leader.lock().log.position().offset_bytes;
+    assert_eq!(world.core.space().used_bytes, of_records(&world));
+    assert!(world.disk.used_bytes() > of_records(&world), "there are some");
+    let world = world.restart();
+    assert_eq!(world.core.space().used_bytes, of_records(&world));
+    assert!(world.disk.used_bytes() > of_records(&world), "a start keeps them");
+}
