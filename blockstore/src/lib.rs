@@ -42,6 +42,8 @@ mod file_commit;
 mod flush;
 mod id;
 pub mod kv;
+mod large_reads;
+mod layer_windows;
 mod layer_write;
 mod log;
 mod mapping;

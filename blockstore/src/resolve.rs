@@ -27,12 +27,12 @@ use quick_cache::sync::Cache;
 use crate::error::{Error, Result};
 use crate::id::LayerId;
 use crate::kv::{Family, Kv, KvRead};
+use crate::layer_windows::{Loaded, Windows};
 use crate::own_runs::{OwnRuns, OwnWindow};
-use crate::record::{LayerRecord, LayerState, Run, Target, key, split_two};
+use crate::record::{LayerRecord, LayerState, Run, key, split_two};
 use crate::transaction::Touched;
 use crate::units::WINDOW_BLOCKS;
 use crate::window::Window;
-use crate::window_set::WindowSet;
 
 /// Bytes that a cached window takes in memory beside its runs, about.
 const WINDOW_MEMORY_BYTES: u64 = 160;
@@ -56,16 +56,6 @@ pub(crate) struct Layer {
     windows: Mutex<Option<Windows>>,
 }
 
-/// The windows that a layer has entries in.
-#[derive(Debug, Default)]
-struct Windows {
-    /// With any entry.
-    owned: WindowSet,
-    /// With data, as far as is known: the inside of a long hole is left out, so that nobody
-    /// walks through it window by window.
-    data: WindowSet,
-}
-
 /// A cached window weighs what its runs take.
 #[derive(Clone, Debug)]
 struct WindowWeight;
@@ -73,23 +63,6 @@ struct WindowWeight;
 impl Weighter<(LayerId, u32, u64), Arc<Window>> for WindowWeight {
     fn weight(&self, _: &(LayerId, u32, u64), window: &Arc<Window>) -> u64 {
         WINDOW_MEMORY_BYTES + window.memory_bytes()
-    }
-}
-
-impl Windows {
-    /// Adds a run, and answers the window behind it. In the first and the last window of a hole
-    /// there may be data beside it.
-    fn add(&mut self, run: &Run) -> u64 {
-        let (start, behind) = (run.first / WINDOW_BLOCKS, run.end().div_ceil(WINDOW_BLOCKS));
-        self.owned.insert(start, behind);
-        match run.target {
-            Target::Chunks(_) => self.data.insert(start, behind),
-            Target::Hole => {
-                self.data.insert(start, start + 1);
-                self.data.insert(behind - 1, behind);
-            }
-        }
-        behind
     }
 }
 
@@ -314,24 +287,13 @@ impl Resolver {
         Ok(windows.as_ref().is_some_and(|windows| windows.owned.contains(window)))
     }
 
-    /// Finds the windows that a layer has entries in: one look-up for each, not for each entry.
+    /// Reads which windows a layer has entries in. The caller holds the structure lock.
     fn load_windows(&self, id: LayerId) -> Result<Windows> {
-        let mut set = Windows::default();
-        let mut from = 0;
-        let (floor, end) = (key::map(id, 0), key::map(LayerId::new(id.get() + 1), 0));
-        loop {
-            // An entry that begins in a window that was passed may reach into this one.
-            let mut found = None;
-            let at = key::map(id, from);
-            self.kv.scan_reaching(Family::Map, (&floor, &at, &end), &mut |key, value| {
-                let (_, first) = split_two("map key", key)?;
-                found = Some(Run::decode(first, value)?).filter(|run| run.end() > from);
-                Ok(if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
-            })?;
-            let Some(run) = found else { return Ok(set) };
-            // Others that begin in these windows add nothing, but by reaching further.
-            from = set.add(&run) * WINDOW_BLOCKS;
+        let Loaded { windows, lists } = Loaded::read(self.kv.as_ref(), id)?;
+        for (window, runs) in lists {
+            self.own.put(id, window, runs);
         }
+        Ok(windows)
     }
 
     /// The first window at or behind `window` in which one of `changed` has entries and one of

@@ -19,6 +19,7 @@ use quick_cache::sync::Cache;
 use crate::disk::{Disk, DiskFile, FileName};
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, ContentHash, SegmentId};
+use crate::large_reads::LargeReads;
 use crate::segment_format::{
     self as format, Codec, Directory, PAGE_ENTRIES, Place, decode_hash_page, decode_place_page,
 };
@@ -62,6 +63,7 @@ pub(crate) struct Segments {
     pages: Cache<PageKey, PlacePage>,
     hash_pages: Cache<PageKey, HashPage>,
     read_bytes: AtomicU64,
+    large_reads: Arc<LargeReads>,
 }
 
 impl Segments {
@@ -74,6 +76,7 @@ impl Segments {
             pages: Cache::new(pages(PLACE_PAGE_MEMORY_BYTES).max(64)),
             hash_pages: Cache::new(pages(HASH_PAGE_MEMORY_BYTES).max(32)),
             read_bytes: AtomicU64::new(0),
+            large_reads: Arc::default(),
         }
     }
 
@@ -225,10 +228,11 @@ impl Segments {
         self.files.get_or_insert_with(&name, || self.disk.open(name))
     }
 
-    fn read_file(&self, name: FileName, offset: u64, length: usize) -> Result<Vec<u8>> {
-        let bytes = self.open_file(name)?.read_at(offset, length)?;
+    fn read_file(&self, name: FileName, offset: u64, length: usize) -> Result<Bytes> {
+        let memory = self.large_reads.take(length);
+        let bytes = self.open_file(name)?.read_into(offset, length, memory)?;
         self.read_bytes.fetch_add(u64::try_from(length).unwrap_or(0), Ordering::Relaxed);
-        Ok(bytes)
+        Ok(self.large_reads.lend(bytes))
     }
 
     fn places(&self, segment: &Segment, first: u32, count: u64) -> Result<Vec<Option<Place>>> {
@@ -343,7 +347,7 @@ impl Segments {
         let start = first.offset_bytes;
         let length = (last.offset_bytes - start) + u32::from(last.stored_bytes);
         let length = usize::try_from(length).unwrap_or(usize::MAX);
-        let bytes = Bytes::from(self.read_file(segment.file, u64::from(start), length)?);
+        let bytes = self.read_file(segment.file, u64::from(start), length)?;
         let one = |place: &Place| {
             let from = usize::try_from(place.offset_bytes - start).unwrap_or(usize::MAX);
             bytes.slice(from..from + usize::from(place.stored_bytes))
@@ -363,7 +367,7 @@ impl Segments {
         };
         let length = places.iter().map(|place| usize::from(place.stored_bytes)).sum();
         let offset_bytes = u64::from(start.offset_bytes);
-        let bytes = Bytes::from(self.read_file(segment.file, offset_bytes, length)?);
+        let bytes = self.read_file(segment.file, offset_bytes, length)?;
         let mut position = 0;
         let mut chunk = first;
         let all_raw = places.iter().all(|place| place.codec == Codec::Raw);

@@ -198,11 +198,17 @@ impl LocalFile {
 
 impl DiskFile for LocalFile {
     fn read_at(&self, offset_bytes: u64, length: usize) -> Result<Vec<u8>> {
+        self.read_into(offset_bytes, length, Vec::new())
+    }
+
+    fn read_into(&self, offset_bytes: u64, length: usize, memory: Vec<u8>) -> Result<Vec<u8>> {
         if length >= READAHEAD_MIN_BYTES {
             self.fetch_ahead(offset_bytes, length);
         }
-        // Its memory is filled by the read alone.
-        let mut bytes = Vec::with_capacity(length);
+        // Memory is filled by the read alone.
+        let mut bytes = memory;
+        bytes.clear();
+        bytes.reserve_exact(length);
         while bytes.len() < length {
             let position = offset_bytes + u64::try_from(bytes.len()).unwrap_or(u64::MAX);
             match rustix::io::pread(&self.file, spare_capacity(&mut bytes), position) {

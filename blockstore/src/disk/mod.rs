@@ -106,6 +106,15 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
     /// `Io`; an end of the file before that is `UnexpectedEof`.
     fn read_at(&self, offset_bytes: u64, length: usize) -> Result<Vec<u8>>;
 
+    /// Like [`DiskFile::read_at`], for one who has memory for the bytes; its content is lost. A
+    /// medium that can, reads into it.
+    ///
+    /// # Errors
+    /// As [`DiskFile::read_at`].
+    fn read_into(&self, offset_bytes: u64, length: usize, _memory: Vec<u8>) -> Result<Vec<u8>> {
+        self.read_at(offset_bytes, length)
+    }
+
     /// Writes all of `bytes` at `offset_bytes`; durable after [`DiskFile::sync`].
     ///
     /// # Errors

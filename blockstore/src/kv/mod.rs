@@ -111,6 +111,21 @@ pub type Batch = Vec<Write>;
 /// What a scan hands to its caller for each entry.
 pub type Visit<'a> = dyn FnMut(&[u8], &[u8]) -> Result<ControlFlow<()>> + 'a;
 
+/// How a scan that may skip goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// With the next entry.
+    Next,
+    /// With the last entry at or before this key, or with the first behind it if there is none.
+    /// That entry may have been visited before.
+    Reach(Vec<u8>),
+    /// Not at all.
+    Stop,
+}
+
+/// What a scan that may skip hands to its caller for each entry.
+pub type VisitSkipping<'a> = dyn FnMut(&[u8], &[u8]) -> Result<Step> + 'a;
+
 /// Reading from the index, or from one moment of it.
 pub trait KvRead {
     /// The value of `key`.
@@ -152,6 +167,31 @@ pub trait KvRead {
             Some((key, _)) => self.scan(family, &key, to, visit),
             None => self.scan(family, from, to, visit),
         }
+    }
+
+    /// As [`KvRead::scan_reaching`], but the visitor may skip entries ([`Step::Reach`]), which costs less
+    /// than a scan for each part. The caller bounds how often it reaches: forward only.
+    ///
+    /// # Errors
+    /// As [`KvRead::scan`].
+    fn scan_skipping(
+        &self,
+        family: Family,
+        (floor, from, to): (&[u8], &[u8], &[u8]),
+        visit: &mut VisitSkipping<'_>,
+    ) -> Result<()> {
+        let mut next = Some(from.to_vec());
+        while let Some(from) = next.take() {
+            self.scan_reaching(family, (floor, &from, to), &mut |key, value| {
+                match visit(key, value)? {
+                    Step::Next => return Ok(ControlFlow::Continue(())),
+                    Step::Reach(key) => next = Some(key),
+                    Step::Stop => {}
+                }
+                Ok(ControlFlow::Break(()))
+            })?;
+        }
+        Ok(())
     }
 
     /// Visits the entries from `from` (included) up to `to` (left out) in order of their keys,

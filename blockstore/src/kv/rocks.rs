@@ -13,7 +13,7 @@ use rocksdb::{
     WriteBatch, WriteBufferManager, WriteOptions,
 };
 
-use super::{Batch, Family, Kv, KvRead, Visit};
+use super::{Batch, Family, Kv, KvRead, Step, Visit, VisitSkipping};
 use crate::error::{Error, Result};
 
 /// Bits a key in the bloom filters: about 1 % false positives, so that a block that is new
@@ -130,22 +130,29 @@ fn visit_all(
     Ok(())
 }
 
-fn visit_reaching(
-    mut iterator: DBRawIterator<'_>,
-    from: &[u8],
-    visit: &mut Visit<'_>,
-) -> Result<()> {
+/// Sets the iterator to the last entry at or before `from`, or else to the first behind it.
+fn reach(iterator: &mut DBRawIterator<'_>, from: &[u8]) -> Result<()> {
     iterator.seek_for_prev(from);
     if !iterator.valid() {
         iterator.status()?;
         iterator.seek(from);
     }
-    // The options hold the bounds.
+    Ok(())
+}
+
+/// The options of the iterator hold the bounds.
+fn visit_skipping(
+    mut iterator: DBRawIterator<'_>,
+    from: &[u8],
+    visit: &mut VisitSkipping<'_>,
+) -> Result<()> {
+    reach(&mut iterator, from)?;
     while let Some((key, value)) = iterator.item() {
-        if visit(key, value)? == ControlFlow::Break(()) {
-            break;
+        match visit(key, value)? {
+            Step::Next => iterator.next(),
+            Step::Reach(key) => reach(&mut iterator, &key)?,
+            Step::Stop => break,
         }
-        iterator.next();
     }
     iterator.status()?;
     Ok(())
@@ -176,15 +183,27 @@ impl KvRead for RocksKv {
     fn scan_reaching(
         &self,
         family: Family,
-        (floor, from, to): (&[u8], &[u8], &[u8]),
+        bounds: (&[u8], &[u8], &[u8]),
         visit: &mut Visit<'_>,
+    ) -> Result<()> {
+        self.scan_skipping(family, bounds, &mut |key, value| {
+            Ok(if visit(key, value)?.is_break() { Step::Stop } else { Step::Next })
+        })
+    }
+
+    /// With one iterator for all parts.
+    fn scan_skipping(
+        &self,
+        family: Family,
+        (floor, from, to): (&[u8], &[u8], &[u8]),
+        visit: &mut VisitSkipping<'_>,
     ) -> Result<()> {
         if from >= to {
             return Ok(());
         }
         let mut options = scan_options(to);
         options.set_iterate_lower_bound(floor);
-        visit_reaching(self.db.raw_iterator_cf_opt(self.family(family)?, options), from, visit)
+        visit_skipping(self.db.raw_iterator_cf_opt(self.family(family)?, options), from, visit)
     }
 
     fn scan(&self, family: Family, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
