@@ -27,6 +27,21 @@ static ZEROS: [u8; 1 << 20] = [0; 1 << 20];
 /// is the rule.
 const READ_TRIES: usize = 256;
 
+/// A read that may not wait looks into the page cache of the kernel up to this size: a few
+/// microseconds of copying, on a thread that serves other connections too.
+const PROBE_BYTES_MAX: usize = 64 << 10;
+
+/// What a read may do to find bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effort {
+    /// Wait for the disk.
+    Wait,
+    /// Ask the kernel for what it has in memory.
+    Probe,
+    /// Look into the store's own memory.
+    Memory,
+}
+
 /// What a range of blocks reads as.
 #[derive(Debug)]
 enum Piece {
@@ -78,7 +93,7 @@ pub(crate) fn read(
     length_bytes: usize,
 ) -> Result<ReadReply> {
     for _ in 0..READ_TRIES {
-        if let Some(reply) = read_once(core, source, (offset_bytes, length_bytes), true)? {
+        if let Some(reply) = read_once(core, source, (offset_bytes, length_bytes), Effort::Wait)? {
             return Ok(reply);
         }
     }
@@ -97,15 +112,16 @@ pub(crate) fn try_read(
     if let Source::File(inode) = source {
         core.files.get(inode)?;
     }
-    read_once(core, source, (offset_bytes, length_bytes), false).transpose()
+    let effort = if length_bytes <= PROBE_BYTES_MAX { Effort::Probe } else { Effort::Memory };
+    read_once(core, source, (offset_bytes, length_bytes), effort).transpose()
 }
 
-/// `None` when the map was outdated, or when it may not block and would have to.
+/// `None` when the map was outdated, or when more effort is needed.
 fn read_once(
     core: &Core,
     source: Source,
     (offset_bytes, length_bytes): (u64, usize),
-    may_block: bool,
+    effort: Effort,
 ) -> Result<Option<ReadReply>> {
     let first = block_of(offset_bytes);
     let behind = offset_bytes.saturating_add(u64::try_from(length_bytes).unwrap_or(u64::MAX));
@@ -122,7 +138,7 @@ fn read_once(
         return Ok(Some(reply));
     }
     let end = blocks_in(offset_bytes + length);
-    let planned = plan(core, view.layer, &view.unflushed, (first, end), may_block);
+    let planned = plan(core, view.layer, &view.unflushed, (first, end), effort);
     let Some(pieces) = current(core, source, view.layer, planned)? else {
         return Ok(None);
     };
@@ -132,7 +148,7 @@ fn read_once(
     }
     let mut bytes = Vec::new();
     for piece in pieces {
-        if !materialize(core, piece, may_block, &mut bytes)? {
+        if !materialize(core, piece, effort, &mut bytes)? {
             return Ok(None);
         }
     }
@@ -162,7 +178,7 @@ fn plan(
     layer: LayerId,
     unflushed: &Blocks,
     (first, end): (u64, u64),
-    may_block: bool,
+    effort: Effort,
 ) -> Result<Option<Vec<Piece>>> {
     let mut pieces = Vec::new();
     let mut block = first;
@@ -174,7 +190,7 @@ fn plan(
         let all_unflushed = u64::try_from(in_memory) == Ok(stop - block);
         let resolved: Arc<Window> = if all_unflushed {
             Arc::default()
-        } else if may_block {
+        } else if effort == Effort::Wait {
             core.resolver.window(layer, window)?
         } else {
             match core.resolver.cached(layer, window) {
@@ -220,8 +236,8 @@ fn zeros(count: u64, pieces: &mut Vec<Piece>) {
     }
 }
 
-/// Appends the piece's bytes; `false` when the map was outdated, or it would block and may not.
-fn materialize(core: &Core, piece: Piece, may_block: bool, out: &mut Vec<Bytes>) -> Result<bool> {
+/// Appends the piece's bytes; `false` when the map was outdated, or more effort is needed.
+fn materialize(core: &Core, piece: Piece, effort: Effort, out: &mut Vec<Bytes>) -> Result<bool> {
     match piece {
         Piece::Memory(bytes) => out.push(bytes),
         Piece::Zeros(count) => {
@@ -233,7 +249,7 @@ fn materialize(core: &Core, piece: Piece, may_block: bool, out: &mut Vec<Bytes>)
             }
         }
         Piece::Chunks(first, count) if count > CACHED_RUN_BLOCKS_MAX => {
-            if !may_block {
+            if effort != Effort::Wait {
                 return Ok(false);
             }
             match core.segments.read(first, count)? {
@@ -241,16 +257,15 @@ fn materialize(core: &Core, piece: Piece, may_block: bool, out: &mut Vec<Bytes>)
                 None => return Ok(false),
             }
         }
-        Piece::Chunks(first, count) => return through_cache(core, first, count, may_block, out),
+        Piece::Chunks(first, count) => return through_cache(core, (first, count), effort, out),
     }
     Ok(true)
 }
 
 fn through_cache(
     core: &Core,
-    first: ChunkId,
-    count: u64,
-    may_block: bool,
+    (first, count): (ChunkId, u64),
+    effort: Effort,
     out: &mut Vec<Bytes>,
 ) -> Result<bool> {
     let found: Vec<Option<Bytes>> =
@@ -262,13 +277,15 @@ fn through_cache(
         out.extend(found.into_iter().flatten());
         return Ok(true);
     }
-    if !may_block {
-        return Ok(false);
-    }
-    core.tally.cache_misses.fetch_add(u64::try_from(missing).unwrap_or(0), Ordering::Relaxed);
-    let Some(pieces) = core.segments.read(first, count)? else {
+    let read = match effort {
+        Effort::Wait => core.segments.read(first, count)?,
+        Effort::Probe => core.segments.try_read(first, count),
+        Effort::Memory => None,
+    };
+    let Some(pieces) = read else {
         return Ok(false);
     };
+    core.tally.cache_misses.fetch_add(u64::try_from(missing).unwrap_or(0), Ordering::Relaxed);
     let mut chunk = first;
     for piece in &pieces {
         for block in piece.chunks(BLOCK_BYTES) {
@@ -303,11 +320,11 @@ fn trim(pieces: Vec<Bytes>, skip: usize, length: usize) -> Vec<Bytes> {
 pub(crate) fn read_committed(core: &Core, layer: LayerId, block: u64) -> Result<Bytes> {
     for _ in 0..READ_TRIES {
         let range = (block, block + 1);
-        let pieces = plan(core, layer, &Blocks::new(), range, true)?.unwrap_or_default();
+        let pieces = plan(core, layer, &Blocks::new(), range, Effort::Wait)?.unwrap_or_default();
         let mut bytes = Vec::new();
         let mut current = true;
         for piece in pieces {
-            current &= materialize(core, piece, true, &mut bytes)?;
+            current &= materialize(core, piece, Effort::Wait, &mut bytes)?;
         }
         if let (true, [bytes]) = (current, bytes.as_slice()) {
             return Ok(bytes.clone());
@@ -359,3 +376,6 @@ pub(crate) fn block_map(
     }
     Ok(map)
 }
+
+#[cfg(test)]
+mod tests;

@@ -236,30 +236,15 @@ impl Segments {
     }
 
     fn places(&self, segment: &Segment, first: u32, count: u64) -> Result<Vec<Option<Place>>> {
-        let start = usize::try_from(first).unwrap_or(usize::MAX);
-        let end = start + usize::try_from(count).unwrap_or(usize::MAX);
-        let (offset_bytes, chunks) = match &segment.directory {
-            DirectoryState::Open(directory) => {
-                let directory = directory.read();
-                let found = directory.places.get(start..end).map(<[_]>::to_vec);
-                return found.ok_or_else(|| outside(segment.id, first, count));
-            }
-            DirectoryState::Sealed { offset_bytes, chunks } => (*offset_bytes, *chunks),
-        };
-        if end > usize::try_from(chunks).unwrap_or(usize::MAX) {
-            return Err(outside(segment.id, first, count));
-        }
-        let mut places = Vec::with_capacity(end - start);
-        let mut position = start;
-        while position < end {
-            let page = position / PAGE_ENTRIES;
-            let entries = self.place_page(segment, offset_bytes, page)?;
-            let stop = end.min((page + 1) * PAGE_ENTRIES);
-            let from = position % PAGE_ENTRIES;
-            places.extend_from_slice(&entries[from..from + (stop - position)]);
-            position = stop;
-        }
-        Ok(places)
+        let load = |offset_bytes, page| self.place_page(segment, offset_bytes, page).map(Some);
+        let found = places_by(segment, (first, count), load)?;
+        found.ok_or_else(|| outside(segment.id, first, count))
+    }
+
+    /// The places if they are in memory.
+    fn places_in_memory(&self, segment: &Segment, first: u32, count: u64) -> Option<Vec<Place>> {
+        let cached = |_, page| Ok(self.pages.get(&(segment.file, segment.id, page)));
+        places_by(segment, (first, count), cached).ok()??.into_iter().collect()
     }
 
     fn hashes_of(&self, segment: &Segment, first: u32, count: u64) -> Result<Vec<ContentHash>> {
@@ -308,6 +293,20 @@ impl Segments {
         self.segment(segment.id).is_some_and(|now| Arc::ptr_eq(&now, segment))
     }
 
+    /// The same without waiting for the disk; `None` when that cannot be, or when anything is
+    /// wrong: [`Segments::read`] tells what.
+    pub(crate) fn try_read(&self, first: ChunkId, count: u64) -> Option<Vec<Bytes>> {
+        let segment = self.segment(first.segment())?;
+        let file = self.files.get(&segment.file)?;
+        let places = self.places_in_memory(&segment, first.index(), count)?;
+        let read = |offset_bytes, length: usize| {
+            let bytes = file.try_read_at(offset_bytes, length);
+            self.read_bytes.fetch_add(u64::try_from(length).unwrap_or(0), Ordering::Relaxed);
+            Ok(bytes.map(Bytes::from))
+        };
+        read_extents(&segment, first, &places, read).ok()?
+    }
+
     fn read_segment(
         &self,
         segment: &Segment,
@@ -318,17 +317,8 @@ impl Segments {
         let Some(places) = places.into_iter().collect::<Option<Vec<_>>>() else {
             return Ok(None);
         };
-        let mut pieces = Vec::new();
-        let mut rest = places.as_slice();
-        let mut chunk = first;
-        while !rest.is_empty() {
-            let together = contiguous(rest);
-            let (extent, behind) = rest.split_at(together);
-            self.read_extent(segment, chunk, extent, &mut pieces)?;
-            chunk = chunk.plus(u64::try_from(together).unwrap_or(0));
-            rest = behind;
-        }
-        Ok(Some(pieces))
+        let read = |offset, length| self.read_file(segment.file, offset, length).map(Some);
+        read_extents(segment, first, &places, read)
     }
 
     /// A chunk's stored bytes, not yet verified.
@@ -354,43 +344,88 @@ impl Segments {
         };
         Ok(places.iter().map(one).collect())
     }
+}
 
-    fn read_extent(
-        &self,
-        segment: &Segment,
-        first: ChunkId,
-        places: &[Place],
-        pieces: &mut Vec<Bytes>,
-    ) -> Result<()> {
-        let Some(start) = places.first() else {
-            return Ok(());
-        };
-        let length = places.iter().map(|place| usize::from(place.stored_bytes)).sum();
-        let offset_bytes = u64::from(start.offset_bytes);
-        let bytes = self.read_file(segment.file, offset_bytes, length)?;
-        let mut position = 0;
-        let mut chunk = first;
-        let all_raw = places.iter().all(|place| place.codec == Codec::Raw);
-        for place in places {
-            let end = position + usize::from(place.stored_bytes);
-            let block = format::restore_block(place, &bytes.slice(position..end))
-                .map_err(|error| located(error, segment, chunk, place))?;
-            if !all_raw {
-                pieces.push(block);
-            }
-            position = end;
-            chunk = chunk.plus(1);
+/// Places by page: of chunks that the log still appends from memory, of others from what `page`
+/// finds for the directory's place and a page's number. `None` when it finds nothing.
+fn places_by(
+    segment: &Segment,
+    (first, count): (u32, u64),
+    page: impl Fn(u64, usize) -> Result<Option<PlacePage>>,
+) -> Result<Option<Vec<Option<Place>>>> {
+    let start = usize::try_from(first).unwrap_or(usize::MAX);
+    let end = start + usize::try_from(count).unwrap_or(usize::MAX);
+    let (offset_bytes, chunks) = match &segment.directory {
+        DirectoryState::Open(directory) => {
+            let directory = directory.read();
+            let found = directory.places.get(start..end).map(<[_]>::to_vec);
+            return found.map(Some).ok_or_else(|| outside(segment.id, first, count));
         }
-        if all_raw {
-            debug_assert_eq!(
-                bytes.len(),
-                places.len() * BLOCK_BYTES,
-                "raw chunks are whole blocks"
-            );
-            pieces.push(bytes);
-        }
-        Ok(())
+        DirectoryState::Sealed { offset_bytes, chunks } => (*offset_bytes, *chunks),
+    };
+    if end > usize::try_from(chunks).unwrap_or(usize::MAX) {
+        return Err(outside(segment.id, first, count));
     }
+    let mut places = Vec::with_capacity(end - start);
+    let mut position = start;
+    while position < end {
+        let number = position / PAGE_ENTRIES;
+        let Some(entries) = page(offset_bytes, number)? else { return Ok(None) };
+        let stop = end.min((number + 1) * PAGE_ENTRIES);
+        let from = position % PAGE_ENTRIES;
+        places.extend_from_slice(&entries[from..from + (stop - position)]);
+        position = stop;
+    }
+    Ok(Some(places))
+}
+
+/// Reads chunks from `first` on that lie at `places`, each extent by one call of `read` with its
+/// offset and length, and verifies them. `None` when `read` has nothing.
+fn read_extents(
+    segment: &Segment,
+    first: ChunkId,
+    places: &[Place],
+    read: impl Fn(u64, usize) -> Result<Option<Bytes>>,
+) -> Result<Option<Vec<Bytes>>> {
+    let mut pieces = Vec::new();
+    let mut rest = places;
+    let mut chunk = first;
+    while let Some(start) = rest.first() {
+        let together = contiguous(rest);
+        let (extent, behind) = rest.split_at(together);
+        let length = extent.iter().map(|place| usize::from(place.stored_bytes)).sum();
+        let Some(bytes) = read(u64::from(start.offset_bytes), length)? else { return Ok(None) };
+        verify_extent(segment, chunk, (extent, &bytes), &mut pieces)?;
+        chunk = chunk.plus(u64::try_from(together).unwrap_or(0));
+        rest = behind;
+    }
+    Ok(Some(pieces))
+}
+
+fn verify_extent(
+    segment: &Segment,
+    first: ChunkId,
+    (places, bytes): (&[Place], &Bytes),
+    pieces: &mut Vec<Bytes>,
+) -> Result<()> {
+    let mut position = 0;
+    let mut chunk = first;
+    let all_raw = places.iter().all(|place| place.codec == Codec::Raw);
+    for place in places {
+        let end = position + usize::from(place.stored_bytes);
+        let block = format::restore_block(place, &bytes.slice(position..end))
+            .map_err(|error| located(error, segment, chunk, place))?;
+        if !all_raw {
+            pieces.push(block);
+        }
+        position = end;
+        chunk = chunk.plus(1);
+    }
+    if all_raw {
+        debug_assert_eq!(bytes.len(), places.len() * BLOCK_BYTES, "raw chunks are whole blocks");
+        pieces.push(bytes.clone());
+    }
+    Ok(())
 }
 
 /// How many of the places lie one behind the other, from the first on.

@@ -303,7 +303,8 @@ impl Store {
         data::read(&self.core, source, offset_bytes, length_bytes)
     }
 
-    /// The same when all of it is in memory, else `None`: may be called from an async task.
+    /// The same when all of it is in memory, ours or the kernel's page cache, else `None`: may be
+    /// called from an async task.
     #[must_use]
     pub fn try_read(
         &self,

@@ -115,6 +115,12 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
         self.read_at(offset_bytes, length)
     }
 
+    /// The same bytes if they can be had without waiting for the medium, as those in the kernel's
+    /// page cache. `None` says nothing but that: [`DiskFile::read_at`] tells more.
+    fn try_read_at(&self, _offset_bytes: u64, _length: usize) -> Option<Vec<u8>> {
+        None
+    }
+
     /// Writes all of `bytes` at `offset_bytes`; durable after [`DiskFile::sync`].
     ///
     /// # Errors
