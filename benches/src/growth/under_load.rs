@@ -128,6 +128,8 @@ pub(super) fn run(context: &Context, stop: &Stop) -> Result<Vec<Row>, Failure> {
     for _ in 0..context.rounds {
         progress("clones and files to take back");
         let image = site.prepare_work(stop)?;
+        // The store writes past the page cache.
+        warm(&site.warm_segments)?;
         progress("reads by turns");
         let idle = site.read_all(stop)?;
         let loaded = site.read_all_loaded(stop)?;
@@ -149,6 +151,8 @@ struct Site {
     data_dir: PathBuf,
     clones: u64,
     large_bytes: u64,
+    /// Those with the blocks that are to be in the page cache.
+    warm_segments: Vec<PathBuf>,
     /// Those with the blocks that are to be on the disk alone.
     cold_segments: Vec<PathBuf>,
     /// The one used last: no content is written twice, and no row of places read twice.
@@ -175,6 +179,7 @@ impl Site {
             data_dir,
             clones,
             large_bytes,
+            warm_segments: Vec::new(),
             cold_segments: Vec::new(),
             seed,
             _folder: folder,
@@ -184,9 +189,13 @@ impl Site {
             let (file, bytes) = site.file(place);
             let load = site.stream(file, Amount::Bytes(bytes));
             load::run(&site.host.target(), &load, stop)?;
-            // That of the place read last is written last.
-            site.cold_segments = site.segments()?;
-            site.cold_segments.retain(|segment| !before.contains(segment));
+            let mut segments = site.segments()?;
+            segments.retain(|segment| !before.contains(segment));
+            match place {
+                Place::BlockCache => {}
+                Place::PageCache => site.warm_segments = segments,
+                Place::Disk => site.cold_segments = segments,
+            }
         }
         Ok(site)
     }
@@ -392,6 +401,16 @@ fn clone_path(index: u64) -> String {
 
 fn doomed_path(index: u64) -> String {
     format!("doomed-{index}.img")
+}
+
+/// Reads files into the page cache.
+fn warm(files: &[PathBuf]) -> Result<(), Failure> {
+    for path in files {
+        // Compaction may have moved what little else the last one held.
+        let Ok(mut file) = File::open(path) else { continue };
+        std::io::copy(&mut file, &mut std::io::sink()).map_err(Failure::at("read", path))?;
+    }
+    Ok(())
 }
 
 /// Drops files from the page cache.
