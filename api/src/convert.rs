@@ -87,16 +87,18 @@ pub(crate) fn diff_extent(extent: &store::ChangedExtent) -> types::DiffExtent {
     }
 }
 
-pub(crate) fn check_report(report: store::CheckReport) -> types::CheckReport {
-    types::CheckReport {
-        clean: report.is_clean(),
-        problems: report.problems,
-        problems_left_out: report.problems_left_out,
-        inodes: report.inodes,
-        layers: report.layers,
-        runs: report.runs,
-        chunks: report.chunks,
-        data_bytes: report.data_bytes,
+impl From<store::CheckReport> for types::CheckReport {
+    fn from(report: store::CheckReport) -> Self {
+        Self {
+            clean: report.is_clean(),
+            problems: report.problems,
+            problems_left_out: report.problems_left_out,
+            inodes: report.inodes,
+            layers: report.layers,
+            runs: report.runs,
+            chunks: report.chunks,
+            data_bytes: report.data_bytes,
+        }
     }
 }
 

@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use command_line::{Command, CommandLine, ConfigCommand, ParsedCommandLine};
+pub use command_line::{CheckArguments, Command, CommandLine, ConfigCommand, ParsedCommandLine};
 pub use error::ConfigError;
 pub use secret::{REDACTED, Secret};
 pub use settings::{LogFilter, LogFormat, Parsed, Settings};
