@@ -120,6 +120,7 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
         // Nothing is changed before it is sure that index and log belong together.
         store: known_store(kv.as_ref())?.map(|(store, _)| store),
         position: durable,
+        damaged_chunks_stop: true,
         apply: &mut |mut batch, position| {
             let key = key::META_POSITION.to_vec();
             batch.push(Write { family: Family::Meta, key, value: Some(position.encode()) });

@@ -435,12 +435,8 @@ pub(crate) struct SegmentRecord {
 
 impl SegmentRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let role = match self.file.role {
-            crate::disk::FileRole::Log => 1,
-            crate::disk::FileRole::Compacted => 2,
-        };
         Encoder::versioned(VERSION)
-            .u8(role)
+            .u8(self.file.role.number())
             .u64(self.file.number.get())
             .u64(self.directory_offset_bytes.unwrap_or(0))
             .u32(self.chunks)
