@@ -13,6 +13,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::flush::flush;
 use crate::id::SegmentId;
+use crate::index_copy;
 use crate::reclaim;
 use crate::record::SegmentRecord;
 use crate::snapshot;
@@ -214,11 +215,25 @@ fn compact_some(core: &Core, bell: &Bell) -> Result<()> {
         compact_once(core)
     };
     while let Some(done) = once()? {
-        let rate = compaction_rate(core).max(1);
-        let pause_ms = done.bytes_written.saturating_mul(1000) / rate;
-        if !bell.sleep(Duration::from_millis(pause_ms.max(1))) {
+        copy_index(core, bell, false)?;
+        if !pause_for(core, bell, done.bytes_written) {
             return Ok(());
         }
+    }
+    copy_index(core, bell, true)
+}
+
+/// Pauses for as long as the rate of compaction asks for; `false` when it is time to stop.
+fn pause_for(core: &Core, bell: &Bell, written_bytes: u64) -> bool {
+    let pause_ms = written_bytes.saturating_mul(1000) / compaction_rate(core).max(1);
+    bell.sleep(Duration::from_millis(pause_ms.max(1)))
+}
+
+/// Writes a copy of the index if that is due, so that retired log files can go.
+fn copy_index(core: &Core, bell: &Bell, is_idle: bool) -> Result<()> {
+    if core.copies.is_due(core, is_idle) {
+        checkpoint(core)?;
+        index_copy::renew(core, &mut |written_bytes| pause_for(core, bell, written_bytes))?;
     }
     Ok(())
 }
@@ -259,12 +274,18 @@ pub(crate) fn gc(core: &Core) -> Result<GcReport> {
             compact_once(core)?
         };
         let Some(done) = done else { break };
-        refused = if done.files_removed == 0 { refused + 1 } else { 0 };
+        let moved = done.files_removed + done.files_retired > 0;
+        refused = if moved { 0 } else { refused + 1 };
         report.segments += done.files_removed;
         report.freed_bytes += done.bytes_freed.saturating_sub(done.bytes_written);
     }
     core.kv.compact()?;
     checkpoint(core)?;
+    if core.copies.is_wanted() {
+        let renewed = index_copy::renew(core, &mut |_| true)?;
+        report.segments += renewed.files_removed;
+        report.freed_bytes += renewed.bytes_freed.saturating_sub(renewed.bytes_written);
+    }
     Ok(report)
 }
 

@@ -7,7 +7,8 @@
 //! ```
 //! Dropping is decided twice: when the live chunks are copied, and in the transaction that
 //! moves the segment. A chunk that a writer found by its hash in between stops the move.
-//! A log file is only removed when the index is durable behind it: recovery needs it no more.
+//! A log file is only removed when the index is durable behind it: recovery needs it no more; and
+//! when a copy of the index is behind it too (`index_copy.rs`).
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
@@ -97,6 +98,8 @@ const COMPACTION_CHUNKS_MAX: u64 = 1 << 15;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Compacted {
     pub(crate) files_removed: u64,
+    /// Files that stay for a rebuild of the index: see `index_copy.rs`.
+    pub(crate) files_retired: u64,
     /// Also by a move that was refused in the end.
     pub(crate) bytes_written: u64,
     pub(crate) bytes_freed: u64,
@@ -127,6 +130,12 @@ pub(crate) fn compact_once(core: &Core) -> Result<Option<Compacted>> {
     }
     for (name, _) in &chosen {
         let length = core.segments.open_file(*name)?.length_bytes()?;
+        let until = core.checkpoint.lock().segment;
+        if core.copies.retire(*name, length, until) {
+            core.segments.close_file(*name);
+            done.files_retired += 1;
+            continue;
+        }
         core.disk.remove(*name)?;
         // Behind it: a reader in between would open the file that is going.
         core.segments.close_file(*name);

@@ -15,6 +15,7 @@ use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::file::{File, FileTable};
 use crate::id::{ChunkId, InodeId, StoreId};
+use crate::index_copy::IndexCopies;
 use crate::kv::{Family, Kv};
 use crate::options::Options;
 use crate::record::{InodeRecord, LogPosition, key};
@@ -136,6 +137,10 @@ pub(crate) struct Core {
     pub(crate) index_bytes: AtomicU64,
     /// What of the log is durable in the index: segments before it are not needed to recover.
     pub(crate) checkpoint: Mutex<LogPosition>,
+    /// The copy of the index, and the log files that wait for the next one.
+    pub(crate) copies: IndexCopies,
+    /// Commits that the start replayed.
+    pub(crate) replayed_commits: u64,
     /// For `stats`, when it may not wait for the leader.
     pub(crate) summary: Mutex<Summary>,
     /// Wakes the thread that commits files of which much is dirty.

@@ -41,6 +41,7 @@ mod file;
 mod file_commit;
 mod flush;
 mod id;
+mod index_copy;
 pub mod kv;
 mod layer_write;
 mod log;
@@ -51,6 +52,7 @@ mod open;
 mod options;
 mod own_runs;
 mod paths;
+mod rebuild;
 mod reclaim;
 mod record;
 mod resolve;
@@ -76,6 +78,7 @@ pub use id::{
 };
 pub use name::{FilePath, Name, PATH_BYTES_MAX};
 pub use options::Options;
+pub use rebuild::Rebuilt;
 pub use store::Store;
 pub use time::Timestamp;
 pub use types::{

@@ -49,8 +49,13 @@ impl World {
         options: Options,
         recent_bytes: Option<u64>,
     ) -> Self {
-        let mut core =
-            open::open_core(Arc::clone(&kv) as _, Arc::new(disk.clone()), options).unwrap();
+        let mut core = open::open_core(
+            Arc::clone(&kv) as _,
+            Arc::new(disk.clone()),
+            options,
+            open::Opening::Serve,
+        )
+        .unwrap();
         open::initialize(&core).unwrap();
         if let Some(recent_bytes) = recent_bytes {
             let leader = core.committer.leader.lock();

@@ -5,10 +5,11 @@
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::path::PathBuf;
 
 use serde::Serialize;
 use slackwater_api::types::CheckReport;
-use slackwater_blockstore::{Error, Options, Store};
+use slackwater_blockstore::{Error, Options, Rebuilt, Store};
 
 use crate::config::{CheckArguments, Config};
 use crate::error::ServerError;
@@ -19,25 +20,61 @@ use crate::{logs, options};
 struct Outcome {
     #[serde(flatten)]
     check: CheckReport,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rebuilt: Option<RebuiltIndex>,
+}
+
+/// What `--rebuild` did.
+#[derive(Debug, Serialize)]
+struct RebuiltIndex {
+    /// The copy of the index that was taken; without one, the log was enough.
+    copy: Option<String>,
+    copied_entries: u64,
+    replayed_commits: u64,
+    /// Where the old index is now, if there was one.
+    set_aside: Option<PathBuf>,
+}
+
+impl From<Rebuilt> for RebuiltIndex {
+    fn from(rebuilt: Rebuilt) -> Self {
+        let Rebuilt { copy, copied_entries, replayed_commits, set_aside } = rebuilt;
+        Self { copy, copied_entries, replayed_commits, set_aside }
+    }
 }
 
 /// Checks the store of `config`.
 ///
 /// # Errors
-/// `NoStore`; `InUse`; `Open` when the store cannot be opened; `Problems` when something is wrong, after
+/// `NoStore`; `InUse`; `Rebuild` when the index cannot be made anew; `Open` when the store cannot be opened; `Problems` when something is wrong, after
 /// it was printed.
 pub fn run(config: &Config, arguments: CheckArguments) -> Result<(), ServerError> {
     logs::start(&config.log, config.log_format).map_err(ServerError::Logs)?;
     if !config.data_dir.join("FORMAT").exists() {
         return Err(ServerError::NoStore { data_dir: config.data_dir.clone() });
     }
+    let rebuilt = if arguments.rebuild { Some(rebuild(config)?) } else { None };
     let store = Store::open(offline(config)).map_err(|error| not_opened(config, error))?;
     let check = store.check(arguments.data).map(CheckReport::from);
     let closed = store.close().map_err(ServerError::Close);
-    let outcome = Outcome { check: check.map_err(ServerError::Check)? };
+    let outcome = Outcome { check: check.map_err(ServerError::Check)?, rebuilt };
     closed?;
     print(&outcome, arguments.json)?;
     if outcome.check.clean { Ok(()) } else { Err(ServerError::Problems) }
+}
+
+/// Makes the index anew, and tells what it was made from.
+fn rebuild(config: &Config) -> Result<RebuiltIndex, ServerError> {
+    let rebuilt = Store::rebuild_index(&offline(config)).map_err(|error| match error {
+        Error::Locked { .. } => ServerError::InUse { data_dir: config.data_dir.clone() },
+        error => ServerError::Rebuild(error),
+    })?;
+    tracing::info!(
+        copy = rebuilt.copy.as_deref().unwrap_or("none"),
+        copied_entries = rebuilt.copied_entries,
+        replayed_commits = rebuilt.replayed_commits,
+        "made the index anew"
+    );
+    Ok(rebuilt.into())
 }
 
 fn not_opened(config: &Config, source: Error) -> ServerError {
@@ -65,8 +102,8 @@ fn print(outcome: &Outcome, json: bool) -> Result<(), ServerError> {
 }
 
 /// The text for people: what is wrong, then the verdict, then what was looked at.
-fn describe(Outcome { check }: &Outcome) -> String {
-    let mut text = String::new();
+fn describe(Outcome { check, rebuilt }: &Outcome) -> String {
+    let mut text = rebuilt.as_ref().map(describe_rebuilt).unwrap_or_default();
     for problem in &check.problems {
         // Names of files are in it, and must not steer the terminal.
         text.extend(problem.chars().flat_map(|c| {
@@ -93,6 +130,20 @@ fn describe(Outcome { check }: &Outcome) -> String {
     text
 }
 
+fn describe_rebuilt(rebuilt: &RebuiltIndex) -> String {
+    let from = match &rebuilt.copy {
+        Some(copy) => format!("from {copy} ({} entries) and", rebuilt.copied_entries),
+        None => "from".to_owned(),
+    };
+    let commits = rebuilt.replayed_commits;
+    let mut text = format!("made the index anew {from} {commits} commits of the log\n");
+    if let Some(aside) = &rebuilt.set_aside {
+        // Writing to a string cannot fail.
+        let _ = writeln!(text, "the old one is in {}, which may be deleted", aside.display());
+    }
+    text
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,7 +160,7 @@ mod tests {
             chunks: 4,
             data_bytes: 0,
         };
-        let text = describe(&Outcome { check });
+        let text = describe(&Outcome { check, rebuilt: None });
         let begin = "I7: `a\\u{1b}[2J` has no inode\n... and 7 more\nverdict    PROBLEMS FOUND\n";
         assert!(text.starts_with(begin), "{text}");
     }

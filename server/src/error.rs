@@ -69,6 +69,9 @@ pub enum ServerError {
         /// The data directory.
         data_dir: PathBuf,
     },
+    /// The index cannot be made anew.
+    #[error("the index cannot be made anew, and is left as it was: {0}")]
+    Rebuild(#[source] slackwater_blockstore::Error),
     /// The check could not be carried out.
     #[error("the store cannot be checked: {0}")]
     Check(#[source] slackwater_blockstore::Error),
@@ -117,6 +120,7 @@ impl ServerError {
             | Self::Signals(_)
             | Self::Listen { .. }
             | Self::Open { .. }
+            | Self::Rebuild(_)
             | Self::Check(_)
             | Self::Output(_)
             | Self::Close(_)

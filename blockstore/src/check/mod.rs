@@ -119,5 +119,8 @@ pub(crate) fn check(core: &Core, data: bool) -> Result<CheckReport> {
     names::check(view.as_ref(), &tables, &mut findings)?;
     let mapped = layers::check(view.as_ref(), &tables, &mut findings)?;
     chunks::check(core, view.as_ref(), (&tables, &mapped), (data, &mut findings))?;
+    if let Some(error) = crate::index_copy::check(core) {
+        findings.add(format!("the copy of the index: {error}; another is written by `gc`"));
+    }
     Ok(findings.0)
 }

@@ -51,6 +51,11 @@ pub struct CheckArguments {
     #[arg(long)]
     pub data: bool,
 
+    /// First make the index anew, from its copy and the log; the old one is set aside. For an
+    /// index that was lost or is damaged
+    #[arg(long)]
+    pub rebuild: bool,
+
     /// Print the result as one line of JSON
     #[arg(long)]
     pub json: bool,
