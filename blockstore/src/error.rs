@@ -122,6 +122,16 @@ pub enum Error {
         /// What was found.
         reason: String,
     },
+    /// A repair gave these blocks up, since their stored bytes were damaged.
+    #[error(
+        "the data of {what} at offset {offset_bytes} is lost: its stored bytes were damaged; write the whole block again, or restore the file from a copy"
+    )]
+    Lost {
+        /// The file or snapshot.
+        what: String,
+        /// Where in it, in bytes.
+        offset_bytes: u64,
+    },
     /// A sync failed earlier: what is on the disk is unknown, so nothing more is written.
     #[error(
         "writes are refused since a sync failed ({reason}); restart the server once the disk is sound"
@@ -239,9 +249,10 @@ impl Error {
             Self::NotSynchronized { .. } => ErrorKind::NotSynchronized,
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::Busy { .. } => ErrorKind::Busy,
-            Self::Corrupt { .. } | Self::Format { .. } | Self::IndexLost { .. } => {
-                ErrorKind::Corrupt
-            }
+            Self::Corrupt { .. }
+            | Self::Lost { .. }
+            | Self::Format { .. }
+            | Self::IndexLost { .. } => ErrorKind::Corrupt,
             Self::Poisoned { .. } => ErrorKind::Poisoned,
             Self::Closed | Self::Locked { .. } => ErrorKind::Closed,
             Self::Io { .. } | Self::Index { .. } => ErrorKind::Io,

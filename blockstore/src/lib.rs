@@ -19,7 +19,7 @@
 //! - `log`, `segments`, `segment_format`: chunks and commit records on the disk.
 //! - `record`, `codec`: the values of the index.
 //! - `reclaim`, `compact`, `background`: taking back what nothing names.
-//! - `check`: the invariants I1 to I7.
+//! - `check`: the invariants I1 to I7; `repair`: back to them, and what that costs.
 //! - [`kv`], [`disk`]: the seam at the bottom, each with a form that fails on demand.
 //!
 //! The invariants are listed in ARCHITECTURE.md, the bytes on the disk in FORMAT.md.
@@ -55,6 +55,7 @@ mod paths;
 mod rebuild;
 mod reclaim;
 mod record;
+mod repair;
 mod resolve;
 mod segment_format;
 mod segments;
@@ -84,9 +85,9 @@ pub use time::Timestamp;
 pub use types::{
     Attributes, BlockMap, CHECK_PROBLEMS_MAX, Change, ChangedExtent, CheckReport, CreateMode,
     Created, DeletionPolicy, DiffPage, DirectoryEntry, DirectoryPage, ExtentKind, FileInfo,
-    FileKind, GcReport, LABEL_BYTES_MAX, LABELS_MAX, Labels, ReadReply, SNAPSHOT_NAME_BYTES_MAX,
-    SetAttributes, SetTime, Snapshot, SnapshotFilter, SnapshotRequest, Source, Stability, Stats,
-    Written,
+    FileKind, GcReport, HITS_MAX, Hit, LABEL_BYTES_MAX, LABELS_MAX, Labels, ReadReply,
+    RepairReport, SNAPSHOT_NAME_BYTES_MAX, SetAttributes, SetTime, Snapshot, SnapshotFilter,
+    SnapshotRequest, Source, Stability, Stats, Written,
 };
 pub use units::{
     BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, NAME_BYTES_MAX, SYMLINK_BYTES_MAX, WINDOW_BLOCKS,

@@ -22,6 +22,7 @@
 #[cfg(test)]
 mod golden;
 pub(crate) mod stream;
+pub(crate) mod walk;
 
 use bytes::Bytes;
 
@@ -147,7 +148,11 @@ pub(crate) fn decode_file_header(name: FileName, bytes: &[u8]) -> Result<StoreId
         return Err(fail(format!("crc {got:08x}, expected {expected:08x}")));
     }
     let store = StoreId::from_bytes(d.array()?);
-    let _role_and_padding = d.take(8)?;
+    let role = d.u8()?;
+    let _padding = d.take(7)?;
+    if role != name.role.number() {
+        return Err(fail(format!("role {role}, expected {}", name.role.number())));
+    }
     let number = d.u64()?;
     if number != name.number.get() {
         return Err(fail(format!("number {number}, expected {}", name.number)));
