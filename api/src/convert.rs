@@ -97,8 +97,23 @@ impl From<store::CheckReport> for types::CheckReport {
             layers: report.layers,
             runs: report.runs,
             chunks: report.chunks,
+            files: report.files,
+            damaged_chunks: report.damaged_chunks,
+            lost_blocks: report.lost_blocks,
+            hits: report.hits.into_iter().map(hit).collect(),
+            hits_left_out: report.hits_left_out,
             data_bytes: report.data_bytes,
         }
+    }
+}
+
+fn hit(hit: store::Hit) -> types::Hit {
+    types::Hit {
+        path: hit.path,
+        snapshot_id: hit.snapshot.map(|id| id.to_string()),
+        offset_bytes: hit.offset_bytes,
+        length_bytes: hit.length_bytes,
+        lost: hit.is_lost,
     }
 }
 

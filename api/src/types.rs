@@ -412,6 +412,40 @@ pub struct CheckRequest {
     pub data: bool,
 }
 
+/// A range of a file or snapshot that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct Hit {
+    /// The file's path, or the one that the snapshot was taken at.
+    pub path: String,
+    /// The snapshot's id, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_id: Option<String>,
+    /// Where the range begins.
+    pub offset_bytes: u64,
+    /// Its length.
+    pub length_bytes: u64,
+    /// A repair gave it up; else its stored bytes are damaged.
+    pub lost: bool,
+}
+
+impl Hit {
+    /// A line for people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let what = if self.lost { "lost" } else { "damaged" };
+        let of = match &self.snapshot_id {
+            Some(id) => format!("snapshot {id} of {}", self.path),
+            None => self.path.clone(),
+        };
+        format!(
+            "{what}: {of}, bytes {} to {}",
+            self.offset_bytes,
+            self.offset_bytes.saturating_add(self.length_bytes)
+        )
+    }
+}
+
 /// What a check found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
@@ -430,6 +464,21 @@ pub struct CheckReport {
     pub runs: u64,
     /// Chunks looked at.
     pub chunks: u64,
+    /// Segment files looked at.
+    #[serde(default)]
+    pub files: u64,
+    /// Chunks that cannot be read though blocks name them; each is among the problems.
+    #[serde(default)]
+    pub damaged_chunks: u64,
+    /// Blocks that an earlier repair gave up. They are known, and no problem.
+    #[serde(default)]
+    pub lost_blocks: u64,
+    /// Where damaged chunks and lost blocks are seen; at most 1000.
+    #[serde(default)]
+    pub hits: Vec<Hit>,
+    /// Such places beyond those listed.
+    #[serde(default)]
+    pub hits_left_out: u64,
     /// Bytes of chunks read and hashed.
     pub data_bytes: u64,
 }

@@ -36,9 +36,14 @@ use crate::types::{DeletionPolicy, FileKind, Labels};
 /// The version byte of all values of format 2, but for lost runs.
 const VERSION: u8 = 1;
 
-/// The version byte of a run of lost blocks: a program that does not know of them refuses it,
-/// where it would else take them for a hole.
+/// The version byte of a run of lost blocks: a program that does not know of them refuses it.
 const LOST_RUN_VERSION: u8 = 2;
+
+/// The kind behind the count of a run of that version; there is no other.
+const LOST_RUN_KIND: u8 = 1;
+
+/// Bytes of such a run: version, count, kind.
+const LOST_RUN_BYTES: usize = 1 + 8 + 1;
 
 fn two(first: u64, second: u64) -> Vec<u8> {
     let mut key = Vec::with_capacity(16);
@@ -402,25 +407,33 @@ impl Run {
 
     /// The value; the first block is in the key.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let version = if self.target == Target::Lost { LOST_RUN_VERSION } else { VERSION };
-        let mut encoder = Encoder::versioned(version);
-        encoder.u64(self.count);
-        if let Target::Chunks(first) = self.target {
-            encoder.u64(first.raw());
+        match self.target {
+            Target::Hole => Encoder::versioned(VERSION).u64(self.count).finish(),
+            Target::Chunks(first) => {
+                Encoder::versioned(VERSION).u64(self.count).u64(first.raw()).finish()
+            }
+            Target::Lost => {
+                Encoder::versioned(LOST_RUN_VERSION).u64(self.count).u8(LOST_RUN_KIND).finish()
+            }
         }
-        encoder.finish()
     }
 
     pub(crate) fn decode(first: u64, bytes: &[u8]) -> Result<Self> {
         const WHAT: &str = "map run";
-        let is_lost = bytes.first() == Some(&LOST_RUN_VERSION);
+        let is_lost = bytes.len() == LOST_RUN_BYTES && bytes.first() == Some(&LOST_RUN_VERSION);
         let version = if is_lost { LOST_RUN_VERSION } else { VERSION };
         let mut d = Decoder::versioned(WHAT, bytes, version)?;
         let count = d.u64()?;
-        let target = match () {
-            () if is_lost => Target::Lost,
-            () if d.is_empty() => Target::Hole,
-            () => Target::Chunks(ChunkId::from_raw(d.u64()?)),
+        let target = if is_lost {
+            let kind = d.u8()?;
+            if kind != LOST_RUN_KIND {
+                return Err(Error::corrupt(WHAT, format!("kind {kind}, expected {LOST_RUN_KIND}")));
+            }
+            Target::Lost
+        } else if d.is_empty() {
+            Target::Hole
+        } else {
+            Target::Chunks(ChunkId::from_raw(d.u64()?))
         };
         d.end()?;
         if count == 0 || first.checked_add(count).is_none() {

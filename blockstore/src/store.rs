@@ -25,8 +25,7 @@ use crate::types::{
 };
 use crate::{
     attributes, check, compact, data, diff, file_commit, namespace, open, paths, rebuild, repair,
-    snapshot,
-    stats, write,
+    snapshot, stats, write,
 };
 
 /// An open store. All methods are synchronous and may be called from many threads; those that

@@ -1,4 +1,4 @@
-//! `slackwaterd check`: verifies a store that no server has open.
+//! `slackwaterd check`: verifies, and repairs, a store that no server has open.
 //!
 //! Invariants: a directory without a store is refused, never made into one. Standard output
 //! holds the result alone; what is told on the way goes to standard error.
@@ -8,7 +8,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use slackwater_api::types::CheckReport;
+use slackwater_api::types::{CheckReport, Hit};
 use slackwater_blockstore::{Error, Options, Rebuilt, Store};
 
 use crate::config::{CheckArguments, Config};
@@ -18,10 +18,14 @@ use crate::{logs, options};
 /// What the command prints with `--json`.
 #[derive(Debug, Serialize)]
 struct Outcome {
+    /// As it is now.
     #[serde(flatten)]
     check: CheckReport,
     #[serde(skip_serializing_if = "Option::is_none")]
     rebuilt: Option<RebuiltIndex>,
+    /// What a repair did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    repair: Option<Repair>,
 }
 
 /// What `--rebuild` did.
@@ -42,6 +46,18 @@ impl From<Rebuilt> for RebuiltIndex {
     }
 }
 
+/// What a repair did.
+#[derive(Debug, Serialize)]
+struct Repair {
+    /// What was wrong before.
+    before: CheckReport,
+    fixes: u64,
+    /// Blocks given up, each counted once for each layer that names it.
+    lost_blocks: u64,
+    /// Blocks whose content was found stored elsewhere.
+    healed_blocks: u64,
+}
+
 /// Checks the store of `config`.
 ///
 /// # Errors
@@ -54,9 +70,10 @@ pub fn run(config: &Config, arguments: CheckArguments) -> Result<(), ServerError
     }
     let rebuilt = if arguments.rebuild { Some(rebuild(config)?) } else { None };
     let store = Store::open(offline(config)).map_err(|error| not_opened(config, error))?;
-    let check = store.check(arguments.data).map(CheckReport::from);
+    let outcome = if arguments.repair { repair(&store) } else { check(&store, arguments.data) };
     let closed = store.close().map_err(ServerError::Close);
-    let outcome = Outcome { check: check.map_err(ServerError::Check)?, rebuilt };
+    let outcome = outcome.map_err(ServerError::Check)?;
+    let outcome = Outcome { rebuilt, ..outcome };
     closed?;
     print(&outcome, arguments.json)?;
     if outcome.check.clean { Ok(()) } else { Err(ServerError::Problems) }
@@ -75,6 +92,21 @@ fn rebuild(config: &Config) -> Result<RebuiltIndex, ServerError> {
         "made the index anew"
     );
     Ok(rebuilt.into())
+}
+
+fn check(store: &Store, data: bool) -> Result<Outcome, Error> {
+    Ok(Outcome { check: store.check(data)?.into(), rebuilt: None, repair: None })
+}
+
+fn repair(store: &Store) -> Result<Outcome, Error> {
+    let report = store.repair()?;
+    let repair = Repair {
+        before: report.before.into(),
+        fixes: report.fixes,
+        lost_blocks: report.lost_blocks,
+        healed_blocks: report.healed_blocks,
+    };
+    Ok(Outcome { check: report.after.into(), rebuilt: None, repair: Some(repair) })
 }
 
 fn not_opened(config: &Config, source: Error) -> ServerError {
@@ -102,20 +134,19 @@ fn print(outcome: &Outcome, json: bool) -> Result<(), ServerError> {
 }
 
 /// The text for people: what is wrong, then the verdict, then what was looked at.
-fn describe(Outcome { check, rebuilt }: &Outcome) -> String {
+fn describe(Outcome { check, rebuilt, repair }: &Outcome) -> String {
     let mut text = rebuilt.as_ref().map(describe_rebuilt).unwrap_or_default();
-    for problem in &check.problems {
-        // Names of files are in it, and must not steer the terminal.
-        text.extend(problem.chars().flat_map(|c| {
-            let escaped = c.is_control().then(|| c.escape_default());
-            escaped.into_iter().flatten().chain((!c.is_control()).then_some(c))
-        }));
-        text.push('\n');
-    }
-    if check.problems_left_out > 0 {
+    if let Some(repair) = repair {
+        text.push_str("before the repair:\n");
+        list(&mut text, &repair.before);
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "... and {} more", check.problems_left_out);
+        let _ = writeln!(
+            text,
+            "{} changes; {} blocks lost, {} healed from another copy\nafter the repair:",
+            repair.fixes, repair.lost_blocks, repair.healed_blocks
+        );
     }
+    list(&mut text, check);
     let verdict = if check.clean { "no problems" } else { "PROBLEMS FOUND" };
     for (name, value) in [
         ("verdict", verdict.to_owned()),
@@ -123,6 +154,9 @@ fn describe(Outcome { check, rebuilt }: &Outcome) -> String {
         ("layers", check.layers.to_string()),
         ("map runs", check.runs.to_string()),
         ("chunks", check.chunks.to_string()),
+        ("damaged", check.damaged_chunks.to_string()),
+        ("lost", format!("{} blocks", check.lost_blocks)),
+        ("files", check.files.to_string()),
         ("data read", format!("{} bytes", check.data_bytes)),
     ] {
         let _ = writeln!(text, "{name:<9}  {value}");
@@ -144,6 +178,29 @@ fn describe_rebuilt(rebuilt: &RebuiltIndex) -> String {
     text
 }
 
+/// What is wrong, and where files and snapshots are hit by it.
+fn list(text: &mut String, check: &CheckReport) {
+    let hits: Vec<String> = check.hits.iter().map(Hit::describe).collect();
+    let lists = [
+        (&check.problems, check.problems_left_out, "more"),
+        (&hits, check.hits_left_out, "more places"),
+    ];
+    for (lines, left_out, more) in lists {
+        for line in lines {
+            // Names of files are in it, and must not steer the terminal.
+            text.extend(line.chars().flat_map(|c| {
+                let escaped = c.is_control().then(|| c.escape_default());
+                escaped.into_iter().flatten().chain((!c.is_control()).then_some(c))
+            }));
+            text.push('\n');
+        }
+        if left_out > 0 {
+            // Writing to a string cannot fail.
+            let _ = writeln!(text, "... and {left_out} {more}");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,9 +215,14 @@ mod tests {
             layers: 2,
             runs: 3,
             chunks: 4,
+            files: 5,
+            damaged_chunks: 0,
+            lost_blocks: 0,
+            hits: Vec::new(),
+            hits_left_out: 0,
             data_bytes: 0,
         };
-        let text = describe(&Outcome { check, rebuilt: None });
+        let text = describe(&Outcome { check, rebuilt: None, repair: None });
         let begin = "I7: `a\\u{1b}[2J` has no inode\n... and 7 more\nverdict    PROBLEMS FOUND\n";
         assert!(text.starts_with(begin), "{text}");
     }

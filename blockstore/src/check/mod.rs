@@ -115,9 +115,10 @@ pub(crate) fn run(core: &Core, data: bool, findings: &mut Findings) {
     part(findings, "chunks", |findings| chunks::check(&mut check, findings));
     files::check(&check, findings);
     if let Some(error) = crate::index_copy::check(core) {
-        findings.wrong(format!("the copy of the index: {error}; another is written by `gc`"), || {
-            Fix::CopyIndex
-        });
+        findings
+            .wrong(format!("the copy of the index: {error}; another is written by `gc`"), || {
+                Fix::CopyIndex
+            });
     }
     part(findings, "counters", |findings| counters(&check, findings));
     part(findings, "what damage hits", |findings| hits::check(&check, findings));

@@ -36,8 +36,8 @@ const EXIT_CODES: &str = "Exit codes: 0 stopped as asked, 1 failure, 2 wrong usa
 /// A command other than to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
 pub enum Command {
-    /// Verify the store of --data-dir while no server has it open; exit code 6 if something is
-    /// wrong
+    /// Verify, or repair, the store of --data-dir while no server has it open; exit code 6 if
+    /// something is wrong (after a repair: still)
     Check(CheckArguments),
     /// Look at the configuration
     #[command(subcommand)]
@@ -55,6 +55,11 @@ pub struct CheckArguments {
     /// index that was lost or is damaged
     #[arg(long)]
     pub rebuild: bool,
+
+    /// Put right what is wrong: what cannot be read becomes lost, and reading it an error; the
+    /// rest is kept. Reads all that is stored; says what was lost
+    #[arg(long)]
+    pub repair: bool,
 
     /// Print the result as one line of JSON
     #[arg(long)]
