@@ -158,6 +158,10 @@ pub(crate) fn stats(
         cache_misses,
         reclaimed_entries,
         compacted_bytes,
+        scrubbed_bytes,
+        scrub_segment,
+        scrub_finished_at_seconds,
+        damaged_chunks,
         poisoned,
     } = stats;
     types::Stats {
@@ -189,6 +193,10 @@ pub(crate) fn stats(
         cache_misses,
         reclaimed_entries,
         compacted_bytes,
+        scrubbed_bytes,
+        scrub_segment,
+        scrub_finished_at_seconds,
+        damaged_chunks,
         poisoned,
     }
 }

@@ -398,6 +398,18 @@ pub struct Stats {
     pub reclaimed_entries: u64,
     /// Since start: bytes that compaction rewrote.
     pub compacted_bytes: u64,
+    /// Since start: bytes that were read to find damage.
+    #[serde(default)]
+    pub scrubbed_bytes: u64,
+    /// The logical segment that is scrubbed next.
+    #[serde(default)]
+    pub scrub_segment: u64,
+    /// When all live chunks had last been read and verified, in seconds since 1970; 0: never.
+    #[serde(default)]
+    pub scrub_finished_at_seconds: u64,
+    /// Chunks that are known to be damaged, found since start.
+    #[serde(default)]
+    pub damaged_chunks: u64,
     /// A sync failed: writes are refused until restart.
     pub poisoned: bool,
 }

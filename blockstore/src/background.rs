@@ -1,6 +1,6 @@
 //! What runs beside the clients: committing old dirty blocks, reclaim and collapse, compaction,
-//! checkpoints, expiry, hashes of old segments on their way into the index. One thread commits,
-//! one cleans, one indexes; all stop within a slice.
+//! checkpoints, expiry, hashes of old segments on their way into the index, scrubbing. One thread
+//! commits, one cleans, one indexes, one scrubs; all stop within a slice.
 
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -16,6 +16,7 @@ use crate::id::SegmentId;
 use crate::index_copy;
 use crate::reclaim;
 use crate::record::SegmentRecord;
+use crate::scrub;
 use crate::snapshot;
 use crate::types::GcReport;
 
@@ -99,10 +100,11 @@ pub(crate) struct Background {
 
 impl Background {
     pub(crate) fn start(&self, core: &Arc<Core>) -> Result<()> {
-        let jobs: [(&str, Job, Duration, Arc<Bell>); 3] = [
+        let jobs: [(&str, Job, Duration, Arc<Bell>); 4] = [
             ("slackwater-commit", commit_old, COMMIT_PERIOD, Arc::clone(&core.much_dirty)),
             ("slackwater-clean", clean, CLEAN_PERIOD, Arc::default()),
             ("slackwater-index", settle_hashes, SETTLE_PERIOD, Arc::default()),
+            ("slackwater-scrub", scrub_slice, scrub::PERIOD, Arc::default()),
         ];
         for (name, job, period, bell) in jobs {
             let core = Arc::downgrade(core);
@@ -153,6 +155,12 @@ fn commit_old(core: &Core, _bell: &Bell) {
             // The blocks stay dirty, and the client learns of it at its COMMIT.
             tracing::warn!(inode = %file.inode, %error, "a background commit failed");
         }
+    }
+}
+
+fn scrub_slice(core: &Core, _bell: &Bell) {
+    if let Err(error) = scrub::slice(core) {
+        tracing::warn!(%error, "scrubbing failed and will be tried again");
     }
 }
 

@@ -20,6 +20,7 @@ use crate::kv::{Family, Kv};
 use crate::options::Options;
 use crate::record::{InodeRecord, LogPosition, key};
 use crate::resolve::Resolver;
+use crate::scrub::Scrub;
 use crate::segments::Segments;
 use crate::stats::Summary;
 use crate::time::Clock;
@@ -94,6 +95,7 @@ pub(crate) struct Tally {
     pub(crate) cache_misses: AtomicU64,
     pub(crate) reclaimed_entries: AtomicU64,
     pub(crate) compacted_bytes: AtomicU64,
+    pub(crate) scrubbed_bytes: AtomicU64,
 }
 
 /// How full the store is.
@@ -145,6 +147,7 @@ pub(crate) struct Core {
     pub(crate) summary: Mutex<Summary>,
     /// Wakes the thread that commits files of which much is dirty.
     pub(crate) much_dirty: Arc<Bell>,
+    pub(crate) scrub: Scrub,
     /// One compaction or garbage collection at a time.
     pub(crate) gc: Mutex<()>,
 }

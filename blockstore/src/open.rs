@@ -34,6 +34,7 @@ use crate::log::{Recovered, Recovery, log_file};
 use crate::options::Options;
 use crate::record::{Body, Counters, InodeRecord, LogPosition, SegmentRecord, key};
 use crate::resolve::Resolver;
+use crate::scrub::Scrub;
 use crate::segments::Segments;
 use crate::stats::Summary;
 use crate::time::Clock;
@@ -210,6 +211,7 @@ pub(crate) fn open_core(
         replayed_commits: replayed,
         summary: Mutex::new(Summary::default()),
         much_dirty: Arc::default(),
+        scrub: Scrub::default(),
         gc: Mutex::new(()),
         options,
     })

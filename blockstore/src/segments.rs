@@ -246,9 +246,9 @@ impl Segments {
         self.has_damage.load(Ordering::Acquire) && self.damaged.read().contains(&chunk)
     }
 
-    /// The chunks that are known to be damaged.
-    pub(crate) fn damaged(&self) -> Vec<ChunkId> {
-        self.damaged.read().iter().copied().collect()
+    /// How many chunks are known to be damaged.
+    pub(crate) fn damaged_count(&self) -> u64 {
+        u64::try_from(self.damaged.read().len()).unwrap_or(u64::MAX)
     }
 
     /// Whether the chunk is stored, not known to be damaged, and is of this hash. For deduplication: a directory that

@@ -36,6 +36,7 @@ pub(crate) fn options(segment_bytes: u64) -> Options {
     options.segment_bytes = segment_bytes;
     options.hash_threads = 2;
     options.compaction_live_ratio = 1.0;
+    options.scrub_bytes_per_second = 0;
     options
 }
 

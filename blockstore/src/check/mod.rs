@@ -33,10 +33,11 @@ pub(crate) use hits::parts;
 
 use crate::core::Core;
 use crate::error::Result;
+use crate::id::ChunkId;
 use crate::kv::{Family, KvRead};
 use crate::options::Options;
 use crate::record::{Counters, key};
-use crate::types::CheckReport;
+use crate::types::{CheckReport, Hit};
 
 /// The share of the store's memory that a check may take for what it adds up: a fraction of what
 /// the caches leave for work like this (`core.rs`).
@@ -56,7 +57,13 @@ pub(crate) struct Check<'a> {
     counted: Counters,
 }
 
-impl Check<'_> {
+impl<'a> Check<'a> {
+    fn new(core: &'a Core, view: &'a dyn KvRead, data: bool) -> Self {
+        let memory_bytes =
+            core.options.memory_bytes.max(Options::MEMORY_BYTES_MIN) / MEMORY_DIVISOR;
+        Self { core, view, data, memory_bytes, counted: Counters::default() }
+    }
+
     /// How many things of this size the budget holds.
     fn at_once(&self, bytes: usize) -> usize {
         let each = u64::try_from(bytes).unwrap_or(u64::MAX).max(1);
@@ -102,12 +109,19 @@ pub(crate) fn check(core: &Core, data: bool) -> Result<CheckReport> {
     Ok(findings.report)
 }
 
+/// Where damaged chunks are seen in files and snapshots.
+pub(crate) fn hits_of(core: &Core, damaged: Vec<ChunkId>) -> Result<Vec<Hit>> {
+    let view = core.kv.view();
+    let mut findings = Findings { damaged, ..Findings::default() };
+    hits::check(&Check::new(core, view.as_ref(), false), &mut findings)?;
+    // Lost blocks are known.
+    Ok(findings.report.hits.into_iter().filter(|hit| !hit.is_lost).collect())
+}
+
 /// The same into findings that may collect what would put things right.
 pub(crate) fn run(core: &Core, data: bool, findings: &mut Findings) {
     let view = core.kv.view();
-    let memory_bytes = core.options.memory_bytes.max(Options::MEMORY_BYTES_MIN) / MEMORY_DIVISOR;
-    let mut check =
-        Check { core, view: view.as_ref(), data, memory_bytes, counted: Counters::default() };
+    let mut check = Check::new(core, view.as_ref(), data);
     part(findings, "names", |findings| names::check(&mut check, findings));
     part(findings, "snapshots", |findings| snapshots::check(&mut check, findings));
     part(findings, "layers", |findings| layers::check(&mut check, findings));

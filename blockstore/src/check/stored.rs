@@ -108,6 +108,10 @@ fn chunk(
         return Ok(());
     };
     if !check.data {
+        if check.core.segments.is_damaged(chunk) {
+            damaged(check, chunk, findings);
+            findings.follows(format!("I2: chunk {chunk} was found to be damaged before"));
+        }
         return Ok(());
     }
     match verify(check, chunk, &place, &hash) {

@@ -59,6 +59,8 @@ pub struct Config {
     pub dirty_age: Duration,
     /// Bytes a second that compaction may rewrite.
     pub compaction_bytes_per_second: u64,
+    /// Bytes a second that are read to find damage; 0: none.
+    pub scrub_bytes_per_second: u64,
     /// What clients mount.
     pub export_path: String,
     /// Whose identity is taken from them.
