@@ -107,7 +107,7 @@ pub(crate) fn slice(core: &Core) -> Result<()> {
         state.searches = if is_new_pass { 0 } else { state.searches };
         let may_search = !damaged.is_empty() && state.searches < SEARCHES_MAX;
         state.searches += u64::from(may_search);
-        (is_new_pass || state.slices % SLICES_A_NOTE == 0, may_search)
+        (is_new_pass || state.slices.is_multiple_of(SLICES_A_NOTE), may_search)
     };
     if is_new_pass {
         tracing::info!("all live chunks were read and verified");

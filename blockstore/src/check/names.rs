@@ -284,12 +284,11 @@ fn links(view: &dyn KvRead, part: Part, findings: &mut Findings) -> Result<()> {
             let problem =
                 differs(&format!("I7: links of inode {inode}"), counted.link_count, expected);
             findings.wrong(problem, || {
-                let writes = record.into_iter().map(|mut record| {
+                let writes = record.map(|mut record| {
                     record.link_count = u32::try_from(expected).unwrap_or(u32::MAX);
-                    record.encode()
+                    Fix::put(Family::Inode, key::inode(inode), record.encode())
                 });
-                let fixes = writes.map(|value| Fix::put(Family::Inode, key::inode(inode), value));
-                fixes.last().unwrap_or(Fix::Write(Vec::new()))
+                writes.unwrap_or(Fix::Write(Vec::new()))
             });
         }
     }
