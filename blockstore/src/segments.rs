@@ -193,6 +193,39 @@ impl Segments {
         }
     }
 
+    /// The entries of a page of which places or hashes cannot be read: those that the groups tell,
+    /// and where they do not, places with the hash of the block that is there.
+    pub(crate) fn entries_left(
+        &self,
+        first: ChunkId,
+        count: usize,
+        salvaged: &Directory,
+    ) -> Vec<(Option<Place>, ContentHash)> {
+        let start = usize::try_from(first.index()).unwrap_or(usize::MAX);
+        let places = self.segment(first.segment()).and_then(|segment| {
+            let DirectoryState::Sealed { offset_bytes, .. } = &segment.directory else {
+                return None;
+            };
+            let (at, length) = format::place_page(*offset_bytes, start / PAGE_ENTRIES);
+            decode_place_page(&self.read_file(segment.file, at, length).ok()?).ok()
+        });
+        let told = salvaged.places.iter().copied().zip(salvaged.hashes.iter().copied());
+        let told = told.skip(start).take(count).zip(0_u64..);
+        let entry = |((place, hash), step): ((Option<Place>, ContentHash), u64)| {
+            let read = places.as_ref()?.get(usize::try_from(step).ok()?).copied()?;
+            // Both may know the place; what only the directory knows is verified by checksum.
+            match (place, read) {
+                (None, Some(place)) => {
+                    let stored = self.stored(first.plus(step), &place).ok()?;
+                    let block = format::restore_block(&place, &stored).ok()?;
+                    Some((Some(place), ContentHash::of(&block)))
+                }
+                _ => Some((place, hash)),
+            }
+        };
+        told.map(|told| entry(told).unwrap_or(told.0)).collect()
+    }
+
     /// The directory of a segment, page by page; what cannot be read of it is told by the groups.
     pub(crate) fn directory_that_is_left(&self, store: StoreId, id: SegmentId) -> Directory {
         let chunks = usize::try_from(self.chunks(id).unwrap_or(0)).unwrap_or(0);
@@ -204,8 +237,7 @@ impl Segments {
             let entries = self.entries(start, u64::try_from(count).unwrap_or(0));
             let entries = entries.unwrap_or_else(|_| {
                 let left = salvaged.get_or_insert_with(|| self.salvage(store, id));
-                let hashes = left.hashes.iter().copied();
-                left.places.iter().copied().zip(hashes).skip(first).take(count).collect()
+                self.entries_left(start, count, left)
             });
             for (place, hash) in entries {
                 directory.places.push(place);

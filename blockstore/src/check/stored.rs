@@ -50,8 +50,8 @@ pub(super) fn check(
             Err(error) => {
                 let left = salvaged
                     .get_or_insert_with(|| check.core.segments.salvage(check.core.store, id));
-                let hashes = left.hashes.iter().copied();
-                let entries = left.places.iter().copied().zip(hashes).skip(first);
+                let entries =
+                    check.core.segments.entries_left(start, counts.len(), left).into_iter();
                 page_is_damaged(check, (start, counts), (&error, entries), findings)?;
             }
         }
