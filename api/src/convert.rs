@@ -87,16 +87,33 @@ pub(crate) fn diff_extent(extent: &store::ChangedExtent) -> types::DiffExtent {
     }
 }
 
-pub(crate) fn check_report(report: store::CheckReport) -> types::CheckReport {
-    types::CheckReport {
-        clean: report.is_clean(),
-        problems: report.problems,
-        problems_left_out: report.problems_left_out,
-        inodes: report.inodes,
-        layers: report.layers,
-        runs: report.runs,
-        chunks: report.chunks,
-        data_bytes: report.data_bytes,
+impl From<store::CheckReport> for types::CheckReport {
+    fn from(report: store::CheckReport) -> Self {
+        Self {
+            clean: report.is_clean(),
+            problems: report.problems,
+            problems_left_out: report.problems_left_out,
+            inodes: report.inodes,
+            layers: report.layers,
+            runs: report.runs,
+            chunks: report.chunks,
+            files: report.files,
+            damaged_chunks: report.damaged_chunks,
+            lost_blocks: report.lost_blocks,
+            hits: report.hits.into_iter().map(hit).collect(),
+            hits_left_out: report.hits_left_out,
+            data_bytes: report.data_bytes,
+        }
+    }
+}
+
+fn hit(hit: store::Hit) -> types::Hit {
+    types::Hit {
+        path: hit.path,
+        snapshot_id: hit.snapshot.map(|id| id.to_string()),
+        offset_bytes: hit.offset_bytes,
+        length_bytes: hit.length_bytes,
+        lost: hit.is_lost,
     }
 }
 
@@ -141,6 +158,10 @@ pub(crate) fn stats(
         cache_misses,
         reclaimed_entries,
         compacted_bytes,
+        scrubbed_bytes,
+        scrub_segment,
+        scrub_finished_at_seconds,
+        damaged_chunks,
         poisoned,
     } = stats;
     types::Stats {
@@ -172,6 +193,10 @@ pub(crate) fn stats(
         cache_misses,
         reclaimed_entries,
         compacted_bytes,
+        scrubbed_bytes,
+        scrub_segment,
+        scrub_finished_at_seconds,
+        damaged_chunks,
         poisoned,
     }
 }

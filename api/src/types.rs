@@ -398,6 +398,18 @@ pub struct Stats {
     pub reclaimed_entries: u64,
     /// Since start: bytes that compaction rewrote.
     pub compacted_bytes: u64,
+    /// Since start: bytes that were read to find damage.
+    #[serde(default)]
+    pub scrubbed_bytes: u64,
+    /// The logical segment that is scrubbed next.
+    #[serde(default)]
+    pub scrub_segment: u64,
+    /// When all live chunks had last been read and verified, in seconds since 1970; 0: never.
+    #[serde(default)]
+    pub scrub_finished_at_seconds: u64,
+    /// Chunks that are known to be damaged, found since start.
+    #[serde(default)]
+    pub damaged_chunks: u64,
     /// A sync failed: writes are refused until restart.
     pub poisoned: bool,
 }
@@ -410,6 +422,40 @@ pub struct CheckRequest {
     /// Read and hash every live chunk too.
     #[serde(default)]
     pub data: bool,
+}
+
+/// A range of a file or snapshot that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct Hit {
+    /// The file's path, or the one that the snapshot was taken at.
+    pub path: String,
+    /// The snapshot's id, if it is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot_id: Option<String>,
+    /// Where the range begins.
+    pub offset_bytes: u64,
+    /// Its length.
+    pub length_bytes: u64,
+    /// A repair gave it up; else its stored bytes are damaged.
+    pub lost: bool,
+}
+
+impl Hit {
+    /// A line for people.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        let what = if self.lost { "lost" } else { "damaged" };
+        let of = match &self.snapshot_id {
+            Some(id) => format!("snapshot {id} of {}", self.path),
+            None => self.path.clone(),
+        };
+        format!(
+            "{what}: {of}, bytes {} to {}",
+            self.offset_bytes,
+            self.offset_bytes.saturating_add(self.length_bytes)
+        )
+    }
 }
 
 /// What a check found.
@@ -430,6 +476,21 @@ pub struct CheckReport {
     pub runs: u64,
     /// Chunks looked at.
     pub chunks: u64,
+    /// Segment files looked at.
+    #[serde(default)]
+    pub files: u64,
+    /// Chunks that cannot be read though blocks name them; each is among the problems.
+    #[serde(default)]
+    pub damaged_chunks: u64,
+    /// Blocks that an earlier repair gave up. They are known, and no problem.
+    #[serde(default)]
+    pub lost_blocks: u64,
+    /// Where damaged chunks and lost blocks are seen; at most 1000.
+    #[serde(default)]
+    pub hits: Vec<Hit>,
+    /// Such places beyond those listed.
+    #[serde(default)]
+    pub hits_left_out: u64,
     /// Bytes of chunks read and hashed.
     pub data_bytes: u64,
 }

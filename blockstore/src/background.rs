@@ -1,6 +1,6 @@
 //! What runs beside the clients: committing old dirty blocks, reclaim and collapse, compaction,
-//! checkpoints, expiry, hashes of old segments on their way into the index. One thread commits,
-//! one cleans, one indexes; all stop within a slice.
+//! checkpoints, expiry, hashes of old segments on their way into the index, scrubbing. One thread
+//! commits, one cleans, one indexes, one scrubs; all stop within a slice.
 
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -13,8 +13,10 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::flush::flush;
 use crate::id::SegmentId;
+use crate::index_copy;
 use crate::reclaim;
 use crate::record::SegmentRecord;
+use crate::scrub;
 use crate::snapshot;
 use crate::types::GcReport;
 
@@ -98,10 +100,11 @@ pub(crate) struct Background {
 
 impl Background {
     pub(crate) fn start(&self, core: &Arc<Core>) -> Result<()> {
-        let jobs: [(&str, Job, Duration, Arc<Bell>); 3] = [
+        let jobs: [(&str, Job, Duration, Arc<Bell>); 4] = [
             ("slackwater-commit", commit_old, COMMIT_PERIOD, Arc::clone(&core.much_dirty)),
             ("slackwater-clean", clean, CLEAN_PERIOD, Arc::default()),
             ("slackwater-index", settle_hashes, SETTLE_PERIOD, Arc::default()),
+            ("slackwater-scrub", scrub_slice, scrub::PERIOD, Arc::default()),
         ];
         for (name, job, period, bell) in jobs {
             let core = Arc::downgrade(core);
@@ -152,6 +155,12 @@ fn commit_old(core: &Core, _bell: &Bell) {
             // The blocks stay dirty, and the client learns of it at its COMMIT.
             tracing::warn!(inode = %file.inode, %error, "a background commit failed");
         }
+    }
+}
+
+fn scrub_slice(core: &Core, _bell: &Bell) {
+    if let Err(error) = scrub::slice(core) {
+        tracing::warn!(%error, "scrubbing failed and will be tried again");
     }
 }
 
@@ -214,11 +223,25 @@ fn compact_some(core: &Core, bell: &Bell) -> Result<()> {
         compact_once(core)
     };
     while let Some(done) = once()? {
-        let rate = compaction_rate(core).max(1);
-        let pause_ms = done.bytes_written.saturating_mul(1000) / rate;
-        if !bell.sleep(Duration::from_millis(pause_ms.max(1))) {
+        copy_index(core, bell, false)?;
+        if !pause_for(core, bell, done.bytes_written) {
             return Ok(());
         }
+    }
+    copy_index(core, bell, true)
+}
+
+/// Pauses for as long as the rate of compaction asks for; `false` when it is time to stop.
+fn pause_for(core: &Core, bell: &Bell, written_bytes: u64) -> bool {
+    let pause_ms = written_bytes.saturating_mul(1000) / compaction_rate(core).max(1);
+    bell.sleep(Duration::from_millis(pause_ms.max(1)))
+}
+
+/// Writes a copy of the index if that is due, so that retired log files can go.
+fn copy_index(core: &Core, bell: &Bell, is_idle: bool) -> Result<()> {
+    if core.copies.is_due(core, is_idle) {
+        checkpoint(core)?;
+        index_copy::renew(core, &mut |written_bytes| pause_for(core, bell, written_bytes))?;
     }
     Ok(())
 }
@@ -259,12 +282,18 @@ pub(crate) fn gc(core: &Core) -> Result<GcReport> {
             compact_once(core)?
         };
         let Some(done) = done else { break };
-        refused = if done.files_removed == 0 { refused + 1 } else { 0 };
+        let moved = done.files_removed + done.files_retired > 0;
+        refused = if moved { 0 } else { refused + 1 };
         report.segments += done.files_removed;
         report.freed_bytes += done.bytes_freed.saturating_sub(done.bytes_written);
     }
     core.kv.compact()?;
     checkpoint(core)?;
+    if core.copies.is_wanted() {
+        let renewed = index_copy::renew(core, &mut |_| true)?;
+        report.segments += renewed.files_removed;
+        report.freed_bytes += renewed.bytes_freed.saturating_sub(renewed.bytes_written);
+    }
     Ok(report)
 }
 

@@ -7,7 +7,8 @@
 //! ```
 //! Dropping is decided twice: when the live chunks are copied, and in the transaction that
 //! moves the segment. A chunk that a writer found by its hash in between stops the move.
-//! A log file is only removed when the index is durable behind it: recovery needs it no more.
+//! A log file is only removed when the index is durable behind it: recovery needs it no more; and
+//! when a copy of the index is behind it too (`index_copy.rs`).
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
@@ -97,6 +98,8 @@ const COMPACTION_CHUNKS_MAX: u64 = 1 << 15;
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Compacted {
     pub(crate) files_removed: u64,
+    /// Files that stay for a rebuild of the index: see `index_copy.rs`.
+    pub(crate) files_retired: u64,
     /// Also by a move that was refused in the end.
     pub(crate) bytes_written: u64,
     pub(crate) bytes_freed: u64,
@@ -120,16 +123,58 @@ pub(crate) fn compact_once(core: &Core) -> Result<Option<Compacted>> {
     }
     let segments: BTreeMap<SegmentId, SegmentRecord> =
         chosen.iter().flat_map(|(_, victim)| victim.segments.clone()).collect();
-    let (moved, bytes_written) = move_segments(core, &segments)?;
+    move_away(core, chosen.iter().map(|(name, _)| *name), &segments, |core, id| {
+        core.segments.directory(id)
+    })
+}
+
+/// Reads the directory of a segment.
+type ReadDirectory = fn(&Core, SegmentId) -> Result<Directory>;
+
+/// Writes what lives of a damaged file anew, and removes the file; answers whether it did. What
+/// lives must be readable: a repair has seen to that.
+pub(crate) fn renew(core: &Core, name: FileName) -> Result<bool> {
+    if name.role == FileRole::Log {
+        crate::commit::seal(core, name.number)?;
+        checkpoint(core)?;
+    }
+    let _gc = core.gc.lock();
+    let of_file = |(_, record): &(_, SegmentRecord)| record.file == name;
+    let segments: BTreeMap<SegmentId, SegmentRecord> = {
+        let leader = core.committer.leader.lock();
+        leader.segments.iter().map(|(id, record)| (*id, *record)).filter(of_file).collect()
+    };
+    let what_is_left: ReadDirectory =
+        |core, id| Ok(core.segments.directory_that_is_left(core.store, id));
+    let done = move_away(core, std::iter::once(name), &segments, what_is_left)?;
+    Ok(done.is_some_and(|done| done.files_removed + done.files_retired > 0))
+}
+
+/// Moves these segments, all that the files hold, and removes the files.
+fn move_away(
+    core: &Core,
+    names: impl Iterator<Item = FileName>,
+    segments: &BTreeMap<SegmentId, SegmentRecord>,
+    read: ReadDirectory,
+) -> Result<Option<Compacted>> {
+    let (moved, bytes_written) = move_segments(core, segments, read)?;
     let mut done = Compacted { bytes_written, ..Compacted::default() };
     if !moved {
         return Ok(Some(done));
     }
-    for (name, _) in &chosen {
-        let length = core.segments.open_file(*name)?.length_bytes()?;
-        core.disk.remove(*name)?;
+    for name in names {
+        // One that a repair takes away may be missing.
+        let file = core.segments.open_file(name);
+        let length = file.and_then(|file| file.length_bytes()).unwrap_or(0);
+        let until = core.checkpoint.lock().segment;
+        if core.copies.retire(name, length, until) {
+            core.segments.close_file(name);
+            done.files_retired += 1;
+            continue;
+        }
+        core.disk.remove(name)?;
         // Behind it: a reader in between would open the file that is going.
-        core.segments.close_file(*name);
+        core.segments.close_file(name);
         done.files_removed += 1;
         done.bytes_freed += length;
     }
@@ -153,6 +198,7 @@ struct Moving {
 fn move_segments(
     core: &Core,
     segments: &BTreeMap<SegmentId, SegmentRecord>,
+    read: ReadDirectory,
 ) -> Result<(bool, u64)> {
     let (number, store) = {
         let mut leader = core.committer.leader.lock();
@@ -162,7 +208,8 @@ fn move_segments(
     let mut bytes = format::encode_file_header(store, name);
     let mut moving = Vec::new();
     for (&segment, &record) in segments {
-        moving.push(copy_live(core, segment, record, &mut bytes)?);
+        let old = read(core, segment)?;
+        moving.push(copy_live(core, (segment, record), &old, &mut bytes)?);
     }
     let any_live = moving.iter().any(|m| m.directory.places.iter().any(Option::is_some));
     for m in &mut moving {
@@ -210,12 +257,11 @@ fn write_file(core: &Core, name: FileName, bytes: &[u8]) -> Result<()> {
 /// Appends the live chunks of a segment to the new file's bytes.
 fn copy_live(
     core: &Core,
-    segment: SegmentId,
-    record: SegmentRecord,
+    (segment, record): (SegmentId, SegmentRecord),
+    old: &Directory,
     bytes: &mut Vec<u8>,
 ) -> Result<Moving> {
     let dead = dead_chunks(core, segment)?;
-    let old = core.segments.directory(segment)?;
     let mut moving =
         Moving { segment, record, dropped: Vec::new(), directory: Directory::default() };
     moving.directory.hashes.clone_from(&old.hashes);

@@ -15,10 +15,12 @@ use crate::disk::Disk;
 use crate::error::{Error, Result};
 use crate::file::{File, FileTable};
 use crate::id::{ChunkId, InodeId, StoreId};
+use crate::index_copy::IndexCopies;
 use crate::kv::{Family, Kv};
 use crate::options::Options;
 use crate::record::{InodeRecord, LogPosition, key};
 use crate::resolve::Resolver;
+use crate::scrub::Scrub;
 use crate::segments::Segments;
 use crate::stats::Summary;
 use crate::time::Clock;
@@ -93,6 +95,7 @@ pub(crate) struct Tally {
     pub(crate) cache_misses: AtomicU64,
     pub(crate) reclaimed_entries: AtomicU64,
     pub(crate) compacted_bytes: AtomicU64,
+    pub(crate) scrubbed_bytes: AtomicU64,
 }
 
 /// How full the store is.
@@ -136,10 +139,15 @@ pub(crate) struct Core {
     pub(crate) index_bytes: AtomicU64,
     /// What of the log is durable in the index: segments before it are not needed to recover.
     pub(crate) checkpoint: Mutex<LogPosition>,
+    /// The copy of the index, and the log files that wait for the next one.
+    pub(crate) copies: IndexCopies,
+    /// Commits that the start replayed.
+    pub(crate) replayed_commits: u64,
     /// For `stats`, when it may not wait for the leader.
     pub(crate) summary: Mutex<Summary>,
     /// Wakes the thread that commits files of which much is dirty.
     pub(crate) much_dirty: Arc<Bell>,
+    pub(crate) scrub: Scrub,
     /// One compaction or garbage collection at a time.
     pub(crate) gc: Mutex<()>,
 }

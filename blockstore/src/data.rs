@@ -9,7 +9,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::file::Blocks;
 use crate::flush::flush_locked;
-use crate::id::{ChunkId, LayerId};
+use crate::id::{ChunkId, ContentHash, LayerId};
 use crate::record::Target;
 use crate::types::{Attributes, BlockMap, ReadReply, Source};
 use crate::units::{BLOCK_BYTES, BLOCK_BYTES_U64, WINDOW_BLOCKS, block_of, blocks_in};
@@ -48,6 +48,8 @@ enum Piece {
     Zeros(u64),
     Memory(Bytes),
     Chunks(ChunkId, u64),
+    /// Lost blocks, from this block of the file on.
+    Lost(u64),
 }
 
 /// Where to read from: the attributes, the layer, and what is not in it yet.
@@ -148,13 +150,25 @@ fn read_once(
     }
     let mut bytes = Vec::new();
     for piece in pieces {
-        if !materialize(core, piece, effort, &mut bytes)? {
+        if !materialize(core, piece, effort, &mut bytes).map_err(|error| of(source, error))? {
             return Ok(None);
         }
     }
     let skip = usize::try_from(offset_bytes % BLOCK_BYTES_U64).unwrap_or(0);
     reply.pieces = trim(bytes, skip, reply.length_bytes);
     Ok(Some(reply))
+}
+
+/// Says in what lost blocks are.
+fn of(source: Source, error: Error) -> Error {
+    let what = match source {
+        Source::File(inode) => format!("inode {inode}"),
+        Source::Snapshot(id) => format!("snapshot {id}"),
+    };
+    match error {
+        Error::Lost { offset_bytes, .. } => Error::Lost { what, offset_bytes },
+        other => other,
+    }
 }
 
 /// A failure to resolve a layer that collapse has replaced meanwhile is no failure: the caller
@@ -222,6 +236,7 @@ fn stored_pieces(window: &Window, start: u64, (from, to): (u64, u64), pieces: &m
         match part.target {
             Target::Hole => zeros(part.count, pieces),
             Target::Chunks(chunk) => pieces.push(Piece::Chunks(chunk, part.count)),
+            Target::Lost => pieces.push(Piece::Lost(first)),
         }
         at = first + part.count;
     }
@@ -240,6 +255,10 @@ fn zeros(count: u64, pieces: &mut Vec<Piece>) {
 fn materialize(core: &Core, piece: Piece, effort: Effort, out: &mut Vec<Bytes>) -> Result<bool> {
     match piece {
         Piece::Memory(bytes) => out.push(bytes),
+        Piece::Lost(block) => {
+            let offset_bytes = block.saturating_mul(BLOCK_BYTES_U64);
+            return Err(Error::Lost { what: "a layer".to_owned(), offset_bytes });
+        }
         Piece::Zeros(count) => {
             let mut left = count.saturating_mul(BLOCK_BYTES_U64);
             while left > 0 {
@@ -333,6 +352,10 @@ pub(crate) fn read_committed(core: &Core, layer: LayerId, block: u64) -> Result<
     Err(Error::corrupt(format!("layer {layer}, block {block}"), "I2: its chunk is not stored"))
 }
 
+/// The hash that a block map gives lost blocks: none has it, so whoever goes by the map neither
+/// takes them for a hole nor finds them elsewhere, and reads them.
+const LOST_BLOCK_HASH: ContentHash = ContentHash::new([0xff; 32]);
+
 /// For each block of the range its hash.
 pub(crate) fn block_map(
     core: &Core,
@@ -360,11 +383,12 @@ pub(crate) fn block_map(
         let resolved = core.resolver.window(view.layer, window)?;
         let mut hashes = vec![None; usize::try_from(WINDOW_BLOCKS).unwrap_or(0)];
         for run in resolved.runs() {
-            let Target::Chunks(chunk) = run.target else {
-                continue;
-            };
             let from = usize::try_from(run.first).unwrap_or(usize::MAX);
-            let found = core.segments.hashes(chunk, run.count)?;
+            let found = match run.target {
+                Target::Hole => continue,
+                Target::Chunks(chunk) => core.segments.hashes(chunk, run.count)?,
+                Target::Lost => vec![LOST_BLOCK_HASH; usize::try_from(run.count).unwrap_or(0)],
+            };
             for (slot, hash) in hashes.iter_mut().skip(from).zip(found) {
                 *slot = Some(hash);
             }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::core::Core;
 use crate::error::Result;
 use crate::id::{LayerId, SnapshotId};
+use crate::record::Target;
 use crate::snapshot;
 use crate::types::{ChangedExtent, DiffPage, ExtentKind};
 use crate::units::{BLOCK_BYTES_U64, WINDOW_BLOCKS, block_of, blocks_in};
@@ -91,16 +92,17 @@ pub(crate) fn diff(
             // Behind the end of the base nothing is known of its blocks: they read as zeros.
             let (old, old_count) = match base_end.checked_sub(block).filter(|left| *left > 0) {
                 Some(left) => {
-                    let (chunk, count) = before.at(block - start);
-                    (chunk, count.min(left))
+                    let (target, count) = before.at(block - start);
+                    (target, count.min(left))
                 }
-                None => (None, stop - block),
+                None => (Target::Hole, stop - block),
             };
             let (new, new_count) = after.at(block - start);
             let count = old_count.min(new_count).min(stop - block);
-            let kind = if new.is_some() { ExtentKind::Data } else { ExtentKind::Hole };
-            // Two runs of chunks in sequence differ everywhere or nowhere.
-            if old != new && !extents.push(block, count, kind) {
+            let kind = if new == Target::Hole { ExtentKind::Hole } else { ExtentKind::Data };
+            // Two runs of chunks in sequence differ everywhere or nowhere. What lost blocks held
+            // is not known: they count as changed.
+            if (old != new || new == Target::Lost) && !extents.push(block, count, kind) {
                 let next_offset_bytes = Some(block * BLOCK_BYTES_U64);
                 return Ok(DiffPage { extents: extents.found, next_offset_bytes });
             }

@@ -114,6 +114,24 @@ pub enum Error {
         /// Got and expected.
         reason: String,
     },
+    /// The index is missing, or what is there of it is no database.
+    #[error(
+        "the index cannot be used: {reason}; stop the server and run `slackwaterd check --rebuild`, which makes it anew from its copy and the log"
+    )]
+    IndexLost {
+        /// What was found.
+        reason: String,
+    },
+    /// A repair gave these blocks up, since their stored bytes were damaged.
+    #[error(
+        "the data of {what} at offset {offset_bytes} is lost: its stored bytes were damaged; write the whole block again, or restore the file from a copy"
+    )]
+    Lost {
+        /// The file or snapshot.
+        what: String,
+        /// Where in it, in bytes.
+        offset_bytes: u64,
+    },
     /// A sync failed earlier: what is on the disk is unknown, so nothing more is written.
     #[error(
         "writes are refused since a sync failed ({reason}); restart the server once the disk is sound"
@@ -152,12 +170,22 @@ pub enum Error {
         source: io::Error,
     },
     /// RocksDB failed.
-    #[error("index: {source}")]
+    #[error("index: {source}{}", index_advice(.source))]
     Index {
         /// RocksDB's error.
         #[from]
         source: rocksdb::Error,
     },
+}
+
+/// What to do about a database that reads what was not written.
+fn index_advice(source: &rocksdb::Error) -> &'static str {
+    match source.kind() {
+        rocksdb::ErrorKind::Corruption => {
+            "; stop the server and run `slackwaterd check --rebuild`, which makes the index anew"
+        }
+        _ => "",
+    }
 }
 
 /// The kinds that front ends tell apart. Not `non_exhaustive`, so that a new kind fails to
@@ -221,7 +249,10 @@ impl Error {
             Self::NotSynchronized { .. } => ErrorKind::NotSynchronized,
             Self::NoSpace { .. } => ErrorKind::NoSpace,
             Self::Busy { .. } => ErrorKind::Busy,
-            Self::Corrupt { .. } | Self::Format { .. } => ErrorKind::Corrupt,
+            Self::Corrupt { .. }
+            | Self::Lost { .. }
+            | Self::Format { .. }
+            | Self::IndexLost { .. } => ErrorKind::Corrupt,
             Self::Poisoned { .. } => ErrorKind::Poisoned,
             Self::Closed | Self::Locked { .. } => ErrorKind::Closed,
             Self::Io { .. } | Self::Index { .. } => ErrorKind::Io,

@@ -45,7 +45,7 @@ impl Windows {
         let (start, behind) = (run.first / WINDOW_BLOCKS, run.end().div_ceil(WINDOW_BLOCKS));
         self.owned.insert(start, behind);
         match run.target {
-            Target::Chunks(_) => self.data.insert(start, behind),
+            Target::Chunks(_) | Target::Lost => self.data.insert(start, behind),
             Target::Hole => {
                 self.data.insert(start, start + 1);
                 self.data.insert(behind - 1, behind);

@@ -19,7 +19,8 @@
 //! - `log`, `segments`, `segment_format`: chunks and commit records on the disk.
 //! - `record`, `codec`: the values of the index.
 //! - `reclaim`, `compact`, `background`: taking back what nothing names.
-//! - `check`: the invariants I1 to I7.
+//! - `scrub`: reading all that is stored, slowly, for ever.
+//! - `check`: the invariants I1 to I7; `repair`: back to them, and what that costs.
 //! - [`kv`], [`disk`]: the seam at the bottom, each with a form that fails on demand.
 //!
 //! The invariants are listed in ARCHITECTURE.md, the bytes on the disk in FORMAT.md.
@@ -41,6 +42,7 @@ mod file;
 mod file_commit;
 mod flush;
 mod id;
+mod index_copy;
 pub mod kv;
 mod large_reads;
 mod layer_windows;
@@ -53,9 +55,12 @@ mod open;
 mod options;
 mod own_runs;
 mod paths;
+mod rebuild;
 mod reclaim;
 mod record;
+mod repair;
 mod resolve;
+mod scrub;
 mod segment_format;
 mod segments;
 mod snapshot;
@@ -78,14 +83,15 @@ pub use id::{
 };
 pub use name::{FilePath, Name, PATH_BYTES_MAX};
 pub use options::Options;
+pub use rebuild::Rebuilt;
 pub use store::Store;
 pub use time::Timestamp;
 pub use types::{
     Attributes, BlockMap, CHECK_PROBLEMS_MAX, Change, ChangedExtent, CheckReport, CreateMode,
     Created, DeletionPolicy, DiffPage, DirectoryEntry, DirectoryPage, ExtentKind, FileInfo,
-    FileKind, GcReport, LABEL_BYTES_MAX, LABELS_MAX, Labels, ReadReply, SNAPSHOT_NAME_BYTES_MAX,
-    SetAttributes, SetTime, Snapshot, SnapshotFilter, SnapshotRequest, Source, Stability, Stats,
-    Written,
+    FileKind, GcReport, HITS_MAX, Hit, LABEL_BYTES_MAX, LABELS_MAX, Labels, ReadReply,
+    RepairReport, SNAPSHOT_NAME_BYTES_MAX, SetAttributes, SetTime, Snapshot, SnapshotFilter,
+    SnapshotRequest, Source, Stability, Stats, Written,
 };
 pub use units::{
     BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, NAME_BYTES_MAX, SYMLINK_BYTES_MAX, WINDOW_BLOCKS,

@@ -7,6 +7,7 @@
 //! was never acknowledged, and is cut off at recovery (`recovery.rs`). `tail.rs` has how the bytes
 //! reach the disk.
 
+mod reader;
 mod recovery;
 mod sectors;
 mod tail;

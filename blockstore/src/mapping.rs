@@ -76,7 +76,7 @@ pub(crate) fn take(
             txn.put(Family::Map, key::map(layer, rest.first), rest.encode());
             runs_delta += 1;
         }
-        if matches!(part.target, Target::Chunks(_)) {
+        if part.target != Target::Hole {
             blocks_gone += part.count;
         }
         taken.push(part);
@@ -116,7 +116,7 @@ pub(crate) fn place(txn: &mut Transaction<'_>, layer: LayerId, run: Run) -> Resu
         }
     }
     txn.put(Family::Map, key::map(layer, joined.first), joined.encode());
-    let blocks = if matches!(run.target, Target::Chunks(_)) { run.count } else { 0 };
+    let blocks = if run.target == Target::Hole { 0 } else { run.count };
     let mut record = txn.layer(layer)?;
     record.runs = record.runs.saturating_add_signed(runs_delta);
     record.blocks += blocks;

@@ -6,6 +6,7 @@
 //! DATA_DIR/index/        RocksDB
 //! DATA_DIR/log/          segments as they were written
 //! DATA_DIR/compacted/    segments that compaction made
+//! DATA_DIR/copies/       a copy of the index
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -27,11 +28,13 @@ use crate::disk::{Disk, FileRole, LocalDisk};
 use crate::error::{Error, Result};
 use crate::file::FileTable;
 use crate::id::{InodeId, SegmentId, StoreId};
+use crate::index_copy::{self, IndexCopies};
 use crate::kv::{Family, Kv, RocksKv, Write, prefix_end};
-use crate::log::{Recovered, Recovery};
+use crate::log::{Recovered, Recovery, log_file};
 use crate::options::Options;
 use crate::record::{Body, Counters, InodeRecord, LogPosition, SegmentRecord, key};
 use crate::resolve::Resolver;
+use crate::scrub::Scrub;
 use crate::segments::Segments;
 use crate::stats::Summary;
 use crate::time::Clock;
@@ -107,22 +110,49 @@ fn stamp_format(data_dir: &Path, path: &Path) -> Result<()> {
 /// Opens index and segments in a directory.
 pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk>)> {
     let disk = LocalDisk::open(&options.data_dir)?;
+    let path = options.data_dir.join("index");
+    // RocksDB takes a folder without this file for a new database, and clears it.
+    let is_headless = !path.join("CURRENT").exists()
+        && std::fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some());
+    if is_headless && disk.list()?.iter().any(|name| name.role == FileRole::Log) {
+        return Err(Error::IndexLost { reason: format!("{} has no CURRENT", path.display()) });
+    }
     let budget = Budget::of(options);
-    let kv = RocksKv::open(&options.data_dir.join("index"), budget.index_bytes)?;
+    let kv = RocksKv::open(&path, budget.index_bytes)?;
     Ok((Arc::new(kv), Arc::new(disk)))
 }
 
+/// What a store is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opening {
+    Serve,
+    /// The index is being made anew: no file is removed, and chunks that are damaged do not end
+    /// the replay, if it is sure that they were acknowledged.
+    Rebuild,
+}
+
 /// Recovers the log into the index and builds what is held in memory.
-pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) -> Result<Core> {
+pub(crate) fn open_core(
+    kv: Arc<dyn Kv>,
+    disk: Arc<dyn Disk>,
+    options: Options,
+    opening: Opening,
+) -> Result<Core> {
     let budget = Budget::of(&options);
     let segments = Arc::new(Segments::new(Arc::clone(&disk), budget.directories_bytes / 2));
     let durable = position(kv.as_ref())?;
+    if durable.is_none() && index_copy::any(disk.as_ref())? {
+        return Err(Error::IndexLost {
+            reason: "it is empty, but there is a copy of it".to_owned(),
+        });
+    }
     let recovered = Recovery {
         disk: Arc::clone(&disk),
         segments: Arc::clone(&segments),
         // Nothing is changed before it is sure that index and log belong together.
         store: known_store(kv.as_ref())?.map(|(store, _)| store),
         position: durable,
+        damaged_chunks_stop: opening == Opening::Serve,
         apply: &mut |mut batch, position| {
             let key = key::META_POSITION.to_vec();
             batch.push(Write { family: Family::Meta, key, value: Some(position.encode()) });
@@ -135,7 +165,15 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
     }
     let records = load_segments(kv.as_ref(), &segments)?;
     let kept_from = durable.map_or(SegmentId::new(0), |at| at.segment);
-    remove_leftovers(disk.as_ref(), &records, kept_from)?;
+    let copies = match opening {
+        Opening::Serve => {
+            let copies = IndexCopies::open(disk.as_ref(), recovered.log.store())?;
+            let kept = (kept_from, recovered.log.segment());
+            remove_leftovers(disk.as_ref(), &records, kept, &copies)?;
+            copies
+        }
+        Opening::Rebuild => IndexCopies::default(),
+    };
     let ids: Vec<SegmentId> =
         records.iter().filter(|(_, record)| record.chunks > 0).map(|(id, _)| *id).collect();
     let dedup =
@@ -143,7 +181,7 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
     let file_bytes = total_bytes(disk.as_ref(), &segments)?;
     let (store, handle_key, counters) = identity(kv.as_ref(), &recovered)?;
     let start = LogPosition { segment: kept_from, offset_bytes: 0, sequence: 0 };
-    let Recovered { log, sealed, .. } = recovered;
+    let Recovered { log, sealed, replayed } = recovered;
     let spare_bytes = AtomicU64::new(log.spare_bytes());
     let committer = Committer::new(Leader::new(log, counters, records, &sealed))?;
     let pool = rayon::ThreadPoolBuilder::new()
@@ -173,8 +211,11 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
         spare_bytes,
         index_bytes,
         checkpoint: Mutex::new(start),
+        copies,
+        replayed_commits: replayed,
         summary: Mutex::new(Summary::default()),
         much_dirty: Arc::default(),
+        scrub: Scrub::default(),
         gc: Mutex::new(()),
         options,
     })
@@ -200,16 +241,21 @@ fn load_segments(kv: &dyn Kv, segments: &Segments) -> Result<HashMap<SegmentId, 
 }
 
 /// Removes files that a crash left between making a file and naming it, or between moving its
-/// segments and removing it.
+/// segments and removing it; but for log files that a replay, or a rebuild of the index, needs.
 fn remove_leftovers(
     disk: &dyn Disk,
     records: &HashMap<SegmentId, SegmentRecord>,
-    kept_from: SegmentId,
+    (kept_from, open): (SegmentId, SegmentId),
+    copies: &IndexCopies,
 ) -> Result<()> {
     let named: HashSet<_> = records.values().map(|record| record.file).collect();
     for name in disk.list()? {
-        let is_log = name.role == FileRole::Log && name.number >= kept_from;
-        if !is_log && !named.contains(&name) {
+        let is_open = name == log_file(open);
+        let is_segment = matches!(name.role, FileRole::Log | FileRole::Compacted);
+        if is_open || !is_segment || named.contains(&name) {
+            continue;
+        }
+        if !copies.retire(name, disk.open(name)?.length_bytes()?, kept_from) {
             tracing::info!(%name, "removing a segment file that nothing names");
             disk.remove(name)?;
         }
@@ -220,7 +266,12 @@ fn remove_leftovers(
 fn total_bytes(disk: &dyn Disk, segments: &Segments) -> Result<u64> {
     let mut total = 0;
     for name in disk.list()? {
-        total += segments.open_file(name)?.length_bytes()?;
+        // A copy of the index is not held open: nobody reads it.
+        let file = match name.role {
+            FileRole::Log | FileRole::Compacted => segments.open_file(name)?,
+            FileRole::IndexCopy | FileRole::IndexDraft => disk.open(name)?,
+        };
+        total += file.length_bytes()?;
     }
     Ok(total)
 }

@@ -22,6 +22,8 @@ pub struct Options {
     pub compaction_live_ratio: f64,
     /// Bytes a second that background compaction may rewrite.
     pub compaction_bytes_per_second: u64,
+    /// Bytes a second that are read to find damage before it is needed; 0: none.
+    pub scrub_bytes_per_second: u64,
     /// Run reclaim, collapse, compaction, ageing and expiry on background threads. Tests that
     /// want one thread turn it off and call [`crate::Store::gc`].
     pub background: bool,
@@ -45,6 +47,8 @@ impl Options {
             hash_threads: std::thread::available_parallelism().map_or(2, |n| n.get().min(8)),
             compaction_live_ratio: 0.5,
             compaction_bytes_per_second: 64 << 20,
+            // A terabyte in three days, and hardly a hundredth of what a disk can do.
+            scrub_bytes_per_second: 4 << 20,
             background: true,
             compress: true,
         }

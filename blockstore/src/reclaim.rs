@@ -100,7 +100,7 @@ fn first_entries(txn: &Transaction<'_>, layer: LayerId) -> Result<Vec<Run>> {
             break;
         }
         let room = match run.target {
-            Target::Hole => run.count,
+            Target::Hole | Target::Lost => run.count,
             Target::Chunks(_) => run.count.min(SLICE_CHUNKS - chunks),
         };
         if matches!(run.target, Target::Chunks(_)) {

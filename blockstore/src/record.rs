@@ -33,8 +33,17 @@ use crate::id::{ChunkId, InodeId, LayerId, SegmentId, SnapshotId};
 use crate::time::Timestamp;
 use crate::types::{DeletionPolicy, FileKind, Labels};
 
-/// The version byte of all values of format 2.
+/// The version byte of all values of format 2, but for lost runs.
 const VERSION: u8 = 1;
+
+/// The version byte of a run of lost blocks: a program that does not know of them refuses it.
+const LOST_RUN_VERSION: u8 = 2;
+
+/// The kind behind the count of a run of that version; there is no other.
+const LOST_RUN_KIND: u8 = 1;
+
+/// Bytes of such a run: version, count, kind.
+const LOST_RUN_BYTES: usize = 1 + 8 + 1;
 
 fn two(first: u64, second: u64) -> Vec<u8> {
     let mut key = Vec::with_capacity(16);
@@ -346,6 +355,9 @@ pub(crate) enum Target {
     Hole,
     /// Consecutive chunks from this one.
     Chunks(ChunkId),
+    /// Data whose stored bytes were damaged, given up by a repair: reading it is an error. It
+    /// counts as data wherever blocks are counted, and names no chunk.
+    Lost,
 }
 
 impl Target {
@@ -354,15 +366,16 @@ impl Target {
         match self {
             Self::Hole => Self::Hole,
             Self::Chunks(first) => Self::Chunks(first.plus(skip)),
+            Self::Lost => Self::Lost,
         }
     }
 
     /// Whether `next` continues a run of `count` blocks that begins with this target.
     pub(crate) fn continues(self, count: u64, next: Self) -> bool {
         match (self, next) {
-            (Self::Hole, Self::Hole) => true,
+            (Self::Hole, Self::Hole) | (Self::Lost, Self::Lost) => true,
             (Self::Chunks(first), Self::Chunks(second)) => first.plus(count) == second,
-            (Self::Hole, Self::Chunks(_)) | (Self::Chunks(_), Self::Hole) => false,
+            (Self::Hole | Self::Chunks(_) | Self::Lost, _) => false,
         }
     }
 }
@@ -394,20 +407,34 @@ impl Run {
 
     /// The value; the first block is in the key.
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut encoder = Encoder::versioned(VERSION);
-        encoder.u64(self.count);
-        if let Target::Chunks(first) = self.target {
-            encoder.u64(first.raw());
+        match self.target {
+            Target::Hole => Encoder::versioned(VERSION).u64(self.count).finish(),
+            Target::Chunks(first) => {
+                Encoder::versioned(VERSION).u64(self.count).u64(first.raw()).finish()
+            }
+            Target::Lost => {
+                Encoder::versioned(LOST_RUN_VERSION).u64(self.count).u8(LOST_RUN_KIND).finish()
+            }
         }
-        encoder.finish()
     }
 
     pub(crate) fn decode(first: u64, bytes: &[u8]) -> Result<Self> {
         const WHAT: &str = "map run";
-        let mut d = Decoder::versioned(WHAT, bytes, VERSION)?;
+        let is_lost = bytes.len() == LOST_RUN_BYTES && bytes.first() == Some(&LOST_RUN_VERSION);
+        let version = if is_lost { LOST_RUN_VERSION } else { VERSION };
+        let mut d = Decoder::versioned(WHAT, bytes, version)?;
         let count = d.u64()?;
-        let target =
-            if d.is_empty() { Target::Hole } else { Target::Chunks(ChunkId::from_raw(d.u64()?)) };
+        let target = if is_lost {
+            let kind = d.u8()?;
+            if kind != LOST_RUN_KIND {
+                return Err(Error::corrupt(WHAT, format!("kind {kind}, expected {LOST_RUN_KIND}")));
+            }
+            Target::Lost
+        } else if d.is_empty() {
+            Target::Hole
+        } else {
+            Target::Chunks(ChunkId::from_raw(d.u64()?))
+        };
         d.end()?;
         if count == 0 || first.checked_add(count).is_none() {
             return Err(Error::corrupt(WHAT, format!("{count} blocks from {first}")));
@@ -435,12 +462,8 @@ pub(crate) struct SegmentRecord {
 
 impl SegmentRecord {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let role = match self.file.role {
-            crate::disk::FileRole::Log => 1,
-            crate::disk::FileRole::Compacted => 2,
-        };
         Encoder::versioned(VERSION)
-            .u8(role)
+            .u8(self.file.role.number())
             .u64(self.file.number.get())
             .u64(self.directory_offset_bytes.unwrap_or(0))
             .u32(self.chunks)

@@ -21,11 +21,13 @@
 
 #[cfg(test)]
 mod golden;
+pub(crate) mod stream;
+pub(crate) mod walk;
 
 use bytes::Bytes;
 
 use crate::codec::{Decoder, Encoder};
-use crate::disk::{FileName, FileRole};
+use crate::disk::FileName;
 use crate::error::{Error, Result};
 use crate::id::{ContentHash, SegmentId, StoreId};
 use crate::kv::{Batch, Family, Write};
@@ -55,9 +57,6 @@ const PLACE_BYTES: usize = 4 + 2 + 1 + 1 + 4;
 const HASH_BYTES: usize = 32;
 const PLACE_PAGE_BYTES: usize = PAGE_ENTRIES * PLACE_BYTES + CRC_BYTES;
 const HASH_PAGE_BYTES: usize = PAGE_ENTRIES * HASH_BYTES + CRC_BYTES;
-
-/// Bytes that are checked in search of a commit though they are of none: a fraction of a second.
-const COMMIT_SEARCH_BYTES_MAX: usize = 1 << 30;
 
 const _: () = assert!(FILE_HEADER_BYTES == 64);
 const _: () = assert!(GROUP_HEADER_BYTES == 32);
@@ -123,12 +122,8 @@ fn number_u32(count: usize) -> u32 {
 }
 
 pub(crate) fn encode_file_header(store: StoreId, name: FileName) -> Vec<u8> {
-    let role = match name.role {
-        FileRole::Log => 1,
-        FileRole::Compacted => 2,
-    };
     let mut encoder = Encoder::new();
-    encoder.raw(FILE_MAGIC).raw(store.as_bytes()).u8(role).raw(&[0; 7]);
+    encoder.raw(FILE_MAGIC).raw(store.as_bytes()).u8(name.role.number()).raw(&[0; 7]);
     let mut bytes = encoder.u64(name.number.get()).raw(&[0; 20]).finish();
     let crc = crc32c::crc32c(&bytes);
     bytes.extend_from_slice(&crc.to_be_bytes());
@@ -153,7 +148,11 @@ pub(crate) fn decode_file_header(name: FileName, bytes: &[u8]) -> Result<StoreId
         return Err(fail(format!("crc {got:08x}, expected {expected:08x}")));
     }
     let store = StoreId::from_bytes(d.array()?);
-    let _role_and_padding = d.take(8)?;
+    let role = d.u8()?;
+    let _padding = d.take(7)?;
+    if role != name.role.number() {
+        return Err(fail(format!("role {role}, expected {}", name.role.number())));
+    }
     let number = d.u64()?;
     if number != name.number.get() {
         return Err(fail(format!("number {number}, expected {}", name.number)));
@@ -287,15 +286,15 @@ pub(crate) enum Found {
     Directory { segment: SegmentId, chunks: u32 },
 }
 
-/// Reads the record at `offset` of the file's `bytes` and answers it and the offset behind it.
-/// `None` when there is no whole record: the end of the log, or bytes that were never synced.
-pub(crate) fn find_record(
-    bytes: &[u8],
+/// Reads the record that `rest` begins with, at `offset` of the file, and answers it and the offset
+/// behind it. `None` when there is no whole record: the end of the log, or bytes that were never
+/// synced.
+fn record_at(
+    rest: &[u8],
     store: StoreId,
     offset: usize,
     verify_payload: bool,
 ) -> Result<Option<(Found, usize)>> {
-    let rest = bytes.get(offset..).unwrap_or_default();
     let Some(magic) = rest.first_chunk::<4>() else {
         return Ok(None);
     };
@@ -399,36 +398,6 @@ fn find_directory(rest: &[u8], offset: usize) -> Result<Option<(Found, usize)>> 
     // One that was not synced whole is no directory: the chunks are all in the groups before it.
     let found = Found::Directory { segment: SegmentId::new(segment), chunks };
     Ok(whole.then_some((found, offset + length)))
-}
-
-/// The sequence number of a whole commit record of the store that comes after commit `sequence`,
-/// if `bytes`, which begin at or behind that one, have any.
-///
-/// From the end on: in an append that was torn, the payload may be full of what looks like the
-/// begin of a long record. Such bytes cost at most [`COMMIT_SEARCH_BYTES_MAX`].
-pub(crate) fn commit_behind(bytes: &[u8], store: StoreId, sequence: u64) -> Option<u64> {
-    let magic = COMMIT_MAGIC.to_be_bytes();
-    // As many as there is room for.
-    let last = u64::try_from(bytes.len() / COMMIT_HEADER_BYTES).unwrap_or(u64::MAX);
-    let plausible = sequence + 1..=sequence.saturating_add(last);
-    // Records do not overlap, so true ones take no more than the length.
-    let mut budget_bytes = bytes.len().saturating_add(COMMIT_SEARCH_BYTES_MAX);
-    let mut starts = bytes.windows(4).enumerate().rev().filter(|(_, four)| *four == magic);
-    starts.find_map(|(start, _)| {
-        let record = &bytes[start..];
-        let head = record.get(4..16)?.first_chunk::<12>()?;
-        let mut d = Decoder::new("commit header", head);
-        let (body_bytes, sequence) = (d.u32().ok()?, d.u64().ok()?);
-        let body_bytes = usize::try_from(body_bytes).unwrap_or(usize::MAX);
-        if !plausible.contains(&sequence) || body_bytes > record.len() {
-            return None;
-        }
-        budget_bytes = budget_bytes.checked_sub(body_bytes)?;
-        match find_commit(record, store, start) {
-            Ok(Some((Found::Commit { .. }, _))) => Some(sequence),
-            _ => None,
-        }
-    })
 }
 
 /// The directory record of `segment`.

@@ -8,9 +8,9 @@
 //! has replaced and removed it meanwhile. A chunk that compaction dropped has no place: the
 //! reader's map is outdated then, and it looks again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::RwLock;
@@ -18,7 +18,7 @@ use quick_cache::sync::Cache;
 
 use crate::disk::{Disk, DiskFile, FileName};
 use crate::error::{Error, Result};
-use crate::id::{ChunkId, ContentHash, SegmentId};
+use crate::id::{ChunkId, ContentHash, SegmentId, StoreId};
 use crate::large_reads::LargeReads;
 use crate::segment_format::{
     self as format, Codec, Directory, PAGE_ENTRIES, Place, decode_hash_page, decode_place_page,
@@ -27,6 +27,9 @@ use crate::units::BLOCK_BYTES;
 
 /// Segment files held open: enough for a hot set, few enough to leave descriptors to clients.
 const OPEN_FILES: usize = 256;
+
+/// Damaged chunks that are remembered: 1 MiB of them. With more the disk is to be replaced.
+pub(crate) const DAMAGED_MAX: usize = 1 << 16;
 
 /// Bytes that one page of places takes in memory, for sizing the cache by budget.
 const PLACE_PAGE_MEMORY_BYTES: u64 = 4 << 10;
@@ -64,6 +67,10 @@ pub(crate) struct Segments {
     hash_pages: Cache<PageKey, HashPage>,
     read_bytes: AtomicU64,
     large_reads: Arc<LargeReads>,
+    /// Chunks that were found to be damaged, at most [`DAMAGED_MAX`]: no block shares them.
+    damaged: RwLock<BTreeSet<ChunkId>>,
+    /// There are such: spares every other store the lock.
+    has_damage: AtomicBool,
 }
 
 impl Segments {
@@ -77,6 +84,8 @@ impl Segments {
             hash_pages: Cache::new(pages(HASH_PAGE_MEMORY_BYTES).max(32)),
             read_bytes: AtomicU64::new(0),
             large_reads: Arc::default(),
+            damaged: RwLock::new(BTreeSet::new()),
+            has_damage: AtomicBool::new(false),
         }
     }
 
@@ -148,15 +157,141 @@ impl Segments {
         }
     }
 
+    /// Places and hashes of `count` chunks from `first` on, all of one page of one segment; read
+    /// from the disk, whatever is cached.
+    pub(crate) fn entries(
+        &self,
+        first: ChunkId,
+        count: u64,
+    ) -> Result<Vec<(Option<Place>, ContentHash)>> {
+        let segment = self.require(first)?;
+        let (offset_bytes, chunks) = match &segment.directory {
+            DirectoryState::Open(_) => {
+                let places = self.places(&segment, first.index(), count)?;
+                let hashes = self.hashes_of(&segment, first.index(), count)?;
+                return Ok(places.into_iter().zip(hashes).collect());
+            }
+            DirectoryState::Sealed { offset_bytes, chunks } => (*offset_bytes, *chunks),
+        };
+        let index = usize::try_from(first.index()).unwrap_or(usize::MAX);
+        let page = index / PAGE_ENTRIES;
+        let read = |(offset, length)| self.read_file(segment.file, offset, length);
+        let places = decode_place_page(&read(format::place_page(offset_bytes, page))?)?;
+        let hashes = decode_hash_page(&read(format::hash_page(offset_bytes, chunks, page))?)?;
+        let entries = places.into_iter().zip(hashes).skip(index % PAGE_ENTRIES);
+        Ok(entries.take(usize::try_from(count).unwrap_or(0)).collect())
+    }
+
+    /// The directory of a segment as its groups tell, and chunks that they do not tell of without
+    /// a place: for a directory that cannot be read.
+    pub(crate) fn salvage(&self, store: StoreId, id: SegmentId) -> Directory {
+        let chunks = self.chunks(id).unwrap_or(0);
+        let file = self.segment(id).and_then(|segment| self.disk.open(segment.file).ok());
+        match file {
+            Some(file) => format::walk::salvage(file.as_ref(), store, (id, chunks)),
+            None => Directory {
+                places: vec![None; usize::try_from(chunks).unwrap_or(0)],
+                hashes: vec![ContentHash::new([0; 32]); usize::try_from(chunks).unwrap_or(0)],
+            },
+        }
+    }
+
+    /// The entries of a page of which places or hashes cannot be read: those that the groups tell,
+    /// and where they do not, places with the hash of the block that is there.
+    pub(crate) fn entries_left(
+        &self,
+        first: ChunkId,
+        count: usize,
+        salvaged: &Directory,
+    ) -> Vec<(Option<Place>, ContentHash)> {
+        let start = usize::try_from(first.index()).unwrap_or(usize::MAX);
+        let places = self.segment(first.segment()).and_then(|segment| {
+            let DirectoryState::Sealed { offset_bytes, .. } = &segment.directory else {
+                return None;
+            };
+            let (at, length) = format::place_page(*offset_bytes, start / PAGE_ENTRIES);
+            decode_place_page(&self.read_file(segment.file, at, length).ok()?).ok()
+        });
+        let told = salvaged.places.iter().copied().zip(salvaged.hashes.iter().copied());
+        let told = told.skip(start).take(count).zip(0_u64..);
+        let entry = |((place, hash), step): ((Option<Place>, ContentHash), u64)| {
+            let read = places.as_ref()?.get(usize::try_from(step).ok()?).copied()?;
+            // Both may know the place; what only the directory knows is verified by checksum.
+            match (place, read) {
+                (None, Some(place)) => {
+                    let stored = self.stored(first.plus(step), &place).ok()?;
+                    let block = format::restore_block(&place, &stored).ok()?;
+                    Some((Some(place), ContentHash::of(&block)))
+                }
+                _ => Some((place, hash)),
+            }
+        };
+        told.map(|told| entry(told).unwrap_or(told.0)).collect()
+    }
+
+    /// The directory of a segment, page by page; what cannot be read of it is told by the groups.
+    pub(crate) fn directory_that_is_left(&self, store: StoreId, id: SegmentId) -> Directory {
+        let chunks = usize::try_from(self.chunks(id).unwrap_or(0)).unwrap_or(0);
+        let mut salvaged = None;
+        let mut directory = Directory::default();
+        for first in (0..chunks).step_by(PAGE_ENTRIES) {
+            let count = PAGE_ENTRIES.min(chunks - first);
+            let start = ChunkId::new(id, u32::try_from(first).unwrap_or(u32::MAX));
+            let entries = self.entries(start, u64::try_from(count).unwrap_or(0));
+            let entries = entries.unwrap_or_else(|_| {
+                let left = salvaged.get_or_insert_with(|| self.salvage(store, id));
+                self.entries_left(start, count, left)
+            });
+            for (place, hash) in entries {
+                directory.places.push(place);
+                directory.hashes.push(hash);
+            }
+        }
+        directory
+    }
+
+    /// The file that a segment lies in.
+    pub(crate) fn file_of(&self, id: SegmentId) -> Option<FileName> {
+        self.segment(id).map(|segment| segment.file)
+    }
+
     /// The hashes of `count` chunks from `first` on, all of one segment.
     pub(crate) fn hashes(&self, first: ChunkId, count: u64) -> Result<Vec<ContentHash>> {
         let segment = self.require(first)?;
         self.hashes_of(&segment, first.index(), count)
     }
 
-    /// Whether the chunk is stored, and is of this hash. For deduplication: a directory that
+    /// The chunk cannot be read; `false` if that was known, or if too many are.
+    pub(crate) fn note_damaged(&self, chunk: ChunkId) -> bool {
+        let mut damaged = self.damaged.write();
+        let is_new = damaged.len() < DAMAGED_MAX && damaged.insert(chunk);
+        self.has_damage.store(true, Ordering::Release);
+        is_new
+    }
+
+    /// The chunk was read, or is no longer stored.
+    pub(crate) fn forget_damaged(&self, chunk: ChunkId) {
+        if self.has_damage.load(Ordering::Acquire) {
+            self.damaged.write().remove(&chunk);
+        }
+    }
+
+    /// Whether the chunk is known to be damaged.
+    pub(crate) fn is_damaged(&self, chunk: ChunkId) -> bool {
+        self.has_damage.load(Ordering::Acquire) && self.damaged.read().contains(&chunk)
+    }
+
+    /// How many chunks are known to be damaged.
+    pub(crate) fn damaged_count(&self) -> u64 {
+        u64::try_from(self.damaged.read().len()).unwrap_or(u64::MAX)
+    }
+
+    /// Whether the chunk is stored, not known to be damaged, and is of this hash. For deduplication: a directory that
     /// cannot be read only hides its chunks there.
     pub(crate) fn has(&self, chunk: ChunkId, hash: &ContentHash) -> bool {
+        if self.is_damaged(chunk) {
+            return false;
+        }
         loop {
             let Some(segment) = self.segment(chunk.segment()) else { return false };
             match self.has_in(&segment, chunk, hash) {
@@ -304,7 +439,7 @@ impl Segments {
             self.read_bytes.fetch_add(u64::try_from(length).unwrap_or(0), Ordering::Relaxed);
             Ok(bytes.map(Bytes::from))
         };
-        read_extents(&segment, first, &places, read).ok()?
+        self.read_extents(&segment, first, &places, read).ok()?
     }
 
     fn read_segment(
@@ -318,7 +453,7 @@ impl Segments {
             return Ok(None);
         };
         let read = |offset, length| self.read_file(segment.file, offset, length).map(Some);
-        read_extents(segment, first, &places, read)
+        self.read_extents(segment, first, &places, read)
     }
 
     /// A chunk's stored bytes, not yet verified.
@@ -343,6 +478,64 @@ impl Segments {
             bytes.slice(from..from + usize::from(place.stored_bytes))
         };
         Ok(places.iter().map(one).collect())
+    }
+
+    /// Reads chunks from `first` on that lie at `places`, each extent by one call of `read` with its
+    /// offset and length, and verifies them. `None` when `read` has nothing.
+    fn read_extents(
+        &self,
+        segment: &Segment,
+        first: ChunkId,
+        places: &[Place],
+        read: impl Fn(u64, usize) -> Result<Option<Bytes>>,
+    ) -> Result<Option<Vec<Bytes>>> {
+        let mut pieces = Vec::new();
+        let mut rest = places;
+        let mut chunk = first;
+        while let Some(start) = rest.first() {
+            let together = contiguous(rest);
+            let (extent, behind) = rest.split_at(together);
+            let length = extent.iter().map(|place| usize::from(place.stored_bytes)).sum();
+            let Some(bytes) = read(u64::from(start.offset_bytes), length)? else { return Ok(None) };
+            self.verify_extent(segment, chunk, (extent, &bytes), &mut pieces)?;
+            chunk = chunk.plus(u64::try_from(together).unwrap_or(0));
+            rest = behind;
+        }
+        Ok(Some(pieces))
+    }
+
+    fn verify_extent(
+        &self,
+        segment: &Segment,
+        first: ChunkId,
+        (places, bytes): (&[Place], &Bytes),
+        pieces: &mut Vec<Bytes>,
+    ) -> Result<()> {
+        let mut position = 0;
+        let mut chunk = first;
+        let all_raw = places.iter().all(|place| place.codec == Codec::Raw);
+        for place in places {
+            let end = position + usize::from(place.stored_bytes);
+            let block =
+                format::restore_block(place, &bytes.slice(position..end)).map_err(|error| {
+                    self.note_damaged(chunk);
+                    located(error, segment, chunk, place)
+                })?;
+            if !all_raw {
+                pieces.push(block);
+            }
+            position = end;
+            chunk = chunk.plus(1);
+        }
+        if all_raw {
+            debug_assert_eq!(
+                bytes.len(),
+                places.len() * BLOCK_BYTES,
+                "raw chunks are whole blocks"
+            );
+            pieces.push(bytes.clone());
+        }
+        Ok(())
     }
 }
 
@@ -377,55 +570,6 @@ fn places_by(
         position = stop;
     }
     Ok(Some(places))
-}
-
-/// Reads chunks from `first` on that lie at `places`, each extent by one call of `read` with its
-/// offset and length, and verifies them. `None` when `read` has nothing.
-fn read_extents(
-    segment: &Segment,
-    first: ChunkId,
-    places: &[Place],
-    read: impl Fn(u64, usize) -> Result<Option<Bytes>>,
-) -> Result<Option<Vec<Bytes>>> {
-    let mut pieces = Vec::new();
-    let mut rest = places;
-    let mut chunk = first;
-    while let Some(start) = rest.first() {
-        let together = contiguous(rest);
-        let (extent, behind) = rest.split_at(together);
-        let length = extent.iter().map(|place| usize::from(place.stored_bytes)).sum();
-        let Some(bytes) = read(u64::from(start.offset_bytes), length)? else { return Ok(None) };
-        verify_extent(segment, chunk, (extent, &bytes), &mut pieces)?;
-        chunk = chunk.plus(u64::try_from(together).unwrap_or(0));
-        rest = behind;
-    }
-    Ok(Some(pieces))
-}
-
-fn verify_extent(
-    segment: &Segment,
-    first: ChunkId,
-    (places, bytes): (&[Place], &Bytes),
-    pieces: &mut Vec<Bytes>,
-) -> Result<()> {
-    let mut position = 0;
-    let mut chunk = first;
-    let all_raw = places.iter().all(|place| place.codec == Codec::Raw);
-    for place in places {
-        let end = position + usize::from(place.stored_bytes);
-        let block = format::restore_block(place, &bytes.slice(position..end))
-            .map_err(|error| located(error, segment, chunk, place))?;
-        if !all_raw {
-            pieces.push(block);
-        }
-        position = end;
-        chunk = chunk.plus(1);
-    }
-    if all_raw {
-        debug_assert_eq!(bytes.len(), places.len() * BLOCK_BYTES, "raw chunks are whole blocks");
-        pieces.push(bytes.clone());
-    }
-    Ok(())
 }
 
 /// How many of the places lie one behind the other, from the first on.

@@ -40,6 +40,7 @@ pub(crate) fn stats(core: &Core) -> Stats {
     let Summary { stored_bytes: stored, live_bytes: live, files } = summary(core);
     let counters = *core.committer.counters.read();
     let space = core.space();
+    let scrub = core.scrub.progress();
     let of = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
     let dirty_bytes = core.files.dirty_bytes();
     Stats {
@@ -73,6 +74,10 @@ pub(crate) fn stats(core: &Core) -> Stats {
         cache_misses: of(&core.tally.cache_misses),
         reclaimed_entries: of(&core.tally.reclaimed_entries),
         compacted_bytes: of(&core.tally.compacted_bytes),
+        scrubbed_bytes: of(&core.tally.scrubbed_bytes),
+        scrub_segment: scrub.segment(),
+        scrub_finished_at_seconds: scrub.finished_at_seconds,
+        damaged_chunks: core.segments.damaged_count(),
         poisoned: core.committer.is_poisoned(),
     }
 }

@@ -14,16 +14,18 @@ use crate::id::{InodeId, SnapshotId, StoreId};
 use crate::kv::Kv;
 use crate::name::{FilePath, Name};
 use crate::namespace::Removal;
+use crate::open::Opening;
 use crate::options::Options;
+use crate::rebuild::Rebuilt;
 use crate::time::Timestamp;
 use crate::types::{
     Attributes, BlockMap, Change, CheckReport, CreateMode, Created, DiffPage, DirectoryPage,
-    FileInfo, GcReport, Labels, ReadReply, SetAttributes, Snapshot, SnapshotFilter,
+    FileInfo, GcReport, Labels, ReadReply, RepairReport, SetAttributes, Snapshot, SnapshotFilter,
     SnapshotRequest, Source, Stability, Stats, Written,
 };
 use crate::{
-    attributes, check, compact, data, diff, file_commit, namespace, open, paths, snapshot, stats,
-    write,
+    attributes, check, compact, data, diff, file_commit, namespace, open, paths, rebuild, repair,
+    snapshot, stats, write,
 };
 
 /// An open store. All methods are synchronous and may be called from many threads; those that
@@ -65,6 +67,29 @@ impl Store {
         Self::assemble(kv, disk, options, None)
     }
 
+    /// Makes the index of the store in `options.data_dir` anew, from its newest whole copy and the
+    /// log, and sets the old one aside. No server may have the store open. If it fails, the old
+    /// index is where it was.
+    ///
+    /// # Errors
+    /// `Locked`, `Format` as [`Store::open`]; `Corrupt` when a part of what is needed is missing or
+    /// damaged: it is named.
+    pub fn rebuild_index(options: &Options) -> Result<Rebuilt> {
+        rebuild::rebuild_local(options)
+    }
+
+    /// Fills an empty index from what is on the disk; for tests that inject failures.
+    ///
+    /// # Errors
+    /// As [`Store::rebuild_index`], but for `Locked`.
+    pub fn rebuild_index_with(
+        kv: Arc<dyn Kv>,
+        disk: Arc<dyn Disk>,
+        options: Options,
+    ) -> Result<Rebuilt> {
+        rebuild::rebuild(kv, disk, options)
+    }
+
     fn assemble(
         kv: Arc<dyn Kv>,
         disk: Arc<dyn Disk>,
@@ -79,7 +104,7 @@ impl Store {
             )));
         }
         let background = options.background;
-        let core = Arc::new(open::open_core(kv, disk, options)?);
+        let core = Arc::new(open::open_core(kv, disk, options, Opening::Serve)?);
         open::initialize(&core)?;
         let store = Self { core, background: Background::default(), _lock: lock };
         if background {
@@ -558,6 +583,17 @@ impl Store {
     /// When the index cannot be read at all; whatever is wrong in it is in the report.
     pub fn check(&self, data: bool) -> Result<CheckReport> {
         check::check(&self.core, data)
+    }
+
+    /// Puts right what [`Store::check`] with data finds, as far as it can: blocks whose stored
+    /// bytes are damaged become lost, counts are counted anew, inodes without a name go to
+    /// `lost+found`. Only for a store that nobody uses: what is cached is not put right, so close
+    /// it afterwards. Reads all that is stored, more than once.
+    ///
+    /// # Errors
+    /// `Busy` for a store with background threads, and those of a commit.
+    pub fn repair(&self) -> Result<RepairReport> {
+        repair::repair(&self.core)
     }
 
     /// Reclaims, collapses and compacts until nothing is left to do.

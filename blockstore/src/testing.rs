@@ -36,6 +36,7 @@ pub(crate) fn options(segment_bytes: u64) -> Options {
     options.segment_bytes = segment_bytes;
     options.hash_threads = 2;
     options.compaction_live_ratio = 1.0;
+    options.scrub_bytes_per_second = 0;
     options
 }
 
@@ -49,8 +50,13 @@ impl World {
         options: Options,
         recent_bytes: Option<u64>,
     ) -> Self {
-        let mut core =
-            open::open_core(Arc::clone(&kv) as _, Arc::new(disk.clone()), options).unwrap();
+        let mut core = open::open_core(
+            Arc::clone(&kv) as _,
+            Arc::new(disk.clone()),
+            options,
+            open::Opening::Serve,
+        )
+        .unwrap();
         open::initialize(&core).unwrap();
         if let Some(recent_bytes) = recent_bytes {
             let leader = core.committer.leader.lock();

@@ -408,10 +408,11 @@ impl<'a> Transaction<'a> {
 
     // ---- chunks (I1: a chunk's count equals the map blocks naming it)
 
-    /// Whether this chunk, found at a time when `drops` was as given, is stored.
+    /// Whether this chunk, found at a time when `drops` was as given, is stored, and not known to
+    /// be damaged.
     pub(crate) fn is_stored(&self, chunk: ChunkId, hash: &ContentHash, drops: u64) -> bool {
         let Stored { dedup, segments } = self.stored;
-        drops == dedup.drops() || segments.has(chunk, hash)
+        !segments.is_damaged(chunk) && (drops == dedup.drops() || segments.has(chunk, hash))
     }
 
     /// A chunk of this hash that this transaction stores, or another did lately.

@@ -290,7 +290,8 @@ pub struct DiffPage {
     pub next_offset_bytes: Option<u64>,
 }
 
-/// For each block of a range its hash, or `None` for a hole.
+/// For each block of a range its hash, or `None` for a hole. Lost blocks have the hash of 32
+/// bytes of 0xff, which no content has: reading them is an error.
 pub type BlockMap = Vec<Option<ContentHash>>;
 
 /// A file or a snapshot: what can be read.
@@ -357,6 +358,14 @@ pub struct Stats {
     pub reclaimed_entries: u64,
     /// Since start: bytes that compaction rewrote.
     pub compacted_bytes: u64,
+    /// Since start: bytes that were read to find damage.
+    pub scrubbed_bytes: u64,
+    /// The logical segment that is scrubbed next.
+    pub scrub_segment: u64,
+    /// When all live chunks had last been read and verified, in seconds since 1970; 0: never.
+    pub scrub_finished_at_seconds: u64,
+    /// Chunks that are known to be damaged, found since start by reads, scrubbing or a check.
+    pub damaged_chunks: u64,
     /// A sync failed: writes are refused until restart.
     pub poisoned: bool,
 }
@@ -377,9 +386,52 @@ pub struct CheckReport {
     pub runs: u64,
     /// Chunks looked at.
     pub chunks: u64,
+    /// Segment files looked at.
+    pub files: u64,
     /// Bytes of chunks read and hashed (none unless data was asked for).
     pub data_bytes: u64,
+    /// Chunks that cannot be read though blocks name them. Each is among the problems.
+    pub damaged_chunks: u64,
+    /// Blocks that a repair gave up, over all layers. They are known, and no problem.
+    pub lost_blocks: u64,
+    /// Where damaged chunks and lost blocks are seen; at most [`HITS_MAX`].
+    pub hits: Vec<Hit>,
+    /// More such places than are listed.
+    pub hits_left_out: u64,
 }
+
+/// A range of a file or snapshot that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Hit {
+    /// The file's path, or the one that the snapshot was taken at; what is not UTF-8 is replaced.
+    pub path: String,
+    /// The snapshot, if it is one.
+    pub snapshot: Option<SnapshotId>,
+    /// Where the range begins, in bytes.
+    pub offset_bytes: u64,
+    /// Its length, in bytes.
+    pub length_bytes: u64,
+    /// A repair gave it up; else its stored bytes are damaged.
+    pub is_lost: bool,
+}
+
+/// What a repair did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RepairReport {
+    /// What was wrong before.
+    pub before: CheckReport,
+    /// Changes made.
+    pub fixes: u64,
+    /// Blocks given up, each counted once for each layer that names it.
+    pub lost_blocks: u64,
+    /// Blocks whose content was found stored elsewhere, undamaged.
+    pub healed_blocks: u64,
+    /// What is wrong still, and what is lost.
+    pub after: CheckReport,
+}
+
+/// Ranges that one report lists.
+pub const HITS_MAX: usize = 1000;
 
 /// Problems that one report lists.
 pub const CHECK_PROBLEMS_MAX: usize = 1000;

@@ -1,10 +1,10 @@
 //! A window of a file as it reads: the unit in which resolved layers are cached.
 
-use crate::id::ChunkId;
 use crate::record::{Run, Target};
 use crate::units::WINDOW_BLOCKS;
 
-/// A window with all layers resolved: runs of chunks in order; what is between them is zeros.
+/// A window with all layers resolved: runs of chunks and of lost blocks in order; what is between
+/// them is zeros.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Window {
     /// `first` counts from the window's start.
@@ -29,35 +29,30 @@ impl Window {
         self.runs[reaching..].iter().map_while(move |run| run.cut(first, end))
     }
 
-    /// The chunk of a block, and for how many blocks from there on what is found goes on: chunks
-    /// in sequence, or zeros.
-    pub(crate) fn at(&self, block: u64) -> (Option<ChunkId>, u64) {
+    /// What a block is, and for how many blocks from there on that goes on: chunks in sequence,
+    /// lost blocks, or zeros.
+    pub(crate) fn at(&self, block: u64) -> (Target, u64) {
         match self.data_in(block, WINDOW_BLOCKS).next() {
-            Some(Run { first, count, target: Target::Chunks(chunk) }) if first == block => {
-                (Some(chunk), count)
-            }
-            Some(run) => (None, run.first - block),
-            None => (None, WINDOW_BLOCKS.saturating_sub(block)),
+            Some(run) if run.first == block => (run.target, run.count),
+            Some(run) => (Target::Hole, run.first - block),
+            None => (Target::Hole, WINDOW_BLOCKS.saturating_sub(block)),
         }
     }
 
-    /// For each block of the window its chunk.
+    /// For each block of the window what it is, but for zeros.
     #[cfg(test)]
-    pub(crate) fn chunks(&self) -> Vec<Option<ChunkId>> {
-        let mut chunks = vec![None; usize::try_from(WINDOW_BLOCKS).unwrap_or(0)];
+    pub(crate) fn targets(&self) -> Vec<Option<Target>> {
+        let mut targets = vec![None; usize::try_from(WINDOW_BLOCKS).unwrap_or(0)];
         for run in &self.runs {
-            let Target::Chunks(first) = run.target else {
-                continue;
-            };
             for step in 0..run.count {
                 if let Some(slot) =
-                    usize::try_from(run.first + step).ok().and_then(|i| chunks.get_mut(i))
+                    usize::try_from(run.first + step).ok().and_then(|i| targets.get_mut(i))
                 {
-                    *slot = Some(first.plus(step));
+                    *slot = Some(run.target.skip(step));
                 }
             }
         }
-        chunks
+        targets
     }
 
     /// This window with `own` entries (in window coordinates, in order, disjoint) over it.
@@ -98,10 +93,11 @@ impl Window {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::id::ChunkId;
     use proptest::prelude::*;
 
     fn runs() -> impl Strategy<Value = Vec<Run>> {
-        prop::collection::vec((0u64..256, 1u64..40, prop::option::of(1u64..9)), 0..12).prop_map(
+        prop::collection::vec((0u64..256, 1u64..40, prop::option::of(1u64..10)), 0..12).prop_map(
             |raw| {
                 let mut end = 0;
                 let mut runs = Vec::new();
@@ -111,8 +107,11 @@ mod tests {
                     if count == 0 {
                         break;
                     }
-                    let target =
-                        chunk.map_or(Target::Hole, |c| Target::Chunks(ChunkId::from_raw(c * 1000)));
+                    let target = match chunk {
+                        None => Target::Hole,
+                        Some(9) => Target::Lost,
+                        Some(c) => Target::Chunks(ChunkId::from_raw(c * 1000)),
+                    };
                     runs.push(Run { first, count, target });
                     end = first + count;
                 }
@@ -126,16 +125,16 @@ mod tests {
         fn an_overlay_shows_what_is_above_else_what_is_below(below in runs(), above in runs()) {
             let below = Window::default().overlaid(&below);
             let result = below.overlaid(&above);
-            let base = below.chunks();
-            for (block, chunk) in result.chunks().into_iter().enumerate() {
+            let base = below.targets();
+            for (block, target) in result.targets().into_iter().enumerate() {
                 let block_number = block as u64;
                 let over = above.iter().find(|r| r.first <= block_number && block_number < r.end());
                 let expected = match over.map(|r| (r.target, block_number - r.first)) {
                     Some((Target::Hole, _)) => None,
-                    Some((Target::Chunks(first), skip)) => Some(first.plus(skip)),
+                    Some((target, skip)) => Some(target.skip(skip)),
                     None => base[block],
                 };
-                prop_assert_eq!(chunk, expected, "block {}", block);
+                prop_assert_eq!(target, expected, "block {}", block);
             }
             prop_assert!(result.runs().windows(2).all(|pair| pair[0].end() <= pair[1].first));
         }

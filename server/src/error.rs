@@ -12,6 +12,12 @@ use crate::config::ConfigError;
 /// The exit code of a fault of usage or configuration, as clap's own is.
 pub const EXIT_CONFIGURATION: u8 = 2;
 
+/// The exit codes of `slackwaterd check` where `slackwater` has the same: nothing there, in use,
+/// problems found.
+const EXIT_NOT_FOUND: u8 = 3;
+const EXIT_CONFLICT: u8 = 4;
+const EXIT_PROBLEMS: u8 = 6;
+
 /// The exit code of every other failure.
 pub const EXIT_FAILURE: u8 = 1;
 
@@ -48,6 +54,33 @@ pub enum ServerError {
         /// The store's error.
         source: slackwater_blockstore::Error,
     },
+    /// There is no store to check.
+    #[error("there is no store in {}: name its directory by --data-dir", data_dir.display())]
+    NoStore {
+        /// The data directory.
+        data_dir: PathBuf,
+    },
+    /// A server, or another check, has the store open.
+    #[error(
+        "{} is in use by another process: stop it first, or use `slackwater check` while it serves",
+        data_dir.display()
+    )]
+    InUse {
+        /// The data directory.
+        data_dir: PathBuf,
+    },
+    /// The index cannot be made anew.
+    #[error("the index cannot be made anew, and is left as it was: {0}")]
+    Rebuild(#[source] slackwater_blockstore::Error),
+    /// The check could not be carried out.
+    #[error("the store cannot be checked: {0}")]
+    Check(#[source] slackwater_blockstore::Error),
+    /// The check found problems, and printed them.
+    #[error("problems were found")]
+    Problems,
+    /// Standard output failed.
+    #[error("cannot write to standard output: {0}")]
+    Output(#[source] io::Error),
     /// The store cannot be closed: what was not committed is in doubt.
     #[error("the store was not closed cleanly: {0}")]
     Close(#[source] slackwater_blockstore::Error),
@@ -79,11 +112,17 @@ impl ServerError {
     pub const fn exit_code(&self) -> u8 {
         match self {
             Self::Config(_) => EXIT_CONFIGURATION,
+            Self::NoStore { .. } => EXIT_NOT_FOUND,
+            Self::InUse { .. } => EXIT_CONFLICT,
+            Self::Problems => EXIT_PROBLEMS,
             Self::Logs(_)
             | Self::Runtime(_)
             | Self::Signals(_)
             | Self::Listen { .. }
             | Self::Open { .. }
+            | Self::Rebuild(_)
+            | Self::Check(_)
+            | Self::Output(_)
             | Self::Close(_)
             | Self::Nfs(_)
             | Self::Api(_)

@@ -9,6 +9,7 @@
 //! Nothing of the product happens here; what the servers do is in the crates that are wired
 //! together.
 
+pub mod check;
 pub mod config;
 pub mod error;
 pub mod memory;

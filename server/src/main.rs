@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use slackwater_server::config::{self, Command, ConfigCommand, ParsedCommandLine};
 use slackwater_server::error::ServerError;
-use slackwater_server::run;
+use slackwater_server::{check, run};
 
 fn main() -> ExitCode {
     let parsed = match ParsedCommandLine::parse(std::env::args_os()) {
@@ -29,6 +29,7 @@ fn carry_out(parsed: &ParsedCommandLine) -> Result<(), ServerError> {
     let loaded = config::load(parsed)?;
     match parsed.line.command {
         None => run::run(loaded.config),
+        Some(Command::Check(arguments)) => check::run(&loaded.config, arguments),
         Some(Command::Config(ConfigCommand::Check)) => {
             // A reader that closed its end early, such as `head`, wants no more.
             let _ = write!(std::io::stdout(), "{}", loaded.shown);

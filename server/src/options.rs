@@ -13,6 +13,7 @@ pub(crate) fn store(config: &Config) -> Options {
         memory_bytes: config.memory.store_bytes,
         dirty_age: config.dirty_age,
         compaction_bytes_per_second: config.compaction_bytes_per_second,
+        scrub_bytes_per_second: config.scrub_bytes_per_second,
         compress: config.compress,
         ..Options::new(&config.data_dir)
     }

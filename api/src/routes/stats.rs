@@ -61,7 +61,7 @@ pub(crate) async fn check(
     OptionalJsonBody(request): OptionalJsonBody<CheckRequest>,
 ) -> Result<Json<CheckReport>, Failure> {
     let report = state.call_maintenance(move |store| store.check(request.data)).await?;
-    Ok(Json(convert::check_report(report)))
+    Ok(Json(CheckReport::from(report)))
 }
 
 /// Reclaims all space that can be reclaimed

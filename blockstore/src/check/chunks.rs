@@ -1,223 +1,285 @@
-//! I1, I2, I3 and I6: counts, stored bytes, hashes, segments.
+//! I1, I3 and I6: counts, hash entries and segments, for as many segments at a time as the
+//! budget holds the counts and hashes of.
 
-use std::collections::{BTreeMap, HashMap};
+use std::ops::ControlFlow;
 
-use super::layers::Maps;
-use super::{Findings, Tables, each, number};
-use crate::core::Core;
+use super::findings::differs;
+use super::stored::Stored;
+use super::{Check, EVERYTHING_END, Findings, Fix, each, number, stored};
+use crate::codec::Decoder;
 use crate::error::Result;
-use crate::id::{ChunkId, ContentHash, SegmentId};
-use crate::kv::{Family, KvRead};
-use crate::record::{CountPage, SegmentRecord, Target, decode_chunk, key};
-use crate::segment_format::{Directory, restore_block};
+use crate::id::LayerId;
+use crate::id::{ChunkId, SegmentId};
+use crate::kv::Family;
+use crate::record::{CountPage, Run, SegmentRecord, Target, decode_chunk, key, split_two};
 
-/// How often each chunk of a segment is named by the maps.
-type Named = BTreeMap<SegmentId, HashMap<u32, u64>>;
+/// Bytes that one chunk takes while it is counted: its count, and the begin of its hash.
+const COUNTED_CHUNK_BYTES: usize = 4 + 8;
 
-pub(super) fn check(
-    core: &Core,
-    view: &dyn KvRead,
-    (tables, maps): (&Tables, &Maps),
-    (data, findings): (bool, &mut Findings),
-) -> Result<()> {
-    let named = named(maps);
-    findings.0.chunks = named.values().map(|s| u64::try_from(s.len()).unwrap_or(0)).sum();
-    findings.expect_equal(tables.counters.live_chunks, findings.0.chunks, || {
-        "I6: live chunks".to_owned()
-    });
-    counts(view, &named, findings)?;
-    let segments = segments(view, &named, findings)?;
-    hashes(core, view, &segments, findings)?;
-    for (segment, chunks) in &named {
-        stored(core, view, *segment, chunks, (data, findings))?;
-    }
-    Ok(())
+/// A segment whose chunks are counted.
+pub(super) struct Counted {
+    pub(super) id: SegmentId,
+    pub(super) record: SegmentRecord,
+    /// For each chunk how many map blocks name it.
+    pub(super) counts: Vec<u32>,
+    /// For each chunk the first bytes of its hash, 0 if it is not stored or they are unknown.
+    prefixes: Vec<u64>,
 }
 
-fn named(maps: &Maps) -> Named {
-    let mut named = Named::new();
-    for run in maps.values().flat_map(BTreeMap::values) {
-        let Target::Chunks(first) = run.target else {
-            continue;
-        };
-        for step in 0..run.count {
-            let chunk = first.plus(step);
-            let of_segment = named.entry(chunk.segment()).or_default();
-            *of_segment.entry(chunk.index()).or_insert(0) += 1;
+/// Segments in order, with nothing of others between them.
+type Part = Vec<Counted>;
+
+pub(super) fn check(check: &mut Check<'_>, findings: &mut Findings) -> Result<()> {
+    let mut segments: Vec<(SegmentId, SegmentRecord)> = Vec::new();
+    each(check.view, Family::Segment, |segment_key, value| {
+        let id = SegmentId::new(number(segment_key)?);
+        match SegmentRecord::decode(value) {
+            Ok(record) => segments.push((id, record)),
+            Err(error) => findings.rebuild(&format!("I6: segment {id}: {error}")),
         }
-    }
-    named
-}
-
-fn times(named: &Named, chunk: ChunkId) -> u64 {
-    let of_segment = named.get(&chunk.segment());
-    of_segment.and_then(|chunks| chunks.get(&chunk.index())).copied().unwrap_or(0)
-}
-
-fn counts(view: &dyn KvRead, named: &Named, findings: &mut Findings) -> Result<()> {
-    let mut pages: HashMap<ChunkId, CountPage> = HashMap::new();
-    each(view, Family::Refs, |key, value| {
-        let first = decode_chunk(key)?;
-        findings.expect(first == CountPage::first(first), || {
-            format!("I1: a page of counts begins with chunk {first}")
-        });
-        let page = CountPage::decode(value)?;
-        for (&count, step) in page.counts().iter().zip(0..) {
-            let chunk = first.plus(step);
-            // A chunk that was never stored has the count that none has changed.
-            let expected = times(named, chunk);
-            if count != 1 || expected != 0 {
-                findings
-                    .expect_equal(count.into(), expected, || format!("I1: count of chunk {chunk}"));
-            }
-        }
-        pages.insert(first, page);
         Ok(())
     })?;
-    for (&segment, chunks) in named {
-        for (&index, &expected) in chunks {
-            let chunk = ChunkId::new(segment, index);
-            if !pages.contains_key(&CountPage::first(chunk)) {
-                findings.expect_equal(1, expected, || format!("I1: count of chunk {chunk}"));
-            }
+    named_beyond(check, &segments, findings)?;
+    let limit = check.at_once(COUNTED_CHUNK_BYTES);
+    let mut rest = segments.into_iter().peekable();
+    let mut refs_from = Vec::new();
+    loop {
+        let (mut part, mut chunks) = (Part::new(), 0);
+        while let Some((id, record)) = rest.next_if(|(_, record)| {
+            chunks += usize::try_from(record.chunks).unwrap_or(usize::MAX);
+            chunks <= limit || part.is_empty()
+        }) {
+            let length = usize::try_from(record.chunks).unwrap_or(0);
+            let (counts, prefixes) = (vec![0; length], vec![0; length]);
+            part.push(Counted { id, record, counts, prefixes });
         }
+        let refs_end = match (rest.peek(), part.last()) {
+            (Some(_), Some(last)) => key::refs(ChunkId::new(SegmentId::new(last.id.get() + 1), 0)),
+            _ => EVERYTHING_END.to_vec(),
+        };
+        count(check, &mut part)?;
+        pages(check, (&refs_from, &refs_end), &part, findings)?;
+        for counted in &mut part {
+            live(check, counted, findings);
+            let Stored { prefixes } = stored::check(check, counted, findings)?;
+            counted.prefixes = prefixes;
+        }
+        hashes(check, (&refs_from, &refs_end), &part, findings)?;
+        if rest.peek().is_none() {
+            return Ok(());
+        }
+        refs_from = refs_end;
     }
-    unnamed(view, named, &pages, findings)
 }
 
-/// A chunk that no map names has a count of zero.
-fn unnamed(
-    view: &dyn KvRead,
-    named: &Named,
-    pages: &HashMap<ChunkId, CountPage>,
+fn segment_of(part: &[Counted], id: SegmentId) -> Option<usize> {
+    part.binary_search_by_key(&id, |counted| counted.id).ok()
+}
+
+/// The runs of chunks, over all layers.
+fn runs(
+    check: &Check<'_>,
+    mut visit: impl FnMut(LayerId, Run, ChunkId) -> Result<()>,
+) -> Result<()> {
+    each(check.view, Family::Map, |map_key, value| {
+        let (layer, first) = split_two("map key", map_key)?;
+        // One that cannot be decoded was found already.
+        match Run::decode(first, value) {
+            Ok(run) => match run.target {
+                Target::Chunks(chunk) => visit(LayerId::new(layer), run, chunk),
+                Target::Hole | Target::Lost => Ok(()),
+            },
+            Err(_) => Ok(()),
+        }
+    })
+}
+
+/// Blocks that name chunks which were never stored are lost.
+fn named_beyond(
+    check: &Check<'_>,
+    segments: &[(SegmentId, SegmentRecord)],
     findings: &mut Findings,
 ) -> Result<()> {
-    each(view, Family::Segment, |key, value| {
-        let id = SegmentId::new(number(key)?);
-        for index in 0..SegmentRecord::decode(value)?.chunks {
-            let chunk = ChunkId::new(id, index);
-            let page = pages.get(&CountPage::first(chunk));
-            let count = page.map_or(1, |page| page.get(chunk));
-            findings.expect(times(named, chunk) > 0 || count == 0, || {
-                format!("I1: nothing names chunk {chunk}, yet its count is {count}")
+    runs(check, |layer, run, first| {
+        let found = segments.binary_search_by_key(&first.segment(), |(id, _)| *id);
+        let chunks = found.ok().and_then(|at| segments.get(at)).map_or(0, |(_, r)| r.chunks);
+        let known = u64::from(chunks.saturating_sub(first.index())).min(run.count);
+        if known < run.count {
+            let id = first.segment();
+            let problem = format!("I2: a map names chunks of segment {id} that it does not have");
+            let lost = Run { target: Target::Lost, ..run };
+            findings.wrong(problem, || {
+                let parts =
+                    [run.cut(run.first, run.first + known), lost.cut(run.first + known, run.end())];
+                Fix::Replace(layer, run, parts.into_iter().flatten().collect())
             });
         }
         Ok(())
     })
 }
 
-fn segments(
-    view: &dyn KvRead,
-    named: &Named,
-    findings: &mut Findings,
-) -> Result<BTreeMap<SegmentId, SegmentRecord>> {
-    let mut records = BTreeMap::new();
-    each(view, Family::Segment, |key, value| {
-        let id = SegmentId::new(number(key)?);
-        let record = SegmentRecord::decode(value)?;
-        let live = named.get(&id).map_or(0, |chunks| u64::try_from(chunks.len()).unwrap_or(0));
-        findings.expect_equal(record.live_chunks.into(), live, || {
-            format!("I6: live chunks of segment {id}")
-        });
-        records.insert(id, record);
+fn count(check: &Check<'_>, part: &mut Part) -> Result<()> {
+    runs(check, |_, run, first| {
+        let Some(at) = segment_of(part, first.segment()) else { return Ok(()) };
+        let from = usize::try_from(first.index()).unwrap_or(usize::MAX);
+        let length = usize::try_from(run.count).unwrap_or(usize::MAX);
+        let counts = part.get_mut(at).map(|counted| counted.counts.iter_mut());
+        for count in counts.into_iter().flatten().skip(from).take(length) {
+            *count = count.saturating_add(1);
+        }
         Ok(())
-    })?;
-    for (id, chunks) in named {
-        let limit = records.get(id).map_or(0, |record| record.chunks);
-        findings.expect(chunks.keys().all(|&index| index < limit), || {
-            format!("I2: a map names chunks of segment {id} that it does not have")
-        });
-    }
-    Ok(records)
-}
-
-/// The directory of a segment; an unreadable one is a finding, not a failure.
-fn directory(core: &Core, id: SegmentId, findings: &mut Findings) -> Directory {
-    core.segments.directory(id).unwrap_or_else(|error| {
-        findings.add(format!("I2: directory of segment {id}: {error}"));
-        Directory::default()
     })
 }
 
-fn hashes(
-    core: &Core,
-    view: &dyn KvRead,
-    segments: &BTreeMap<SegmentId, SegmentRecord>,
+/// I1: the stored pages, and where none is stored, against what was counted.
+fn pages(
+    check: &Check<'_>,
+    (from, to): (&[u8], &[u8]),
+    part: &[Counted],
     findings: &mut Findings,
 ) -> Result<()> {
-    let mut by_segment: BTreeMap<SegmentId, Vec<([u8; 8], ChunkId)>> = BTreeMap::new();
-    each(view, Family::Hash, |key, value| {
-        let hash = crate::codec::Decoder::new("hash key", key).array::<8>()?;
-        let chunk = decode_chunk(value)?;
-        by_segment.entry(chunk.segment()).or_default().push((hash, chunk));
-        Ok(())
-    })?;
-    for (segment, entries) in by_segment {
-        if !segments.contains_key(&segment) {
-            findings.add(format!(
-                "I3: {} hashes name segment {segment}, which does not exist",
-                entries.len()
-            ));
-            continue;
-        }
-        let directory = directory(core, segment, findings);
-        for (hash, chunk) in entries {
-            let position = usize::try_from(chunk.index()).unwrap_or(usize::MAX);
-            let is_stored = directory.places.get(position).is_some_and(Option::is_some);
-            let found = directory.hashes.get(position);
-            let fits = is_stored && found.is_some_and(|found| found.as_bytes().starts_with(&hash));
-            // Compaction may have dropped it since the view was taken, and another have come.
-            let now = core.kv.get(Family::Hash, &hash)?;
-            if !fits && now.as_deref().map(decode_chunk).transpose()? == Some(chunk) {
-                let hash = u64::from_be_bytes(hash);
-                findings.add(format!(
-                    "I3: hash {hash:016x} names chunk {chunk}, which is not stored so"
-                ));
+    // The next chunk of the part that no page has spoken of.
+    let mut next = (0, 0);
+    check.view.scan(Family::Refs, from, to, &mut |refs_key, value| {
+        let first = decode_chunk(refs_key)?;
+        let whole = CountPage::first(first) == first;
+        match CountPage::decode(value) {
+            Ok(page) if whole => {
+                silent(part, &mut next, Some(first), findings);
+                compare_page(part, &page, first, findings);
+            }
+            Ok(_) => {
+                let problem = format!("I1: a page of counts begins with chunk {first}");
+                findings.wrong(problem, || Fix::delete(Family::Refs, refs_key));
+            }
+            Err(error) => {
+                let problem = format!("I1: page of counts of chunk {first}: {error}");
+                findings.wrong(problem, || right_page(part, CountPage::first(first)));
             }
         }
-    }
+        Ok(ControlFlow::Continue(()))
+    })?;
+    silent(part, &mut next, None, findings);
     Ok(())
 }
 
-/// I2: every named chunk has a place; with `data` its bytes hash to its name.
-fn stored(
-    core: &Core,
-    view: &dyn KvRead,
-    segment: SegmentId,
-    named: &HashMap<u32, u64>,
-    (data, findings): (bool, &mut Findings),
-) -> Result<()> {
-    let directory = directory(core, segment, findings);
-    let mut indexes: Vec<u32> = named.keys().copied().collect();
-    indexes.sort_unstable();
-    for index in indexes {
-        let chunk = ChunkId::new(segment, index);
-        let position = usize::try_from(index).unwrap_or(usize::MAX);
-        let place = directory.places.get(position).copied().flatten();
-        let (Some(place), Some(hash)) = (place, directory.hashes.get(position)) else {
-            // It may have died and been dropped since the view was taken.
-            let counts = crate::counts::stored(core.kv.as_ref(), CountPage::first(chunk))?;
-            let now_dead = counts.get(chunk) == 0
-                || view.get(Family::Segment, &key::segment(segment))?
-                    != core.kv.get(Family::Segment, &key::segment(segment))?;
-            findings.expect(now_dead, || format!("I2: chunk {chunk} is named, but not stored"));
-            continue;
-        };
-        if !data {
-            continue;
-        }
-        let block =
-            core.segments.stored(chunk, &place).and_then(|bytes| restore_block(&place, &bytes));
-        match block {
-            Ok(block) => {
-                findings.0.data_bytes += u64::try_from(block.len()).unwrap_or(0);
-                let got = ContentHash::of(&block);
-                findings.expect(got == *hash, || {
-                    format!("I2: chunk {chunk} has hash {got}, expected {hash}")
-                });
+/// The count that a chunk should have; one that was never given out has none.
+fn expected(part: &[Counted], chunk: ChunkId) -> Option<u32> {
+    let counted = part.get(segment_of(part, chunk.segment())?)?;
+    counted.counts.get(usize::try_from(chunk.index()).ok()?).copied()
+}
+
+/// The page that begins with this chunk, as it should be.
+fn right_page(part: &[Counted], first: ChunkId) -> Fix {
+    let mut page = CountPage::default();
+    for step in 0..u64::try_from(page.counts().len()).unwrap_or(0) {
+        let chunk = first.plus(step);
+        page.set(chunk, expected(part, chunk).unwrap_or(1));
+    }
+    match page.encode() {
+        Some(value) => Fix::put(Family::Refs, key::refs(first), value),
+        None => Fix::delete(Family::Refs, &key::refs(first)),
+    }
+}
+
+/// Chunks from `next` up to `until`, which no page speaks of, have a count of one.
+fn silent(
+    part: &[Counted],
+    next: &mut (usize, usize),
+    until: Option<ChunkId>,
+    findings: &mut Findings,
+) {
+    while let Some(counted) = part.get(next.0) {
+        let length = counted.counts.len();
+        let end = match until {
+            Some(chunk) if chunk.segment() < counted.id => return,
+            Some(chunk) if chunk.segment() == counted.id => {
+                usize::try_from(chunk.index()).unwrap_or(usize::MAX).min(length)
             }
-            Err(error) => findings.add(format!("I2: chunk {chunk}: {error}")),
+            _ => length,
+        };
+        let counts = counted.counts.iter().enumerate().take(end).skip(next.1);
+        for (index, count) in counts.filter(|(_, count)| **count != 1) {
+            let index = u32::try_from(index).unwrap_or(u32::MAX);
+            let chunk = ChunkId::new(counted.id, index);
+            let what = differs(&format!("I1: count of chunk {chunk}"), 1, u64::from(*count));
+            findings.wrong(what, || right_page(part, CountPage::first(chunk)));
+        }
+        next.1 = next.1.max(end);
+        if until.is_some_and(|chunk| chunk.segment() == counted.id) {
+            // The page itself comes now.
+            next.1 = (next.1 + CountPage::default().counts().len()).min(length);
+            return;
+        }
+        *next = (next.0 + 1, 0);
+    }
+}
+
+fn compare_page(part: &[Counted], page: &CountPage, first: ChunkId, findings: &mut Findings) {
+    for (&count, step) in page.counts().iter().zip(0..) {
+        let chunk = first.plus(step);
+        let expected = expected(part, chunk);
+        // A chunk that was never stored has the count that none has changed.
+        let fits = match expected {
+            Some(expected) => expected == count,
+            None => count <= 1,
+        };
+        if !fits {
+            let right = expected.unwrap_or(0).into();
+            let what = differs(&format!("I1: count of chunk {chunk}"), count.into(), right);
+            findings.wrong(what, || right_page(part, first));
         }
     }
-    Ok(())
+}
+
+/// I6: live chunks.
+fn live(check: &mut Check<'_>, counted: &Counted, findings: &mut Findings) {
+    let live = counted.counts.iter().filter(|count| **count > 0).count();
+    let live = u32::try_from(live).unwrap_or(u32::MAX);
+    check.counted.live_chunks += u64::from(live);
+    findings.report.chunks += u64::from(live);
+    let (id, record) = (counted.id, counted.record);
+    if record.live_chunks != live {
+        let what = format!("I6: live chunks of segment {id}");
+        findings.wrong(differs(&what, record.live_chunks.into(), live.into()), || {
+            let right = SegmentRecord { live_chunks: live, ..record };
+            Fix::put(Family::Segment, key::segment(id), right.encode())
+        });
+    }
+}
+
+/// I3: the entries that name chunks of this part, or of segments between it and the one before.
+fn hashes(
+    check: &Check<'_>,
+    (from, to): (&[u8], &[u8]),
+    part: &[Counted],
+    findings: &mut Findings,
+) -> Result<()> {
+    each(check.view, Family::Hash, |hash_key, value| {
+        if value < from || value >= to {
+            return Ok(());
+        }
+        let remove = || Fix::delete(Family::Hash, hash_key);
+        let (Ok(prefix), Ok(chunk)) =
+            (Decoder::new("hash key", hash_key).u64(), decode_chunk(value))
+        else {
+            let problem = format!("I3: hash `{}` cannot be read", hash_key.escape_ascii());
+            findings.wrong(problem, remove);
+            return Ok(());
+        };
+        let known = segment_of(part, chunk.segment()).and_then(|at| part.get(at));
+        let index = usize::try_from(chunk.index()).unwrap_or(usize::MAX);
+        let found = known.and_then(|counted| counted.prefixes.get(index));
+        if found == Some(&prefix) {
+            return Ok(());
+        }
+        // Compaction may have dropped it since the view was taken, and another have come.
+        let now = check.core.kv.get(Family::Hash, hash_key)?;
+        if now.as_deref().map(decode_chunk).transpose()? == Some(chunk) {
+            let problem =
+                format!("I3: hash {prefix:016x} names chunk {chunk}, which is not stored so");
+            findings.wrong(problem, remove);
+        }
+        Ok(())
+    })
 }

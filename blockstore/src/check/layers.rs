@@ -1,235 +1,306 @@
-//! I5: the layers, their maps, and the blocks that files and snapshots use through them.
+//! I5: the layers, their families and their maps.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 
-use super::{Findings, Tables, each};
+use super::findings::differs;
+use super::{Check, EVERYTHING_END, Findings, Fix, behind, each, number};
 use crate::error::Result;
 use crate::id::{InodeId, LayerId};
-use crate::kv::{Family, KvRead};
-use crate::record::{Body, LayerState, Run, Target, key, split_two};
+use crate::kv::{Family, KvRead, Write};
+use crate::record::{
+    Body, InodeRecord, LayerRecord, LayerState, Run, SnapshotRecord, Target, key, split_two,
+};
+use crate::units::{BLOCK_BYTES_U64, FILE_BYTES_MAX};
 
-/// All map entries: by layer, then by first block.
-pub(super) type Maps = HashMap<LayerId, BTreeMap<u64, Run>>;
+/// Bytes that one layer takes while what names it is counted, about.
+const COUNTED_LAYER_BYTES: usize = 192;
 
-pub(super) fn check(view: &dyn KvRead, tables: &Tables, findings: &mut Findings) -> Result<Maps> {
-    let maps = maps(view, tables, findings)?;
-    family(view, tables, findings)?;
-    owners(tables, findings);
-    queues(view, tables, findings)?;
-    used(tables, &maps, findings);
-    Ok(maps)
+/// A layer, and what was counted of it.
+struct Counted {
+    record: LayerRecord,
+    children: u64,
+    snapshots: u64,
+    runs: u64,
+    blocks: u64,
 }
 
-fn maps(view: &dyn KvRead, tables: &Tables, findings: &mut Findings) -> Result<Maps> {
-    let mut maps = Maps::new();
+type Part = BTreeMap<LayerId, Counted>;
+
+pub(super) fn check(check: &mut Check<'_>, findings: &mut Findings) -> Result<()> {
+    owners(check.view, findings)?;
+    child_entries(check.view, findings)?;
+    let (mut from, mut map_from) = (Vec::new(), Vec::new());
+    loop {
+        let (mut part, last) = layers(check, &from, findings)?;
+        let map_end = match (&last, part.last_key_value()) {
+            (Some(_), Some((layer, _))) => key::map(LayerId::new(layer.get() + 1), 0),
+            _ => EVERYTHING_END.to_vec(),
+        };
+        count_names(check.view, &mut part)?;
+        let mapped = entries(check.view, (&map_from, &map_end), &mut part, findings)?;
+        check.counted.mapped_blocks += mapped;
+        compare(check.view, &part, findings)?;
+        let Some(last) = last else { return Ok(()) };
+        (from, map_from) = (behind(&last), map_end);
+    }
+}
+
+pub(super) fn layer(view: &dyn KvRead, id: LayerId) -> Result<Option<LayerRecord>> {
+    view.get(Family::Layer, &key::layer(id))?.as_deref().map(LayerRecord::decode).transpose()
+}
+
+/// Files own open layers, snapshots see frozen ones.
+fn owners(view: &dyn KvRead, findings: &mut Findings) -> Result<()> {
+    each(view, Family::Inode, |inode_key, value| {
+        let inode = InodeId::new(number(inode_key)?);
+        let Ok(record) = InodeRecord::decode(value) else { return Ok(()) };
+        if let Body::File { layer: id, .. } = record.body {
+            let state = layer(view, id)?.map(|layer| layer.state);
+            if state != Some(LayerState::Open(inode)) {
+                findings.rebuild(&format!("I5: layer {id} of file {inode} is {state:?}"));
+            }
+        }
+        Ok(())
+    })?;
+    each(view, Family::Snapshot, |snapshot_key, value| {
+        let Some((b'i', _)) = snapshot_key.split_first() else { return Ok(()) };
+        let Ok(record) = SnapshotRecord::decode(value) else { return Ok(()) };
+        let state = layer(view, record.layer)?.map(|layer| layer.state);
+        if state != Some(LayerState::Frozen) {
+            findings.rebuild(&format!("I5: layer {} of a snapshot is {state:?}", record.layer));
+        }
+        Ok(())
+    })
+}
+
+/// Every child entry matches a layer.
+fn child_entries(view: &dyn KvRead, findings: &mut Findings) -> Result<()> {
+    each(view, Family::Child, |child_key, _| {
+        let (parent, child) = split_two("child key", child_key)?;
+        let record = layer(view, LayerId::new(child))?;
+        if record.and_then(|record| record.parent) != Some(LayerId::new(parent)) {
+            findings.wrong(format!("I5: child entry {parent} to {child} matches no layer"), || {
+                Fix::delete(Family::Child, child_key)
+            });
+        }
+        Ok(())
+    })
+}
+
+/// The next layers, as many as the budget holds, and the last key if there may be more.
+fn layers(
+    check: &mut Check<'_>,
+    from: &[u8],
+    findings: &mut Findings,
+) -> Result<(Part, Option<Vec<u8>>)> {
+    let limit = check.at_once(COUNTED_LAYER_BYTES);
+    let (mut part, mut last) = (Part::new(), None);
+    let counters = &mut check.counted;
+    check.view.scan(Family::Layer, from, &EVERYTHING_END, &mut |layer_key, value| {
+        let id = LayerId::new(number(layer_key)?);
+        findings.report.layers += 1;
+        counters.layers += 1;
+        counters.next_layer = counters.next_layer.max(id.get() + 1);
+        match LayerRecord::decode(value) {
+            Ok(record) => {
+                counters.dead_layers += u64::from(record.state == LayerState::Dead);
+                let counted = Counted { record, children: 0, snapshots: 0, runs: 0, blocks: 0 };
+                part.insert(id, counted);
+            }
+            Err(error) => findings.rebuild(&format!("I5: layer {id}: {error}")),
+        }
+        if part.len() < limit {
+            return Ok(ControlFlow::Continue(()));
+        }
+        last = Some(layer_key.to_vec());
+        Ok(ControlFlow::Break(()))
+    })?;
+    Ok((part, last))
+}
+
+/// Counts the children and snapshots of these layers.
+fn count_names(view: &dyn KvRead, part: &mut Part) -> Result<()> {
+    each(view, Family::Layer, |_, value| {
+        let Ok(record) = LayerRecord::decode(value) else { return Ok(()) };
+        if let Some(counted) = record.parent.and_then(|parent| part.get_mut(&parent)) {
+            counted.children += 1;
+        }
+        Ok(())
+    })?;
+    each(view, Family::Snapshot, |snapshot_key, value| {
+        let Some((b'i', _)) = snapshot_key.split_first() else { return Ok(()) };
+        let Ok(record) = SnapshotRecord::decode(value) else { return Ok(()) };
+        if let Some(counted) = part.get_mut(&record.layer) {
+            counted.snapshots += 1;
+        }
+        Ok(())
+    })
+}
+
+/// Walks the map entries of a range of keys; answers the blocks of data in them.
+fn entries(
+    view: &dyn KvRead,
+    (from, to): (&[u8], &[u8]),
+    part: &mut Part,
+    findings: &mut Findings,
+) -> Result<u64> {
     let mut last: Option<(LayerId, Run)> = None;
     let mut mapped = 0;
-    each(view, Family::Map, |key, value| {
-        let (layer, first) = split_two("map key", key)?;
-        let layer = LayerId::new(layer);
-        let run = Run::decode(first, value)?;
-        findings.0.runs += 1;
-        if matches!(run.target, Target::Chunks(_)) {
-            mapped += run.count;
+    view.scan(Family::Map, from, to, &mut |map_key, value| {
+        let (id, first) = split_two("map key", map_key)?;
+        let id = LayerId::new(id);
+        findings.report.runs += 1;
+        let run = match Run::decode(first, value) {
+            Ok(run) => run,
+            Err(error) => {
+                let lost = undecodable(view, id, first)?;
+                findings
+                    .wrong(format!("I5: entry at block {first} of layer {id}: {error}"), || {
+                        Fix::put(Family::Map, map_key.to_vec(), lost.encode())
+                    });
+                return Ok(ControlFlow::Continue(()));
+            }
+        };
+        let Some(counted) = part.get_mut(&id) else {
+            findings.wrong(
+                format!("I5: entry at block {first} of layer {id}, which does not exist"),
+                || Fix::delete(Family::Map, map_key),
+            );
+            return Ok(ControlFlow::Continue(()));
+        };
+        let blocks = if run.target == Target::Hole { 0 } else { run.count };
+        mapped += blocks;
+        counted.runs += 1;
+        counted.blocks += blocks;
+        if run.target == Target::Lost {
+            findings.report.lost_blocks += run.count;
         }
-        findings.expect(tables.layers.contains_key(&layer), || {
-            format!("I5: entry at block {first} of layer {layer}, which does not exist")
-        });
-        if let Some((of, before)) = last {
-            findings.expect(of != layer || before.end() <= first, || {
-                format!("I5: entries of layer {layer} overlap at block {first}")
+        if let Some((of, before)) = last
+            && of == id
+            && before.end() > first
+        {
+            findings.wrong(format!("I5: entries of layer {id} overlap at block {first}"), || {
+                // A reader takes the later one.
+                Fix::Replace(id, before, before.cut(before.first, first).into_iter().collect())
             });
         }
-        last = Some((layer, run));
-        maps.entry(layer).or_default().insert(first, run);
-        Ok(())
+        last = Some((id, run));
+        Ok(ControlFlow::Continue(()))
     })?;
-    for (id, record) in &tables.layers {
-        let (runs, blocks) = maps.get(id).map_or((0, 0), |map| {
-            let data = map.values().filter(|run| run.target != Target::Hole);
-            (u64::try_from(map.len()).unwrap_or(u64::MAX), data.map(|run| run.count).sum())
-        });
-        findings.expect_equal(record.runs, runs, || format!("I5: entries of layer {id}"));
-        findings.expect_equal(record.blocks, blocks, || format!("I5: blocks of layer {id}"));
-    }
-    findings.expect_equal(tables.counters.mapped_blocks, mapped, || "I5: mapped blocks".to_owned());
-    Ok(maps)
+    Ok(mapped)
 }
 
-/// Parents, children, snapshots.
-fn family(view: &dyn KvRead, tables: &Tables, findings: &mut Findings) -> Result<()> {
-    let mut children: HashMap<LayerId, u64> = HashMap::new();
-    let mut pairs: HashSet<(LayerId, LayerId)> = HashSet::new();
-    for (&id, record) in &tables.layers {
+/// What takes the place of an entry that cannot be decoded: all that it may have held is lost.
+fn undecodable(view: &dyn KvRead, layer: LayerId, first: u64) -> Result<Run> {
+    let mut end = FILE_BYTES_MAX / BLOCK_BYTES_U64;
+    let (from, to) = (key::map(layer, first + 1), key::map(LayerId::new(layer.get() + 1), 0));
+    view.scan(Family::Map, &from, &to, &mut |next, _| {
+        end = split_two("map key", next)?.1;
+        Ok(ControlFlow::Break(()))
+    })?;
+    Ok(Run { first, count: end.saturating_sub(first).max(1), target: Target::Lost })
+}
+
+/// What is stored of the layers against what was counted.
+fn compare(view: &dyn KvRead, part: &Part, findings: &mut Findings) -> Result<()> {
+    for (&id, counted) in part {
+        let record = counted.record;
         if let Some(parent) = record.parent {
-            *children.entry(parent).or_insert(0) += 1;
-            pairs.insert((parent, id));
-            let state = tables.layers.get(&parent).map(|parent| parent.state);
-            findings.expect(state == Some(LayerState::Frozen), || {
-                format!("I5: parent {parent} of layer {id} is {state:?}, not frozen")
-            });
-        }
-    }
-    let mut stored = 0;
-    each(view, Family::Child, |key, _| {
-        let (parent, child) = split_two("child key", key)?;
-        stored += 1;
-        findings.expect(pairs.contains(&(LayerId::new(parent), LayerId::new(child))), || {
-            format!("I5: child entry {parent} to {child} matches no layer")
-        });
-        Ok(())
-    })?;
-    findings.expect(stored == pairs.len(), || {
-        format!("I5: {stored} child entries, {} layers with a parent", pairs.len())
-    });
-    let mut snapshots: HashMap<LayerId, u64> = HashMap::new();
-    for record in tables.snapshots.values() {
-        *snapshots.entry(record.layer).or_insert(0) += 1;
-    }
-    for (id, record) in &tables.layers {
-        let of = |counts: &HashMap<LayerId, u64>| counts.get(id).copied().unwrap_or(0);
-        findings
-            .expect_equal(record.children, of(&children), || format!("I5: children of layer {id}"));
-        let expected = of(&snapshots);
-        findings
-            .expect_equal(record.snapshots, expected, || format!("I5: snapshots of layer {id}"));
-    }
-    Ok(())
-}
-
-/// Files own open layers, snapshots see frozen ones, and no layer is left over.
-fn owners(tables: &Tables, findings: &mut Findings) {
-    let mut owned: HashMap<LayerId, InodeId> = HashMap::new();
-    for (&inode, record) in &tables.inodes {
-        if let Body::File { layer, .. } = record.body {
-            owned.insert(layer, inode);
-            let state = tables.layers.get(&layer).map(|layer| layer.state);
-            findings.expect(state == Some(LayerState::Open(inode)), || {
-                format!("I5: layer {layer} of file {inode} is {state:?}")
-            });
-        }
-    }
-    for (id, record) in &tables.snapshots {
-        let state = tables.layers.get(&record.layer).map(|layer| layer.state);
-        findings.expect(state == Some(LayerState::Frozen), || {
-            format!("I5: layer {} of snapshot {id} is {state:?}", record.layer)
-        });
-    }
-    for (id, record) in &tables.layers {
-        if let LayerState::Open(inode) = record.state {
-            findings.expect(owned.get(id) == Some(&inode), || {
-                format!("I5: open layer {id} belongs to file {inode}, which does not own it")
-            });
-        }
-    }
-}
-
-/// What waits for reclaim or collapse is queued, so nothing is stranded.
-fn queues(view: &dyn KvRead, tables: &Tables, findings: &mut Findings) -> Result<()> {
-    let mut queued: HashSet<Vec<u8>> = HashSet::new();
-    each(view, Family::Queue, |key, _| {
-        queued.insert(key.to_vec());
-        Ok(())
-    })?;
-    let mut dead = 0;
-    for (&id, record) in &tables.layers {
-        let waits = |kind| queued.contains(&key::queue_layer(kind, id));
-        match record.state {
-            LayerState::Dead => {
-                dead += 1;
-                findings.expect(waits(key::QUEUE_DEAD), || {
-                    format!("I5: dead layer {id} is not queued")
-                });
+            let state = layer(view, parent)?.map(|parent| parent.state);
+            if state != Some(LayerState::Frozen) {
+                findings.rebuild(&format!(
+                    "I5: parent {parent} of layer {id} is {state:?}, not frozen"
+                ));
             }
-            LayerState::Frozen if record.snapshots == 0 && record.children == 0 => {
-                findings.add(format!("I5: layer {id} is frozen, and nothing sees it"));
+            let entry = key::child(parent, id);
+            if view.get(Family::Child, &entry)?.is_none() {
+                let problem = format!("I5: layer {id} has no child entry below {parent}");
+                findings.wrong(problem, || Fix::put(Family::Child, entry, Vec::new()));
             }
-            LayerState::Frozen if record.snapshots == 0 && record.children == 1 => {
-                let child = tables.layers.values().find(|child| child.parent == Some(id));
-                let dying = child.is_some_and(|child| child.state == LayerState::Dead);
-                findings.expect(dying || waits(key::QUEUE_COLLAPSE), || {
-                    format!("I5: layer {id} could collapse and is not queued")
-                });
-            }
-            LayerState::Open(_) | LayerState::Frozen => {}
         }
-    }
-    findings.expect_equal(tables.counters.dead_layers, dead, || "I5: dead layers".to_owned());
-    for (id, record) in &tables.snapshots {
-        if let Some(at) = record.expires_at {
-            let entry = key::queue_expiry(at.as_nanos(), *id);
-            findings.expect(queued.contains(&entry), || format!("I7: snapshot {id} never expires"));
+        let right = LayerRecord {
+            children: counted.children,
+            snapshots: counted.snapshots,
+            runs: counted.runs,
+            blocks: counted.blocks,
+            ..record
+        };
+        for (what, got, expected) in [
+            ("children", record.children, right.children),
+            ("snapshots", record.snapshots, right.snapshots),
+            ("entries", record.runs, right.runs),
+            ("blocks", record.blocks, right.blocks),
+        ] {
+            if got != expected {
+                let what = differs(&format!("I5: {what} of layer {id}"), got, expected);
+                findings.wrong(what, || Fix::put(Family::Layer, key::layer(id), right.encode()));
+            }
+        }
+        // With wrong counts the next round decides.
+        if record == right {
+            fate(view, (id, &record), findings)?;
         }
     }
     Ok(())
 }
 
-/// The used blocks of files and snapshots, counted through their layers.
-fn used(tables: &Tables, maps: &Maps, findings: &mut Findings) {
-    let mut known: HashMap<LayerId, u64> = HashMap::new();
-    for (inode, record) in &tables.inodes {
-        if let Body::File { layer, .. } = record.body {
-            let counted = visible(tables, maps, layer, &mut known);
-            findings.expect_equal(record.used_blocks, counted, || {
-                format!("I5: used blocks of file {inode}")
+/// What nothing sees is dead, and what waits for reclaim or collapse is queued.
+fn fate(
+    view: &dyn KvRead,
+    (id, record): (LayerId, &LayerRecord),
+    findings: &mut Findings,
+) -> Result<()> {
+    let queue = |kind| key::queue_layer(kind, id);
+    let put = |family, key, value| Write { family, key, value: Some(value) };
+    let enqueue = |kind| put(Family::Queue, queue(kind), Vec::new());
+    let waits = |kind| Ok::<_, crate::Error>(view.get(Family::Queue, &queue(kind))?.is_some());
+    let die = || {
+        let dead = LayerRecord { state: LayerState::Dead, ..*record };
+        let record = put(Family::Layer, key::layer(id), dead.encode());
+        Fix::Write(vec![record, enqueue(key::QUEUE_DEAD)])
+    };
+    match record.state {
+        LayerState::Open(inode) => {
+            let owner = view.get(Family::Inode, &key::inode(inode))?;
+            let owns = match owner.as_deref().map(InodeRecord::decode) {
+                Some(Ok(record)) => matches!(record.body, Body::File { layer, .. } if layer == id),
+                // It was found, and may own it.
+                Some(Err(_)) => true,
+                None => false,
+            };
+            if !owns {
+                let problem =
+                    format!("I5: open layer {id} belongs to file {inode}, which does not own it");
+                findings.wrong(problem, die);
+            }
+        }
+        LayerState::Dead if !waits(key::QUEUE_DEAD)? => {
+            findings.wrong(format!("I5: dead layer {id} is not queued"), || {
+                Fix::Write(vec![enqueue(key::QUEUE_DEAD)])
             });
         }
-    }
-    for (id, record) in &tables.snapshots {
-        let counted = visible(tables, maps, record.layer, &mut known);
-        findings.expect_equal(record.used_blocks, counted, || {
-            format!("I5: used blocks of snapshot {id}")
-        });
-    }
-}
-
-/// Blocks of data that are seen through a layer.
-fn visible(tables: &Tables, maps: &Maps, layer: LayerId, known: &mut HashMap<LayerId, u64>) -> u64 {
-    // From the lowest layer whose count is not known up to this one.
-    let mut path = Vec::new();
-    let mut next = Some(layer);
-    while let Some(id) = next.filter(|id| !known.contains_key(id)) {
-        path.push(id);
-        next = tables.layers.get(&id).and_then(|record| record.parent);
-    }
-    for id in path.into_iter().rev() {
-        let parent = tables.layers.get(&id).and_then(|record| record.parent);
-        let mut count = parent.and_then(|parent| known.get(&parent).copied()).unwrap_or(0);
-        for run in maps.get(&id).into_iter().flat_map(BTreeMap::values) {
-            count = count.saturating_sub(seen_in(tables, maps, parent, (run.first, run.end())));
-            if run.target != Target::Hole {
-                count += run.count;
+        LayerState::Frozen if record.snapshots == 0 && record.children == 0 => {
+            findings.wrong(format!("I5: layer {id} is frozen, and nothing sees it"), die);
+        }
+        LayerState::Frozen if record.snapshots == 0 && record.children == 1 => {
+            let dying = only_child(view, id)?.is_some_and(|child| child.state == LayerState::Dead);
+            if !dying && !waits(key::QUEUE_COLLAPSE)? {
+                let problem = format!("I5: layer {id} could collapse and is not queued");
+                findings.wrong(problem, || Fix::Write(vec![enqueue(key::QUEUE_COLLAPSE)]));
             }
         }
-        known.insert(id, count);
+        LayerState::Dead | LayerState::Frozen => {}
     }
-    known.get(&layer).copied().unwrap_or(0)
+    Ok(())
 }
 
-/// Blocks of data in a range, seen through a layer.
-fn seen_in(tables: &Tables, maps: &Maps, layer: Option<LayerId>, range: (u64, u64)) -> u64 {
-    let mut ranges = vec![range];
-    let mut next = layer;
-    let mut seen = 0;
-    while let Some(id) = next {
-        let mut below = Vec::new();
-        for (first, end) in ranges {
-            let mut at = first;
-            let map = maps.get(&id);
-            let before = map.and_then(|map| map.range(..first).next_back());
-            let inside = map.into_iter().flat_map(|map| map.range(first..end));
-            for part in before.into_iter().chain(inside).filter_map(|(_, run)| run.cut(first, end))
-            {
-                below.extend((at < part.first).then_some((at, part.first)));
-                if part.target != Target::Hole {
-                    seen += part.count;
-                }
-                at = part.end();
-            }
-            below.extend((at < end).then_some((at, end)));
-        }
-        ranges = below;
-        next = tables.layers.get(&id).and_then(|record| record.parent);
-    }
-    seen
+fn only_child(view: &dyn KvRead, parent: LayerId) -> Result<Option<LayerRecord>> {
+    let mut child = None;
+    let prefix = parent.get().to_be_bytes();
+    view.scan(Family::Child, &prefix, &crate::kv::prefix_end(&prefix), &mut |child_key, _| {
+        child = layer(view, LayerId::new(split_two("child key", child_key)?.1))?;
+        Ok(ControlFlow::Break(()))
+    })?;
+    Ok(child)
 }

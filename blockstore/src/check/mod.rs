@@ -3,63 +3,73 @@
 //! | invariant | where |
 //! |---|---|
 //! | I1 a chunk's count equals the map blocks naming it | `chunks.rs` |
-//! | I2 every named chunk is readable and its bytes hash to its name | `chunks.rs` |
+//! | I2 every named chunk is readable and its bytes hash to its name | `stored.rs`, `files.rs` |
 //! | I3 every hash entry names a stored chunk whose hash begins so | `chunks.rs` |
 //! | I4 frozen layers never change | held by the model and crash tests |
-//! | I5 a layer's children, snapshots, entries, blocks equal what is stored | `layers.rs` |
+//! | I5 a layer's children, snapshots, entries, blocks equal what is stored | `layers.rs`, `used.rs` |
 //! | I6 a segment's live chunks equal its chunks with a count above 0 | `chunks.rs` |
-//! | I7 every dirent names a live inode, link counts match, no orphan | `names.rs` |
+//! | I7 every dirent names a live inode, link counts match, no orphan | `names.rs`, `snapshots.rs` |
 //! | I8 after recovery all that was acknowledged is there | held by the crash tests |
+//!
+//! Memory is bounded: families are read in order of their keys, and what must be added up is
+//! added up for as many inodes, layers or chunks at a time as the budget holds, with one pass
+//! over the family that counts them for each such part. Beyond it stay 24 bytes a layer that
+//! others lie upon, and 64 a segment. Compaction waits while one segment is read, no longer.
 
 mod chunks;
+mod files;
+mod findings;
+mod hits;
 mod layers;
 mod names;
+mod snapshots;
+mod stored;
+mod used;
 
-use std::collections::HashMap;
 use std::ops::ControlFlow;
+
+pub(crate) use findings::{Findings, Fix};
+pub(crate) use hits::parts;
 
 use crate::core::Core;
 use crate::error::Result;
-use crate::id::{InodeId, LayerId, SnapshotId};
+use crate::id::ChunkId;
 use crate::kv::{Family, KvRead};
-use crate::record::{Counters, InodeRecord, LayerRecord, SnapshotRecord, key};
-use crate::types::{CHECK_PROBLEMS_MAX, CheckReport};
+use crate::options::Options;
+use crate::record::{Counters, key};
+use crate::types::{CheckReport, Hit};
 
-/// Collects what is wrong.
-#[derive(Debug, Default)]
-struct Findings(CheckReport);
-
-impl Findings {
-    fn add(&mut self, problem: String) {
-        if self.0.problems.len() < CHECK_PROBLEMS_MAX {
-            self.0.problems.push(problem);
-        } else {
-            self.0.problems_left_out += 1;
-        }
-    }
-
-    /// Adds the problem unless `fine`.
-    fn expect(&mut self, fine: bool, problem: impl FnOnce() -> String) {
-        if !fine {
-            self.add(problem());
-        }
-    }
-
-    fn expect_equal(&mut self, got: u64, expected: u64, what: impl FnOnce() -> String) {
-        self.expect(got == expected, || format!("{}: stored {got}, counted {expected}", what()));
-    }
-}
-
-/// The small families, read whole.
-struct Tables {
-    inodes: HashMap<InodeId, InodeRecord>,
-    layers: HashMap<LayerId, LayerRecord>,
-    snapshots: HashMap<SnapshotId, SnapshotRecord>,
-    counters: Counters,
-}
+/// The share of the store's memory that a check may take for what it adds up: a fraction of what
+/// the caches leave for work like this (`core.rs`).
+const MEMORY_DIVISOR: u64 = 32;
 
 /// Everything: no key of the store sorts behind 64 bytes of 0xff.
 const EVERYTHING_END: [u8; 64] = [0xff; 64];
+
+/// One check: where it reads, what it may use, what it has added up.
+pub(crate) struct Check<'a> {
+    pub(crate) core: &'a Core,
+    pub(crate) view: &'a dyn KvRead,
+    /// Read and hash the chunks' bytes.
+    pub(crate) data: bool,
+    memory_bytes: u64,
+    /// What the counters should be.
+    counted: Counters,
+}
+
+impl<'a> Check<'a> {
+    fn new(core: &'a Core, view: &'a dyn KvRead, data: bool) -> Self {
+        let memory_bytes =
+            core.options.memory_bytes.max(Options::MEMORY_BYTES_MIN) / MEMORY_DIVISOR;
+        Self { core, view, data, memory_bytes, counted: Counters::default() }
+    }
+
+    /// How many things of this size the budget holds.
+    fn at_once(&self, bytes: usize) -> usize {
+        let each = u64::try_from(bytes).unwrap_or(u64::MAX).max(1);
+        usize::try_from(self.memory_bytes / each).unwrap_or(usize::MAX).max(1)
+    }
+}
 
 /// Visits all entries of a family.
 fn each(
@@ -77,47 +87,81 @@ fn number(key: &[u8]) -> Result<u64> {
     crate::codec::Decoder::new("key", key).u64()
 }
 
-impl Tables {
-    fn load(view: &dyn KvRead) -> Result<Self> {
-        let mut tables = Self {
-            inodes: HashMap::new(),
-            layers: HashMap::new(),
-            snapshots: HashMap::new(),
-            counters: Counters::default(),
-        };
-        each(view, Family::Inode, |key, value| {
-            tables.inodes.insert(InodeId::new(number(key)?), InodeRecord::decode(value)?);
-            Ok(())
-        })?;
-        each(view, Family::Layer, |key, value| {
-            tables.layers.insert(LayerId::new(number(key)?), LayerRecord::decode(value)?);
-            Ok(())
-        })?;
-        each(view, Family::Snapshot, |key, value| {
-            if let Some((b'i', id)) = key.split_first() {
-                let id = crate::codec::Decoder::new("snapshot key", id).array()?;
-                let id = SnapshotId::from_bytes(id);
-                tables.snapshots.insert(id, SnapshotRecord::decode(value)?);
-            }
-            Ok(())
-        })?;
-        if let Some(bytes) = view.get(Family::Meta, key::META_COUNTERS)? {
-            tables.counters = Counters::decode(&bytes)?;
-        }
-        Ok(tables)
+/// The key just behind this one.
+fn behind(key: &[u8]) -> Vec<u8> {
+    let mut next = key.to_vec();
+    next.push(0);
+    next
+}
+
+/// Runs one part; what it cannot read is a finding, and the others go on.
+fn part(findings: &mut Findings, what: &str, run: impl FnOnce(&mut Findings) -> Result<()>) {
+    if let Err(error) = run(findings) {
+        findings.unreadable(what, &error);
     }
 }
 
+/// See the module's text. With `data` every named chunk is read and hashed, too.
 pub(crate) fn check(core: &Core, data: bool) -> Result<CheckReport> {
-    // Compaction would take segments from under the directories that are read here.
-    let _gc = core.gc.lock();
-    let view = core.kv.view();
+    core.readable()?;
     let mut findings = Findings::default();
-    let tables = Tables::load(view.as_ref())?;
-    findings.0.inodes = u64::try_from(tables.inodes.len()).unwrap_or(u64::MAX);
-    findings.0.layers = u64::try_from(tables.layers.len()).unwrap_or(u64::MAX);
-    names::check(view.as_ref(), &tables, &mut findings)?;
-    let mapped = layers::check(view.as_ref(), &tables, &mut findings)?;
-    chunks::check(core, view.as_ref(), (&tables, &mapped), (data, &mut findings))?;
-    Ok(findings.0)
+    run(core, data, &mut findings);
+    Ok(findings.report)
+}
+
+/// Where damaged chunks are seen in files and snapshots.
+pub(crate) fn hits_of(core: &Core, damaged: Vec<ChunkId>) -> Result<Vec<Hit>> {
+    let view = core.kv.view();
+    let mut findings = Findings { damaged, ..Findings::default() };
+    hits::check(&Check::new(core, view.as_ref(), false), &mut findings)?;
+    // Lost blocks are known.
+    Ok(findings.report.hits.into_iter().filter(|hit| !hit.is_lost).collect())
+}
+
+/// The same into findings that may collect what would put things right.
+pub(crate) fn run(core: &Core, data: bool, findings: &mut Findings) {
+    let view = core.kv.view();
+    let mut check = Check::new(core, view.as_ref(), data);
+    part(findings, "names", |findings| names::check(&mut check, findings));
+    part(findings, "snapshots", |findings| snapshots::check(&mut check, findings));
+    part(findings, "layers", |findings| layers::check(&mut check, findings));
+    part(findings, "used blocks", |findings| used::check(&check, findings));
+    part(findings, "chunks", |findings| chunks::check(&mut check, findings));
+    files::check(&check, findings);
+    if let Some(error) = crate::index_copy::check(core) {
+        findings
+            .wrong(format!("the copy of the index: {error}; another is written by `gc`"), || {
+                Fix::CopyIndex
+            });
+    }
+    part(findings, "counters", |findings| counters(&check, findings));
+    part(findings, "what damage hits", |findings| hits::check(&check, findings));
+}
+
+/// The totals, and that numbers to be given out are free.
+fn counters(check: &Check<'_>, findings: &mut Findings) -> Result<()> {
+    let bytes = check.view.get(Family::Meta, key::META_COUNTERS)?;
+    let stored = bytes.as_deref().map(Counters::decode).transpose()?.unwrap_or_default();
+    let mut right = check.counted;
+    right.next_inode = right.next_inode.max(stored.next_inode);
+    right.next_layer = right.next_layer.max(stored.next_layer);
+    if stored == right {
+        return Ok(());
+    }
+    for (what, got, expected) in [
+        ("I7: counter of inodes", stored.inodes, right.inodes),
+        ("I7: counter of files", stored.files, right.files),
+        ("I7: counter of snapshots", stored.snapshots, right.snapshots),
+        ("I7: counter of layers", stored.layers, right.layers),
+        ("I5: dead layers", stored.dead_layers, right.dead_layers),
+        ("I5: mapped blocks", stored.mapped_blocks, right.mapped_blocks),
+        ("I6: live chunks", stored.live_chunks, right.live_chunks),
+        ("I7: next inode", stored.next_inode, right.next_inode),
+        ("I5: next layer", stored.next_layer, right.next_layer),
+    ] {
+        if got != expected {
+            findings.wrong(findings::differs(what, got, expected), || Fix::Counters(right));
+        }
+    }
+    Ok(())
 }

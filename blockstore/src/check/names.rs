@@ -1,159 +1,296 @@
-//! I7, and what belongs to it: directories, cookies, link counts, snapshots' keys.
+//! I7: directories, cookies, link counts.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
+use std::ops::ControlFlow;
 
-use super::{Findings, Tables, each, number};
+use super::findings::differs;
+use super::{Check, EVERYTHING_END, Findings, Fix, behind, each, number};
 use crate::error::Result;
-use crate::id::{InodeId, SnapshotId};
+use crate::id::InodeId;
 use crate::kv::{Family, KvRead};
-use crate::record::{Body, DirentRecord, decode_cookie, key, split_two};
+use crate::record::{
+    Body, DirentRecord, InodeRecord, decode_cookie, encode_cookie, key, split_two,
+};
 use crate::types::FileKind;
 
-/// What the directory entries say.
-#[derive(Default)]
-struct Entries {
-    links: HashMap<InodeId, u64>,
-    subdirectories: HashMap<InodeId, u64>,
-    cookies: HashMap<(InodeId, u64), (InodeId, Vec<u8>)>,
+/// Bytes that one inode takes while its names are counted, about.
+const COUNTED_INODE_BYTES: usize = 128;
+
+/// An inode whose names are counted.
+struct Counted {
+    kind: FileKind,
+    link_count: u64,
+    names: u64,
+    subdirectories: u64,
 }
 
-pub(super) fn check(view: &dyn KvRead, tables: &Tables, findings: &mut Findings) -> Result<()> {
-    let entries = directories(view, tables, findings)?;
-    cookies(view, &entries, findings)?;
-    inodes(tables, &entries, findings);
-    snapshots(view, tables, findings)?;
-    counters(tables, findings);
+pub(super) fn check(check: &mut Check<'_>, findings: &mut Findings) -> Result<()> {
+    if inode(check.view, InodeId::ROOT)?.is_none() {
+        findings.rebuild("I7: no root");
+    }
+    entries(check.view, findings)?;
+    cookies(check.view, findings)?;
+    let mut from = Vec::new();
+    loop {
+        let (mut part, last) = inodes(check, &from, findings)?;
+        if part.is_empty() {
+            return Ok(());
+        }
+        count_names(check.view, &mut part)?;
+        links(check.view, part, findings)?;
+        let Some(last) = last else { return Ok(()) };
+        from = behind(&last);
+    }
+}
+
+fn inode(view: &dyn KvRead, inode: InodeId) -> Result<Option<InodeRecord>> {
+    view.get(Family::Inode, &key::inode(inode))?.as_deref().map(InodeRecord::decode).transpose()
+}
+
+/// Each entry: its directory, its inode, its cookie.
+fn entries(view: &dyn KvRead, findings: &mut Findings) -> Result<()> {
+    let mut directory: Option<(InodeId, Option<InodeRecord>)> = None;
+    each(view, Family::Dirent, |entry_key, value| {
+        let of = InodeId::new(number(entry_key)?);
+        if directory.as_ref().is_none_or(|(known, _)| *known != of) {
+            directory = Some((of, inode(view, of).unwrap_or_default()));
+        }
+        let Some((_, record)) = &directory else { return Ok(()) };
+        entry(view, (of, record.as_ref()), (entry_key, value), findings)
+    })
+}
+
+fn entry(
+    view: &dyn KvRead,
+    (directory, record): (InodeId, Option<&InodeRecord>),
+    (entry_key, value): (&[u8], &[u8]),
+    findings: &mut Findings,
+) -> Result<()> {
+    let name = entry_key.get(8..).unwrap_or_default();
+    let shown = format!("entry `{}` of directory {directory}", name.escape_ascii());
+    let remove = || Fix::delete(Family::Dirent, entry_key);
+    let entry = match DirentRecord::decode(value) {
+        Ok(entry) => entry,
+        Err(error) => {
+            findings.wrong(format!("I7: {shown}: {error}"), remove);
+            return Ok(());
+        }
+    };
+    let (directory_record, next_cookie) = match record.map(|record| (record, &record.body)) {
+        Some((record, Body::Directory { next_cookie, .. })) => (record, *next_cookie),
+        _ => {
+            findings.wrong(format!("I7: {shown} lies in no directory"), remove);
+            return Ok(());
+        }
+    };
+    if entry.cookie >= next_cookie {
+        findings.wrong(
+            format!("I7: {shown} has cookie {}, next is {next_cookie}", entry.cookie),
+            || put_directory(directory, directory_record, None, entry.cookie + 1),
+        );
+    }
+    match view.get(Family::Inode, &key::inode(entry.inode))? {
+        None => {
+            findings.wrong(format!("I7: {shown} names no inode ({})", entry.inode), remove);
+            return Ok(());
+        }
+        Some(bytes) => {
+            // One that cannot be decoded is found by the walk of the inodes.
+            if let Ok(record) = InodeRecord::decode(&bytes)
+                && let Body::Directory { parent, next_cookie } = record.body
+                && parent != directory
+            {
+                stray(
+                    view,
+                    (directory, &entry),
+                    (parent, &record, next_cookie),
+                    (shown.as_str(), entry_key, findings),
+                )?;
+            }
+        }
+    }
+    cookie_of(view, (directory, name, entry), (directory_record, next_cookie), (&shown, findings))
+}
+
+/// A directory's entry in another directory than the one it lies in: without an entry there, it
+/// lies here.
+fn stray(
+    view: &dyn KvRead,
+    (directory, entry): (InodeId, &DirentRecord),
+    (parent, record, next_cookie): (InodeId, &InodeRecord, u64),
+    (shown, entry_key, findings): (&str, &[u8], &mut Findings),
+) -> Result<()> {
+    let prefix = key::dirent(parent, b"");
+    let mut has_entry = false;
+    view.scan(Family::Dirent, &prefix, &crate::kv::prefix_end(&prefix), &mut |_, value| {
+        has_entry |= DirentRecord::decode(value).is_ok_and(|other| other.inode == entry.inode);
+        Ok(if has_entry { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    findings.wrong(format!("I7: {shown} has parent {parent}"), || {
+        if has_entry {
+            Fix::delete(Family::Dirent, entry_key)
+        } else {
+            put_directory(entry.inode, record, Some(directory), next_cookie)
+        }
+    });
     Ok(())
 }
 
-fn directories(view: &dyn KvRead, tables: &Tables, findings: &mut Findings) -> Result<Entries> {
-    let mut entries = Entries::default();
-    each(view, Family::Dirent, |key, value| {
-        let directory = InodeId::new(number(key)?);
-        let name = key.get(8..).unwrap_or_default();
-        let entry = DirentRecord::decode(value)?;
-        let shown = || format!("entry `{}` of directory {directory}", name.escape_ascii());
-        *entries.links.entry(entry.inode).or_insert(0) += 1;
-        entries.cookies.insert((directory, entry.cookie), (entry.inode, name.to_vec()));
-        match tables.inodes.get(&directory).map(|record| &record.body) {
-            Some(Body::Directory { next_cookie, .. }) => {
-                findings.expect(entry.cookie < *next_cookie, || {
-                    format!("I7: {} has cookie {}, next is {next_cookie}", shown(), entry.cookie)
+fn put_directory(
+    inode: InodeId,
+    record: &InodeRecord,
+    parent: Option<InodeId>,
+    next_cookie: u64,
+) -> Fix {
+    let mut record = record.clone();
+    if let Body::Directory { parent: old, next_cookie: next } = &mut record.body {
+        *old = parent.unwrap_or(*old);
+        *next = next_cookie;
+    }
+    Fix::put(Family::Inode, key::inode(inode), record.encode())
+}
+
+/// The entry's cookie record says the same.
+fn cookie_of(
+    view: &dyn KvRead,
+    (directory, name, entry): (InodeId, &[u8], DirentRecord),
+    (record, next_cookie): (&InodeRecord, u64),
+    (shown, findings): (&str, &mut Findings),
+) -> Result<()> {
+    let right = encode_cookie(entry.inode, name);
+    let stored = view.get(Family::Cookie, &key::cookie(directory, entry.cookie))?;
+    if stored.as_ref() == Some(&right) {
+        return Ok(());
+    }
+    // It may be that of another entry with the same cookie: then this one gets a new one.
+    let other = stored.as_deref().and_then(|value| decode_cookie(value).ok());
+    let is_taken = match other {
+        Some((inode, other)) if other != name => {
+            let twin = view.get(Family::Dirent, &key::dirent(directory, other))?;
+            twin.as_deref().map(DirentRecord::decode).is_some_and(|twin| {
+                twin.is_ok_and(|twin| twin.inode == inode && twin.cookie == entry.cookie)
+            })
+        }
+        _ => false,
+    };
+    let problem = format!("I7: cookie {} of {shown} differs from its entry", entry.cookie);
+    findings.wrong(problem, || {
+        let cookie = if is_taken { next_cookie } else { entry.cookie };
+        let mut writes = Vec::new();
+        let mut put = |fix| {
+            if let Fix::Write(more) = fix {
+                writes.extend(more);
+            }
+        };
+        put(Fix::put(Family::Cookie, key::cookie(directory, cookie), right));
+        if is_taken {
+            let moved = DirentRecord { cookie, ..entry };
+            put(Fix::put(Family::Dirent, key::dirent(directory, name), moved.encode()));
+            put(put_directory(directory, record, None, cookie + 1));
+        }
+        Fix::Write(writes)
+    });
+    Ok(())
+}
+
+/// Every cookie record has its entry.
+fn cookies(view: &dyn KvRead, findings: &mut Findings) -> Result<()> {
+    each(view, Family::Cookie, |cookie_key, value| {
+        let (directory, cookie) = split_two("cookie key", cookie_key)?;
+        let twin = match decode_cookie(value) {
+            Ok((inode, name)) => {
+                let entry =
+                    view.get(Family::Dirent, &key::dirent(InodeId::new(directory), name))?;
+                let entry = entry.as_deref().and_then(|entry| DirentRecord::decode(entry).ok());
+                entry.filter(|entry| entry.inode == inode && entry.cookie == cookie)
+            }
+            Err(_) => None,
+        };
+        if twin.is_none() {
+            findings.wrong(
+                format!("I7: cookie {cookie} of directory {directory} has no entry"),
+                || Fix::delete(Family::Cookie, cookie_key),
+            );
+        }
+        Ok(())
+    })
+}
+
+type Part = HashMap<InodeId, Counted>;
+
+/// The next inodes, as many as the budget holds, and the last key if there may be more.
+fn inodes(
+    check: &mut Check<'_>,
+    from: &[u8],
+    findings: &mut Findings,
+) -> Result<(Part, Option<Vec<u8>>)> {
+    let limit = check.at_once(COUNTED_INODE_BYTES);
+    let (mut part, mut last) = (Part::new(), None);
+    let counted = &mut check.counted;
+    check.view.scan(Family::Inode, from, &EVERYTHING_END, &mut |inode_key, value| {
+        let inode = InodeId::new(number(inode_key)?);
+        counted.inodes += 1;
+        counted.next_inode = counted.next_inode.max(inode.get() + 1);
+        findings.report.inodes += 1;
+        match InodeRecord::decode(value) {
+            Ok(record) => {
+                counted.files += u64::from(record.kind() == FileKind::File);
+                let (kind, link_count) = (record.kind(), record.link_count.into());
+                part.insert(inode, Counted { kind, link_count, names: 0, subdirectories: 0 });
+            }
+            Err(error) => findings.rebuild(&format!("I7: inode {inode}: {error}")),
+        }
+        if part.len() < limit {
+            return Ok(ControlFlow::Continue(()));
+        }
+        last = Some(inode_key.to_vec());
+        Ok(ControlFlow::Break(()))
+    })?;
+    Ok((part, last))
+}
+
+fn count_names(view: &dyn KvRead, part: &mut Part) -> Result<()> {
+    // Directories and inodes may be in different parts: the kind is looked up where it matters.
+    each(view, Family::Dirent, |entry_key, value| {
+        let directory = InodeId::new(number(entry_key)?);
+        let Ok(entry) = DirentRecord::decode(value) else { return Ok(()) };
+        let known = part.get_mut(&entry.inode).map(|counted| {
+            counted.names += 1;
+            counted.kind
+        });
+        if let Some(of) = part.get_mut(&directory) {
+            let kind = match known {
+                Some(kind) => Some(kind),
+                None => inode(view, entry.inode).ok().flatten().map(|record| record.kind()),
+            };
+            of.subdirectories += u64::from(kind == Some(FileKind::Directory));
+        }
+        Ok(())
+    })
+}
+
+fn links(view: &dyn KvRead, part: Part, findings: &mut Findings) -> Result<()> {
+    for (inode, counted) in part {
+        let is_directory = counted.kind == FileKind::Directory;
+        if counted.names == 0 && inode != InodeId::ROOT {
+            findings.wrong(format!("I7: inode {inode} is an orphan"), || Fix::Adopt(inode));
+        }
+        if is_directory && counted.names > u64::from(inode != InodeId::ROOT) {
+            findings.follows(format!("I7: directory {inode} has {} entries", counted.names));
+        }
+        let expected = if is_directory { 2 + counted.subdirectories } else { counted.names };
+        if counted.link_count != expected {
+            let record = self::inode(view, inode)?;
+            let problem =
+                differs(&format!("I7: links of inode {inode}"), counted.link_count, expected);
+            findings.wrong(problem, || {
+                let writes = record.map(|mut record| {
+                    record.link_count = u32::try_from(expected).unwrap_or(u32::MAX);
+                    Fix::put(Family::Inode, key::inode(inode), record.encode())
                 });
-            }
-            _ => findings.add(format!("I7: {} lies in no directory", shown())),
+                writes.unwrap_or(Fix::Write(Vec::new()))
+            });
         }
-        match tables.inodes.get(&entry.inode) {
-            None => findings.add(format!("I7: {} names no inode ({})", shown(), entry.inode)),
-            Some(inode) => {
-                if let Body::Directory { parent, .. } = inode.body {
-                    *entries.subdirectories.entry(directory).or_insert(0) += 1;
-                    findings.expect(parent == directory, || {
-                        format!("I7: {} has parent {parent}", shown())
-                    });
-                }
-            }
-        }
-        Ok(())
-    })?;
-    Ok(entries)
-}
-
-fn cookies(view: &dyn KvRead, entries: &Entries, findings: &mut Findings) -> Result<()> {
-    let mut count = 0;
-    each(view, Family::Cookie, |key, value| {
-        count += 1;
-        let (directory, cookie) = split_two("cookie key", key)?;
-        let (inode, name) = decode_cookie(value)?;
-        let twin = entries.cookies.get(&(InodeId::new(directory), cookie));
-        let same = twin.is_some_and(|(of, named)| *of == inode && named.as_slice() == name);
-        findings.expect(same, || {
-            format!("I7: cookie {cookie} of directory {directory} differs from its entry")
-        });
-        Ok(())
-    })?;
-    findings.expect(count == entries.cookies.len(), || {
-        format!("I7: {} entries, {count} cookies", entries.cookies.len())
-    });
+    }
     Ok(())
-}
-
-fn inodes(tables: &Tables, entries: &Entries, findings: &mut Findings) {
-    findings.expect(tables.inodes.contains_key(&InodeId::ROOT), || "I7: no root".to_owned());
-    for (&inode, record) in &tables.inodes {
-        let named = entries.links.get(&inode).copied().unwrap_or(0);
-        let links = match record.kind() {
-            FileKind::Directory => {
-                let expected = u64::from(inode != InodeId::ROOT);
-                findings
-                    .expect_equal(named, expected, || format!("I7: entries of directory {inode}"));
-                2 + entries.subdirectories.get(&inode).copied().unwrap_or(0)
-            }
-            FileKind::File | FileKind::Symlink => {
-                findings.expect(named > 0, || format!("I7: inode {inode} is an orphan"));
-                named
-            }
-        };
-        findings.expect_equal(record.link_count.into(), links, || {
-            format!("I7: links of inode {inode}")
-        });
-    }
-}
-
-fn snapshots(view: &dyn KvRead, tables: &Tables, findings: &mut Findings) -> Result<()> {
-    let mut expected: HashSet<Vec<u8>> = HashSet::new();
-    let mut clones: HashMap<SnapshotId, u64> = HashMap::new();
-    for record in tables.inodes.values() {
-        if let Body::File { origin: Some(origin), .. } = record.body {
-            *clones.entry(origin).or_insert(0) += 1;
-        }
-    }
-    for (&id, record) in &tables.snapshots {
-        let counted = clones.get(&id).copied().unwrap_or(0);
-        findings
-            .expect_equal(record.clone_count, counted, || format!("I7: clones of snapshot {id}"));
-        expected.insert(key::snapshot(id));
-        let with_id = |mut prefix: Vec<u8>| {
-            prefix.extend_from_slice(id.as_bytes());
-            prefix
-        };
-        expected.insert(with_id(key::snapshot_path_prefix(&record.path)));
-        expected.extend(record.name.iter().map(|name| key::snapshot_name(name)));
-        let labels = record.labels.iter();
-        expected.extend(labels.map(|(l, v)| with_id(key::snapshot_label_prefix(l, v))));
-    }
-    let mut found = 0;
-    each(view, Family::Snapshot, |key, _| {
-        found += 1;
-        findings.expect(expected.contains(key), || {
-            format!("I7: snapshot key `{}` belongs to no snapshot", key.escape_ascii())
-        });
-        Ok(())
-    })?;
-    findings.expect(found == expected.len(), || {
-        format!("I7: {found} snapshot keys, expected {}", expected.len())
-    });
-    Ok(())
-}
-
-fn counters(tables: &Tables, findings: &mut Findings) {
-    let counted = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
-    let files = tables.inodes.values().filter(|r| r.kind() == FileKind::File).count();
-    let c = tables.counters;
-    for (what, got, expected) in [
-        ("inodes", c.inodes, counted(tables.inodes.len())),
-        ("files", c.files, counted(files)),
-        ("snapshots", c.snapshots, counted(tables.snapshots.len())),
-        ("layers", c.layers, counted(tables.layers.len())),
-    ] {
-        findings.expect_equal(got, expected, || format!("I7: counter of {what}"));
-    }
-    let highest_inode = tables.inodes.keys().map(|inode| inode.get()).max().unwrap_or(0);
-    findings.expect(highest_inode < c.next_inode, || {
-        format!("I7: inode {highest_inode} is not below the next number {}", c.next_inode)
-    });
-    let highest_layer = tables.layers.keys().map(|layer| layer.get()).max().unwrap_or(0);
-    findings.expect(highest_layer < c.next_layer, || {
-        format!("I5: layer {highest_layer} is not below the next number {}", c.next_layer)
-    });
 }

@@ -141,6 +141,7 @@ impl Bare {
             segments: Arc::clone(&segments),
             store: None,
             position: None,
+            damaged_chunks_stop: true,
             apply: &mut |_, _| Ok(()),
         };
         let log = recovery.run().unwrap().log;

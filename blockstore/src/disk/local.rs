@@ -22,12 +22,13 @@ const READAHEAD_MIN_BYTES: usize = 256 << 10;
 /// Bytes behind such a read that are fetched along: the next few reads of a stream.
 const READAHEAD_BYTES: u64 = 4 << 20;
 
-/// Segment files in the folders `log` and `compacted` of one directory.
+/// Segment files in the folders `log` and `compacted` of one directory, copies of the index in
+/// `copies`.
 #[derive(Debug)]
 pub struct LocalDisk {
     directory: PathBuf,
     /// The folders, held open: their names can be synced when no descriptor is left.
-    folders: [(PathBuf, File); 2],
+    folders: [(PathBuf, File); 3],
     /// The file system takes no direct writes: they go through the page cache.
     refuses_direct: Arc<AtomicBool>,
 }
@@ -38,7 +39,11 @@ impl LocalDisk {
     /// # Errors
     /// `Io`.
     pub fn open(directory: &Path) -> Result<Self> {
-        let folders = [make_folder(directory, "log")?, make_folder(directory, "compacted")?];
+        let folders = [
+            make_folder(directory, "log")?,
+            make_folder(directory, "compacted")?,
+            make_folder(directory, "copies")?,
+        ];
         File::open(directory)
             .and_then(|opened| opened.sync_all())
             .map_err(|source| Error::io("sync", directory.display().to_string(), source))?;
@@ -67,21 +72,28 @@ impl LocalDisk {
         }
     }
 
-    fn list_folder(&self, role: FileRole, folder: &str) -> Result<Vec<FileName>> {
+    /// The files of these roles, which share a folder.
+    fn list_folder(&self, roles: &[FileRole]) -> Result<Vec<FileName>> {
+        let Some((folder, _)) = roles.first().map(|role| role.place()) else {
+            return Ok(Vec::new());
+        };
         let path = self.directory.join(folder);
         let fail = |source| Error::io("list", path.display().to_string(), source);
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&path).map_err(fail)? {
             let entry = entry.map_err(fail)?;
             let file_name = entry.file_name();
-            let number = file_name
-                .to_str()
-                .and_then(|text| text.strip_suffix(".seg"))
-                .and_then(|hex| u64::from_str_radix(hex, 16).ok());
-            match number {
-                Some(number) => names.push(FileName { role, number: SegmentId::new(number) }),
+            let name = file_name.to_str().and_then(|text| {
+                roles.iter().find_map(|&role| {
+                    let hex = text.strip_suffix(role.place().1)?;
+                    let number = SegmentId::new(u64::from_str_radix(hex, 16).ok()?);
+                    Some(FileName { role, number })
+                })
+            });
+            match name {
+                Some(name) => names.push(name),
                 None => {
-                    tracing::warn!(file = ?entry.path(), "a file that is no segment; left alone")
+                    tracing::warn!(file = ?entry.path(), "a file that is not ours; left alone")
                 }
             }
         }
@@ -101,8 +113,9 @@ fn make_folder(directory: &Path, folder: &str) -> Result<(PathBuf, File)> {
 
 impl Disk for LocalDisk {
     fn list(&self) -> Result<Vec<FileName>> {
-        let mut names = self.list_folder(FileRole::Log, "log")?;
-        names.extend(self.list_folder(FileRole::Compacted, "compacted")?);
+        let mut names = self.list_folder(&[FileRole::Log])?;
+        names.extend(self.list_folder(&[FileRole::Compacted])?);
+        names.extend(self.list_folder(&[FileRole::IndexCopy, FileRole::IndexDraft])?);
         Ok(names)
     }
 
@@ -126,6 +139,12 @@ impl Disk for LocalDisk {
             }
             _ => Ok(()),
         }
+    }
+
+    fn rename(&self, from: FileName, to: FileName) -> Result<()> {
+        let path = self.path(from);
+        std::fs::rename(&path, self.path(to))
+            .map_err(|source| Error::io("rename", path.display().to_string(), source))
     }
 
     fn sync_names(&self) -> Result<()> {

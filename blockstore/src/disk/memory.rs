@@ -44,6 +44,8 @@ struct State {
     files: BTreeMap<FileName, Arc<Mutex<FileState>>>,
     /// Those removed since names were synced: a crash may bring them back.
     removed: BTreeMap<FileName, Arc<Mutex<FileState>>>,
+    /// New names to old ones, of renames since names were synced: a crash may undo them.
+    renamed: BTreeMap<FileName, FileName>,
     /// The names as they were synced.
     durable_names: BTreeSet<FileName>,
     fault: Option<Fault>,
@@ -101,8 +103,10 @@ impl MemoryDisk {
         let state = self.state.lock();
         let mut names = BTreeMap::new();
         for (name, file) in state.files.iter().chain(&state.removed) {
-            let made = state.durable_names.contains(name) || keep();
+            let old = state.renamed.get(name).copied();
+            let made = state.durable_names.contains(&old.unwrap_or(*name)) || keep();
             let removed = state.removed.contains_key(name) && keep();
+            let name = old.as_ref().filter(|_| !removed && !keep()).unwrap_or(name);
             if made && !removed {
                 names.insert(*name, Arc::clone(file));
             }
@@ -227,6 +231,19 @@ impl Disk for MemoryDisk {
         Ok(())
     }
 
+    fn rename(&self, from: FileName, to: FileName) -> Result<()> {
+        let mut state = self.state.lock();
+        let fail = |source| Error::io("rename", from.to_string(), source);
+        state.change().map_err(fail)?;
+        let Some(file) = state.files.remove(&from) else {
+            return Err(fail(io::Error::from(io::ErrorKind::NotFound)));
+        };
+        let first = state.renamed.remove(&from).unwrap_or(from);
+        state.renamed.insert(to, first);
+        state.files.insert(to, file);
+        Ok(())
+    }
+
     fn sync_names(&self) -> Result<()> {
         let mut state = self.state.lock();
         let fail = |source| Error::io("sync", "folders", source);
@@ -239,6 +256,7 @@ impl Disk for MemoryDisk {
         }
         state.durable_names = state.files.keys().copied().collect();
         state.removed.clear();
+        state.renamed.clear();
         Ok(())
     }
 

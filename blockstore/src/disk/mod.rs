@@ -22,31 +22,54 @@ use crate::id::SegmentId;
 pub const SECTOR_BYTES: usize = 4096;
 pub(crate) const SECTOR_BYTES_U64: u64 = 4096;
 
-/// What a segment file holds. Each kind has its own folder.
+/// What a file of the store holds. Log, compacted segments and copies of the index have a folder
+/// each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum FileRole {
     /// The log: chunks and commit records as they came.
     Log,
     /// Chunks that compaction moved here.
     Compacted,
+    /// A copy of the index, whole.
+    IndexCopy,
+    /// A copy of the index that is being written.
+    IndexDraft,
 }
 
-/// The name of a segment file.
+impl FileRole {
+    /// The folder of its files, and how their names end.
+    const fn place(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Log => ("log", ".seg"),
+            Self::Compacted => ("compacted", ".seg"),
+            Self::IndexCopy => ("copies", ".idx"),
+            Self::IndexDraft => ("copies", ".new"),
+        }
+    }
+
+    /// The number in file headers and segment records: never change one.
+    pub(crate) const fn number(self) -> u8 {
+        match self {
+            Self::Log => 1,
+            Self::Compacted => 2,
+            Self::IndexCopy | Self::IndexDraft => 3,
+        }
+    }
+}
+
+/// The name of a file of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileName {
     /// What it holds.
     pub role: FileRole,
-    /// Its number, from one count for both roles.
+    /// Its number, from one count for all roles.
     pub number: SegmentId,
 }
 
 impl fmt::Display for FileName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let folder = match self.role {
-            FileRole::Log => "log",
-            FileRole::Compacted => "compacted",
-        };
-        write!(f, "{folder}/{:016x}.seg", self.number.get())
+        let (folder, ending) = self.role.place();
+        write!(f, "{folder}/{:016x}{ending}", self.number.get())
     }
 }
 
@@ -85,7 +108,15 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// `Io`.
     fn remove(&self, name: FileName) -> Result<()>;
 
-    /// Makes creations and removals durable.
+    /// Gives a file another name, at one moment: whatever a crash leaves, the file has the one or
+    /// the other. Durable after [`Disk::sync_names`]. Both names are in one folder, and nothing has
+    /// the new one.
+    ///
+    /// # Errors
+    /// `Io`; also when there is no such file.
+    fn rename(&self, from: FileName, to: FileName) -> Result<()>;
+
+    /// Makes creations, removals and renames durable.
     ///
     /// # Errors
     /// `Io`.

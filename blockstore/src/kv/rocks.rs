@@ -9,8 +9,8 @@ use std::path::Path;
 
 use rocksdb::{
     BlockBasedOptions, Cache, ColumnFamily, ColumnFamilyDescriptor, DB, DBCompressionType,
-    DBRawIterator, DataBlockIndexType, FlushOptions, Options, ReadOptions, SnapshotWithThreadMode,
-    WriteBatch, WriteBufferManager, WriteOptions,
+    DBRawIterator, DataBlockIndexType, ErrorKind, FlushOptions, Options, ReadOptions,
+    SnapshotWithThreadMode, WriteBatch, WriteBufferManager, WriteOptions,
 };
 
 use super::{Batch, Family, Kv, KvRead, Step, Visit, VisitSkipping};
@@ -47,7 +47,7 @@ impl RocksKv {
     /// write buffers.
     ///
     /// # Errors
-    /// `Index`, when RocksDB cannot open it.
+    /// `IndexLost`, when a file of it is missing or damaged; `Index`, when RocksDB cannot open it.
     pub fn open(path: &Path, memory_bytes: u64) -> Result<Self> {
         let memory_bytes = usize::try_from(memory_bytes).unwrap_or(usize::MAX);
         // Half for blocks read, half for entries not yet flushed.
@@ -66,7 +66,8 @@ impl RocksKv {
             ColumnFamilyDescriptor::new(family.name(), family_options(family, &cache, memory_bytes))
         });
         let default = ColumnFamilyDescriptor::new("default", Options::default());
-        let db = DB::open_cf_descriptors(&options, path, families.chain([default]))?;
+        let db = DB::open_cf_descriptors(&options, path, families.chain([default]))
+            .map_err(not_opened)?;
         Ok(Self { db, cache, write_buffers })
     }
 
@@ -74,6 +75,18 @@ impl RocksKv {
         self.db
             .cf_handle(family.name())
             .ok_or_else(|| Error::corrupt("index", format!("family {} is missing", family.name())))
+    }
+}
+
+/// A database that is damaged, or of which a file is gone, tells so in several ways.
+fn not_opened(error: rocksdb::Error) -> Error {
+    let is_missing = || error.to_string().contains("No such file or directory");
+    match error.kind() {
+        ErrorKind::Corruption | ErrorKind::NotFound => {
+            Error::IndexLost { reason: error.to_string() }
+        }
+        ErrorKind::IOError if is_missing() => Error::IndexLost { reason: error.to_string() },
+        _ => error.into(),
     }
 }
 

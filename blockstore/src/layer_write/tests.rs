@@ -37,6 +37,8 @@ enum Step {
     Write(Vec<(u64, Target)>),
     /// As a truncate: what is there goes, a hole takes its place if there is a layer below.
     Hide(u64, u64),
+    /// As a repair: all of the layer's own data there is lost.
+    Lose(u64, u64),
     /// What was held in memory is lost.
     Restart,
     /// A reader looks at a window.
@@ -58,7 +60,7 @@ fn chunk(number: u64) -> Target {
 }
 
 fn is_data(target: Option<Target>) -> bool {
-    matches!(target, Some(Target::Chunks(_)))
+    target.is_some_and(|target| target != Target::Hole)
 }
 
 impl World {
@@ -140,6 +142,7 @@ impl World {
             }
             Step::Write(targets) => self.write(targets, fate, twice),
             Step::Hide(first, end) => self.hide((*first, *end), fate),
+            Step::Lose(first, end) => self.lose((*first, *end), fate),
         }
     }
 
@@ -152,6 +155,7 @@ impl World {
                 Target::Chunks(_) => self.own[at] = Some(*target),
                 Target::Hole if self.seen(at).is_none() => {}
                 Target::Hole => self.own[at] = self.below.is_some().then_some(Target::Hole),
+                Target::Lost => panic!("nobody writes lost blocks"),
             }
         }
         let more = i64::try_from(seen(self)).unwrap() - i64::try_from(before).unwrap();
@@ -171,6 +175,23 @@ impl World {
         });
         if !matches!(fate, Fate::Commit) {
             self.own = own;
+        }
+    }
+
+    fn lose(&mut self, (first, end): (u64, u64), fate: Fate) {
+        self.transaction(fate, |txn, _| {
+            for run in mapping::take(txn, LAYER, (first, end)).unwrap() {
+                mapping::release(txn, &[run]).unwrap();
+                let is_hole = run.target == Target::Hole;
+                let target = if is_hole { Target::Hole } else { Target::Lost };
+                mapping::place(txn, LAYER, Run { target, ..run }).unwrap();
+            }
+        });
+        if matches!(fate, Fate::Commit) {
+            let range = usize::try_from(first).unwrap()..usize::try_from(end).unwrap();
+            for target in self.own[range].iter_mut().filter(|target| is_data(**target)) {
+                *target = Some(Target::Lost);
+            }
         }
     }
 
@@ -218,8 +239,8 @@ impl World {
             assert_eq!(*self.resolver.own_window(LAYER, window).unwrap(), beside, "{window}");
             if let Some(resolved) = self.resolver.cached(LAYER, window) {
                 let first = usize::try_from(start).unwrap();
-                for (block, chunk) in (first..).zip(resolved.chunks()) {
-                    assert_eq!(chunk.map(Target::Chunks), self.seen(block), "block {block}");
+                for (block, target) in (first..).zip(resolved.targets()) {
+                    assert_eq!(target, self.seen(block), "block {block}");
                 }
             }
         }
@@ -257,6 +278,9 @@ fn steps() -> impl Strategy<Value = Vec<(Step, Fate, bool)>> {
         1 => (0..BLOCKS, 1..BLOCKS).prop_map(|(first, count)| {
             Step::Hide(first, (first + count).min(BLOCKS))
         }),
+        1 => (0..BLOCKS, 1..BLOCKS).prop_map(|(first, count)| {
+            Step::Lose(first, (first + count).min(BLOCKS))
+        }),
         1 => Just(Step::Restart),
         2 => (0..BLOCKS / WINDOW_BLOCKS).prop_map(Step::Read),
     ];
@@ -269,6 +293,9 @@ fn below() -> impl Strategy<Value = Option<Entries>> {
     let of_targets = |targets: Vec<(u64, Target)>| {
         let mut entries = vec![None; usize::try_from(BLOCKS).unwrap()];
         for (block, target) in targets.into_iter().filter(|(_, t)| *t != Target::Hole) {
+            // Some of what is below is lost.
+            let lost = block % 16 == 3;
+            let target = if lost { Target::Lost } else { target };
             entries[usize::try_from(block).unwrap()] = Some(target);
         }
         entries

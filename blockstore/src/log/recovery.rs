@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::reader::FileReader;
 use super::tail::{End, Tail};
 use super::{Log, Sealed, create_log_file, log_file};
 use crate::disk::{Disk, DiskFile, FileName, FileRole};
@@ -10,7 +11,8 @@ use crate::error::{Error, Result};
 use crate::id::{SegmentId, StoreId};
 use crate::kv::Batch;
 use crate::record::LogPosition;
-use crate::segment_format::{self as format, Directory, FILE_HEADER_BYTES};
+use crate::segment_format::stream::{self, PIECE_BYTES, ReadAt};
+use crate::segment_format::{self as format, Directory, FILE_HEADER_BYTES, Found};
 use crate::segments::Segments;
 
 /// What recovery found.
@@ -31,6 +33,9 @@ pub(crate) struct Recovery<'a> {
     pub(crate) store: Option<StoreId>,
     /// `None` for an index that was never flushed.
     pub(crate) position: Option<LogPosition>,
+    /// Whether chunks whose stored bytes are damaged end the replay, where what follows proves
+    /// that they were acknowledged. If not, reading them will tell.
+    pub(crate) damaged_chunks_stop: bool,
     /// Takes each batch that is not in the index yet, and the position behind it.
     pub(crate) apply: &'a mut dyn FnMut(Batch, LogPosition) -> Result<()>,
 }
@@ -125,28 +130,29 @@ impl Recovery<'_> {
 
     fn scan_file(&mut self, segment: SegmentId, is_last: bool, scan: &mut Scan) -> Result<FileEnd> {
         let name = log_file(segment);
-        let (file, bytes, store) = self.read(name)?;
-        let start = match self.position {
+        let (mut reader, store) = self.read(name)?;
+        let replay_from = match self.position {
             Some(at) if at.segment == segment => at.offset_bytes,
             _ => 0,
         };
-        let replay_from = usize::try_from(start).unwrap_or(usize::MAX);
-        let read = self.read_records(segment, (&bytes, store), replay_from, scan)?;
+        let verify = is_last || self.damaged_chunks_stop;
+        let read = self.read_records(segment, (&mut reader, store), (replay_from, verify), scan)?;
         let whole = read.whole;
         if read.directory_offset_bytes.is_none() && whole < replay_from {
             let reason =
                 format!("no whole record at {whole}, yet the index holds all up to {replay_from}");
             return Err(Error::corrupt(name.to_string(), reason));
         }
-        let mut length = bytes.len();
+        let mut length = reader.length_bytes();
         if read.directory_offset_bytes.is_none() {
-            check_tail(name, &bytes[whole..], is_last, (store, scan.sequence))?;
-            if !is_zeros(&bytes[whole..]) {
-                cut(name, file.as_ref(), (whole, length))?;
+            check_tail(name, (&mut reader, whole), is_last, (store, scan.sequence))?;
+            if !is_zeros(&mut reader, whole)? {
+                cut(name, reader.file(), (whole, length))?;
                 length = whole;
             }
         }
-        let tail = End::of(&bytes, whole, count(length));
+        let tail =
+            End { end_bytes: whole, partial: reader.sector_before(whole)?, length_bytes: length };
         let end = FileEnd { store, tail, directory_offset_bytes: read.directory_offset_bytes };
         self.register(segment, read.directory, &end);
         Ok(end)
@@ -156,25 +162,25 @@ impl Recovery<'_> {
     fn read_records(
         &mut self,
         segment: SegmentId,
-        (bytes, store): (&[u8], StoreId),
-        replay_from: usize,
+        (reader, store): (&mut FileReader, StoreId),
+        (replay_from, verify): (u64, bool),
         scan: &mut Scan,
     ) -> Result<Records> {
         let mut read = Records {
             directory: Directory::default(),
-            whole: FILE_HEADER_BYTES,
+            whole: count(FILE_HEADER_BYTES),
             directory_offset_bytes: None,
         };
         // Chunks of groups whose commit has not been seen yet.
         let mut waiting = Directory::default();
-        let mut offset = FILE_HEADER_BYTES;
+        let mut offset = read.whole;
         loop {
-            let verify = offset >= replay_from;
-            let Some((found, end)) = format::find_record(bytes, store, offset, verify)? else {
+            let verify = verify && offset >= replay_from;
+            let Some((found, end)) = stream::find(reader, store, offset, verify)? else {
                 break;
             };
             match found {
-                format::Found::Group(group) => {
+                Found::Group(group) => {
                     let next = read.directory.places.len() + waiting.places.len();
                     if group.segment != segment || usize::try_from(group.first_index) != Ok(next) {
                         break;
@@ -182,28 +188,28 @@ impl Recovery<'_> {
                     waiting.places.extend(group.places.into_iter().map(Some));
                     waiting.hashes.extend(group.hashes);
                 }
-                format::Found::Commit { sequence, batch } => {
+                Found::Commit { sequence, batch } => {
                     if offset >= replay_from {
                         if sequence != scan.sequence + 1 {
+                            missing_before(log_file(segment), &read, (scan.sequence, sequence))?;
                             break;
                         }
                         scan.sequence = sequence;
                         scan.replayed += 1;
-                        let offset_bytes = count(end);
-                        (self.apply)(batch, LogPosition { segment, offset_bytes, sequence })?;
+                        (self.apply)(batch, LogPosition { segment, offset_bytes: end, sequence })?;
                     }
                     read.directory.places.append(&mut waiting.places);
                     read.directory.hashes.append(&mut waiting.hashes);
                     read.whole = end;
                 }
-                format::Found::Directory { segment: of, chunks } => {
+                Found::Directory { segment: of, chunks } => {
                     // It does not tell its store: only one that fits the groups is this file's.
                     let known = read.directory.places.len();
                     let fits = of == segment && usize::try_from(chunks) == Ok(known);
                     if !fits || !waiting.places.is_empty() {
                         break;
                     }
-                    read.directory_offset_bytes = Some(count(offset));
+                    read.directory_offset_bytes = Some(offset);
                     read.whole = end;
                     break;
                 }
@@ -213,19 +219,20 @@ impl Recovery<'_> {
         Ok(read)
     }
 
-    /// A file with all its bytes, durable from now on, and of the same store as the others.
-    fn read(&mut self, name: FileName) -> Result<(Arc<dyn DiskFile>, Vec<u8>, StoreId)> {
+    /// A file whose bytes are durable from now on, and of the same store as the others.
+    fn read(&mut self, name: FileName) -> Result<(FileReader, StoreId)> {
         let file = self.segments.open_file(name)?;
         file.sync()?;
-        let length = usize::try_from(file.length_bytes()?).unwrap_or(usize::MAX);
-        let bytes = file.read_at(0, length)?;
-        let store = format::decode_file_header(name, &bytes)?;
+        let mut reader = FileReader::new(file)?;
+        let header_bytes = reader.length_bytes().min(count(FILE_HEADER_BYTES));
+        let header = reader.bytes(0, usize::try_from(header_bytes).unwrap_or(usize::MAX))?;
+        let store = format::decode_file_header(name, header.unwrap_or_default())?;
         let expected = *self.store.get_or_insert(store);
         if store != expected {
             let reason = format!("it is of store {store}, the others are of store {expected}");
             return Err(Error::corrupt(name.to_string(), reason));
         }
-        Ok((file, bytes, store))
+        Ok((reader, store))
     }
 
     fn register(&self, segment: SegmentId, directory: Directory, end: &FileEnd) {
@@ -271,7 +278,7 @@ struct Scan {
 struct Records {
     directory: Directory,
     /// Where the last of them ends.
-    whole: usize,
+    whole: u64,
     directory_offset_bytes: Option<u64>,
 }
 
@@ -287,22 +294,44 @@ fn count(bytes: usize) -> u64 {
 }
 
 /// The padding of the last record, and zeros written ahead: they stay for the appends to come.
-fn is_zeros(bytes: &[u8]) -> bool {
-    bytes.iter().all(|&byte| byte == 0)
+fn is_zeros(reader: &mut FileReader, from: u64) -> Result<bool> {
+    let mut at = from;
+    while at < reader.length_bytes() {
+        let left = usize::try_from(reader.length_bytes() - at).unwrap_or(usize::MAX);
+        let piece = reader.bytes(at, left.min(PIECE_BYTES))?.unwrap_or_default();
+        if piece.iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+        at += count(piece.len());
+    }
+    Ok(true)
 }
 
 /// Cuts off an append that was never synced.
-fn cut(name: FileName, file: &dyn DiskFile, (whole, length): (usize, usize)) -> Result<()> {
+fn cut(name: FileName, file: &dyn DiskFile, (whole, length): (u64, u64)) -> Result<()> {
     tracing::info!(%name, from = whole, bytes = length - whole, "cut an unfinished append");
-    file.truncate(count(whole))?;
+    file.truncate(whole)?;
     file.sync()
+}
+
+/// A file that begins with a later commit than the one that is due: the log files between are
+/// gone. Of a later place in the file, what follows tells.
+fn missing_before(name: FileName, read: &Records, (last, found): (u64, u64)) -> Result<()> {
+    if found <= last || read.whole > count(FILE_HEADER_BYTES) {
+        return Ok(());
+    }
+    let reason = format!(
+        "it begins with commit {found}, and commit {last} is the last before it: the log files \
+         with what lies between are missing"
+    );
+    Err(Error::corrupt(name.to_string(), reason))
 }
 
 /// What lies behind the last whole record must be zeros, or an append that was never synced.
 /// Anything else is damage, and cutting it off would lose acknowledged data in silence.
 fn check_tail(
     name: FileName,
-    tail: &[u8],
+    (reader, whole): (&mut FileReader, u64),
     is_last: bool,
     (store, sequence): (StoreId, u64),
 ) -> Result<()> {
@@ -311,7 +340,7 @@ fn check_tail(
     }
     // An append is one write, begun after the one before it was synced: commit n + 1 may be
     // whole behind torn chunks, but n + 2 proves that n + 1 was acknowledged.
-    match format::commit_behind(tail, store, sequence + 1) {
+    match stream::commit_behind(reader, whole, store, sequence + 1)? {
         Some(later) => Err(Error::corrupt(
             name.to_string(),
             format!("commit {} is damaged, yet commit {later} follows", sequence + 1),

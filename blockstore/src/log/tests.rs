@@ -27,6 +27,7 @@ fn recover_from(disk: &Arc<dyn Disk>, position: Option<LogPosition>) -> Result<(
         segments: Arc::new(Segments::new(Arc::clone(disk), 1 << 20)),
         store: None,
         position,
+        damaged_chunks_stop: true,
         apply: &mut |batch, position| {
             replay.insert(position.sequence, batch);
             Ok(())
@@ -315,6 +316,7 @@ fn a_commit_is_durable_before_it_is_replayed() {
         segments: Arc::new(Segments::new(memory(&disk), 1 << 20)),
         store: None,
         position: None,
+        damaged_chunks_stop: true,
         apply: &mut |_, position| {
             seen += 1;
             let survived = memory(&disk.crash(|| false));

@@ -206,6 +206,26 @@ fn map_runs() {
 }
 
 #[test]
+fn lost_runs() {
+    let lost = Run { first: 10, count: 2, target: Target::Lost };
+    let golden = hex("02 0000000000000002 01");
+    assert_eq!(lost.encode(), golden);
+    assert_eq!(Run::decode(10, &golden).unwrap(), lost);
+    for length in 0..golden.len() {
+        assert!(Run::decode(10, &golden[..length]).is_err(), "{length} bytes are enough");
+    }
+    for wrong in [
+        "02 0000000000000002 01 00",
+        "02 0000000000000002 02",
+        "02 0000000000000000 01",
+        "01 0000000000000002 01",
+        "03 0000000000000002 01",
+    ] {
+        assert_eq!(Run::decode(10, &hex(wrong)).unwrap_err().kind(), ErrorKind::Corrupt, "{wrong}");
+    }
+}
+
+#[test]
 fn segments() {
     let record = |role, directory_offset_bytes| SegmentRecord {
         file: FileName { role, number: SegmentId::new(6) },

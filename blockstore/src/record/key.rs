@@ -7,6 +7,7 @@ pub(crate) const META_STORE: &[u8] = b"store";
 pub(crate) const META_COUNTERS: &[u8] = b"counters";
 pub(crate) const META_POSITION: &[u8] = b"position";
 pub(crate) const META_HASHED: &[u8] = b"hashed";
+pub(crate) const META_SCRUB: &[u8] = b"scrub";
 
 pub(crate) fn inode(inode: InodeId) -> Vec<u8> {
     inode.get().to_be_bytes().to_vec()

@@ -2,6 +2,7 @@
 //! new format, and fails here first. The checksums and hashes were computed by other programs.
 
 use super::*;
+use crate::disk::FileRole;
 use crate::error::ErrorKind;
 use crate::record::golden::hex;
 
@@ -99,6 +100,17 @@ fn golden_directory() -> Vec<u8> {
     let places = page(PLACES, 3072, "5fc5106f");
     let hashes = page(&[RAW_HASH, PACKED_HASH].concat(), 8192, "2d294e10");
     [hex(DIRECTORY), places, hashes].concat()
+}
+
+/// The record at `offset`, as recovery finds it.
+fn find_record(
+    mut bytes: &[u8],
+    store: StoreId,
+    offset: usize,
+    verify: bool,
+) -> Result<Option<(Found, usize)>> {
+    let found = stream::find(&mut bytes, store, u64::try_from(offset).unwrap(), verify)?;
+    Ok(found.map(|(found, end)| (found, usize::try_from(end).unwrap())))
 }
 
 fn is_found(bytes: &[u8], verify: bool) -> bool {
@@ -266,6 +278,10 @@ fn a_commit_record_with_a_good_checksum_and_bad_content_is_corrupt() {
     }
 }
 
+fn behind(mut bytes: &[u8], sequence: u64) -> Option<u64> {
+    stream::commit_behind(&mut bytes, 0, store(), sequence).unwrap()
+}
+
 #[test]
 fn a_later_commit_is_found_in_any_bytes() {
     let commit = |sequence| {
@@ -275,13 +291,13 @@ fn a_later_commit_is_found_in_any_bytes() {
     };
     let torn = &commit(9)[..30];
     let bytes = [b"SWCMSWCM", &commit(3)[..], b"?", &commit(7), b"!", torn, b"SWCM"].concat();
-    assert_eq!(commit_behind(&bytes, store(), 2), Some(7));
-    assert_eq!(commit_behind(&bytes, store(), 6), Some(7));
-    assert_eq!(commit_behind(&bytes, store(), 7), None, "it is the one that is damaged");
-    assert_eq!(commit_behind(&bytes[..bytes.len() - 60], store(), 2), Some(3));
+    assert_eq!(behind(&bytes, 2), Some(7));
+    assert_eq!(behind(&bytes, 6), Some(7));
+    assert_eq!(behind(&bytes, 7), None, "it is the one that is damaged");
+    assert_eq!(behind(&bytes[..bytes.len() - 60], 2), Some(3));
     // Bytes of some other time: so many commits do not fit in between.
-    assert_eq!(commit_behind(&commit(5000), store(), 2), None);
-    assert_eq!(commit_behind(torn, store(), 2), None);
+    assert_eq!(behind(&commit(5000), 2), None);
+    assert_eq!(behind(torn, 2), None);
 }
 
 /// Each of a million starts claims half of the bytes: checked one by one they take hours.
@@ -294,10 +310,10 @@ fn bytes_full_of_starts_of_commits_are_searched_in_time() {
         start.extend_from_slice(&sequence.to_be_bytes());
         let mut bytes = start.repeat((16 << 20) / 16);
         let begin = std::time::Instant::now();
-        assert_eq!(commit_behind(&bytes, store(), 2), None);
+        assert_eq!(behind(&bytes, 2), None);
         assert!(begin.elapsed().as_secs() < 60, "{:?}", begin.elapsed());
         encode_commit(&mut bytes, (store(), 4), &golden_batch());
-        assert_eq!(commit_behind(&bytes, store(), 2), Some(4), "behind all of it");
+        assert_eq!(behind(&bytes, 2), Some(4), "behind all of it");
     }
 }
 

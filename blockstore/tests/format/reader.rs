@@ -231,9 +231,11 @@ impl Replayed {
             if let Some(((_, key), run)) = entries.next_back() {
                 let into = block - number_at(key, 8);
                 if into < number_at(run, 1) {
-                    return match run.len() {
-                        9 => vec![0; BLOCK_BYTES],
-                        _ => self.chunk(number_at(run, 9) + into),
+                    return match (run[0], run.len()) {
+                        (1, 9) => vec![0; BLOCK_BYTES],
+                        (1, 17) => self.chunk(number_at(run, 9) + into),
+                        (2, 10) if run[9] == 1 => panic!("block {block} is lost"),
+                        other => panic!("map run of (version, bytes) {other:?}"),
                     };
                 }
             }

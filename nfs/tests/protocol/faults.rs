@@ -100,6 +100,10 @@ impl Disk for StallingDisk {
         self.disk.remove(name)
     }
 
+    fn rename(&self, from: FileName, to: FileName) -> Result<()> {
+        self.disk.rename(from, to)
+    }
+
     fn sync_names(&self) -> Result<()> {
         self.disk.sync_names()
     }

@@ -47,6 +47,7 @@ impl TryFrom<Settings> for Config {
             capacity_bytes: settings.capacity.map(Size::bytes),
             memory: memory(given(settings.memory, "memory")?)?,
             compaction_bytes_per_second: compaction_rate(&settings)?,
+            scrub_bytes_per_second: given(settings.scrub_rate, "scrub-rate")?.bytes(),
             dirty_age: dirty_age(&settings)?,
             nfs_connections: within(
                 settings.nfs_connections,

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::parser::ValueSource;
-use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use super::settings::Settings;
 
@@ -30,15 +30,40 @@ pub struct CommandLine {
 }
 
 /// Ends the help text.
-const EXIT_CODES: &str =
-    "Exit codes: 0 stopped as asked, 1 failure, 2 wrong usage or configuration";
+const EXIT_CODES: &str = "Exit codes: 0 stopped as asked, 1 failure, 2 wrong usage or configuration; of check also \
+     3 no store there, 4 a server has it open, 6 problems were found";
 
 /// A command other than to serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
 pub enum Command {
+    /// Verify, or repair, the store of --data-dir while no server has it open; exit code 6 if
+    /// something is wrong (after a repair: still)
+    Check(CheckArguments),
     /// Look at the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+}
+
+/// What to check, and how to tell.
+#[derive(Args, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CheckArguments {
+    /// Read and hash every stored block too; takes as long as reading them all
+    #[arg(long)]
+    pub data: bool,
+
+    /// First make the index anew, from its copy and the log; the old one is set aside. For an
+    /// index that was lost or is damaged
+    #[arg(long)]
+    pub rebuild: bool,
+
+    /// Put right what is wrong: what cannot be read becomes lost, and reading it an error; the
+    /// rest is kept. Reads all that is stored; says what was lost
+    #[arg(long)]
+    pub repair: bool,
+
+    /// Print the result as one line of JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// A command on the configuration.

@@ -22,7 +22,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use command_line::{Command, CommandLine, ConfigCommand, ParsedCommandLine};
+pub use command_line::{CheckArguments, Command, CommandLine, ConfigCommand, ParsedCommandLine};
 pub use error::ConfigError;
 pub use secret::{REDACTED, Secret};
 pub use settings::{LogFilter, LogFormat, Parsed, Settings};
@@ -59,6 +59,8 @@ pub struct Config {
     pub dirty_age: Duration,
     /// Bytes a second that compaction may rewrite.
     pub compaction_bytes_per_second: u64,
+    /// Bytes a second that are read to find damage; 0: none.
+    pub scrub_bytes_per_second: u64,
     /// What clients mount.
     pub export_path: String,
     /// Whose identity is taken from them.

@@ -98,6 +98,10 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_COMPACTION_RATE", value_name = "SIZE")]
     pub compaction_rate: Option<Size>,
 
+    /// Bytes a second that are read to find damage early; 0: none [default: 4MiB]
+    #[arg(long, env = "SLACKWATER_SCRUB_RATE", value_name = "SIZE")]
+    pub scrub_rate: Option<Size>,
+
     /// Name under which clients mount the store [default: /slackwater]
     #[arg(long, env = "SLACKWATER_EXPORT_PATH", value_name = "PATH")]
     pub export_path: Option<String>,
@@ -158,6 +162,7 @@ impl Settings {
             compress: Some(true),
             dirty_age_seconds: Some(5),
             compaction_rate: Some(Size::from_bytes(64 << 20)),
+            scrub_rate: Some(Size::from_bytes(4 << 20)),
             export_path: Some("/slackwater".to_owned()),
             squash: Squash::default().to_string().parse().ok(),
             anonymous_uid: Some(65534),
@@ -196,6 +201,7 @@ impl Settings {
             compress: self.compress.or(lower.compress),
             dirty_age_seconds: self.dirty_age_seconds.or(lower.dirty_age_seconds),
             compaction_rate: self.compaction_rate.or(lower.compaction_rate),
+            scrub_rate: self.scrub_rate.or(lower.scrub_rate),
             export_path: self.export_path.or(lower.export_path),
             squash: self.squash.or(lower.squash),
             anonymous_uid: self.anonymous_uid.or(lower.anonymous_uid),

@@ -34,7 +34,22 @@ impl Collector for StoreCollector {
 fn encode_stats(encoder: &mut DescriptorEncoder<'_>, stats: &Stats) -> fmt::Result {
     encode(encoder, PREFIX, &space(stats))?;
     encode(encoder, PREFIX, &objects(stats))?;
-    encode(encoder, PREFIX, &work(stats))
+    encode(encoder, PREFIX, &work(stats))?;
+    encode(encoder, PREFIX, &damage(stats))
+}
+
+/// What is known of damage, and how far the search for it is.
+fn damage(stats: &Stats) -> [Plain; 4] {
+    [
+        counter("scrubbed_bytes", stats.scrubbed_bytes, "Bytes read to find damage"),
+        gauge("scrub_segment", stats.scrub_segment, "The logical segment scrubbed next"),
+        gauge(
+            "scrub_finished_at_seconds",
+            stats.scrub_finished_at_seconds,
+            "When all live chunks had last been verified, since 1970; 0: never",
+        ),
+        gauge("damaged_chunks", stats.damaged_chunks, "Chunks known to be damaged"),
+    ]
 }
 
 /// Bytes, on the disk and in memory.
@@ -118,6 +133,10 @@ mod tests {
             cache_misses: 123,
             reclaimed_entries: 124,
             compacted_bytes: 125,
+            scrubbed_bytes: 126,
+            scrub_segment: 127,
+            scrub_finished_at_seconds: 128,
+            damaged_chunks: 129,
             poisoned: true,
         }
     }

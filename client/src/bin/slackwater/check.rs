@@ -34,6 +34,12 @@ fn describe(report: &CheckReport) -> String {
     if report.problems_left_out > 0 {
         text.push_str(&format!("... and {} more\n", report.problems_left_out));
     }
+    for hit in &report.hits {
+        text.push_str(&format!("{}\n", printable(&hit.describe())));
+    }
+    if report.hits_left_out > 0 {
+        text.push_str(&format!("... and {} more places\n", report.hits_left_out));
+    }
     let verdict = if report.clean { "no problems" } else { "PROBLEMS FOUND" };
     text + &fields(&[
         ("verdict", verdict.to_owned()),
@@ -41,12 +47,17 @@ fn describe(report: &CheckReport) -> String {
         ("layers", report.layers.to_string()),
         ("map runs", report.runs.to_string()),
         ("chunks", report.chunks.to_string()),
+        ("damaged chunks", report.damaged_chunks.to_string()),
+        ("lost blocks", report.lost_blocks.to_string()),
+        ("segment files", report.files.to_string()),
         ("data read", human(report.data_bytes)),
     ])
 }
 
 #[cfg(test)]
 mod tests {
+    use slackwater_client::types::Hit;
+
     use super::*;
 
     #[test]
@@ -59,12 +70,23 @@ mod tests {
             layers: 2,
             runs: 3,
             chunks: 4,
+            files: 5,
+            damaged_chunks: 1,
+            lost_blocks: 0,
+            hits: vec![Hit {
+                path: "a".to_owned(),
+                snapshot_id: None,
+                offset_bytes: 4096,
+                length_bytes: 8192,
+                lost: false,
+            }],
+            hits_left_out: 9,
             data_bytes: 0,
         };
         let text = describe(&report);
-        assert!(
-            text.starts_with("I1: a count is wrong\n... and 7 more\nverdict    PROBLEMS FOUND\n"),
-            "{text}"
-        );
+        let begin = "I1: a count is wrong\n... and 7 more\ndamaged: a, bytes 4096 to 12288\n\
+                     ... and 9 more places\nverdict ";
+        assert!(text.starts_with(begin), "{text}");
+        assert!(text.contains("PROBLEMS FOUND\n"), "{text}");
     }
 }

@@ -1,0 +1,163 @@
+//! When a copy is written, and what goes then.
+
+use super::*;
+use crate::compact::{checkpoint, compact_once};
+use crate::disk::Fault;
+use crate::testing::{World, blocks, options};
+
+const SEGMENT_BYTES: u64 = 64 << 10;
+
+/// Blocks of one write: they fill a segment.
+const BLOCKS: u64 = 16;
+
+/// A store of so many full log files, of each of which one block is left.
+fn worn(files: u64) -> World {
+    let world = World::new(options(SEGMENT_BYTES), None);
+    let inode = world.create("f");
+    wear(&world, inode, 0..files);
+    world
+}
+
+fn wear(world: &World, inode: crate::id::InodeId, files: std::ops::Range<u64>) {
+    for file in files.clone() {
+        let seeds: Vec<u64> = (file * BLOCKS + 1..=(file + 1) * BLOCKS).collect();
+        world.put(inode, file * BLOCKS, &seeds);
+    }
+    for file in files {
+        let offset = file * BLOCKS + 1;
+        let holes = blocks(&[0; 15]);
+        world.write(inode, offset, holes);
+    }
+    crate::flush::flush(&world.core, &world.core.file(inode).unwrap()).unwrap();
+    checkpoint(&world.core).unwrap();
+}
+
+fn inode(world: &World) -> crate::id::InodeId {
+    crate::paths::resolve(&world.core, &crate::name::FilePath::parse("f").unwrap()).unwrap()
+}
+
+fn compact(world: &World) {
+    while compact_once(&world.core).unwrap().is_some() {}
+}
+
+fn retired(world: &World) -> Vec<FileName> {
+    world.core.copies.state.lock().retired.keys().copied().collect()
+}
+
+fn count(world: &World, role: FileRole) -> usize {
+    world.disk.list().unwrap().iter().filter(|name| name.role == role).count()
+}
+
+fn go_on(world: &World) -> Renewed {
+    renew(&world.core, &mut |_| true).unwrap()
+}
+
+#[test]
+fn what_compaction_emptied_stays_until_a_copy_is_written() {
+    let world = worn(6);
+    let logs = count(&world, FileRole::Log);
+    compact(&world);
+    assert_eq!(count(&world, FileRole::Log), logs, "each is needed to make the index anew");
+    let waiting = retired(&world);
+    assert!(waiting.len() >= 5, "{waiting:?}");
+    assert!(world.core.copies.is_due(&world.core, false), "there is no copy at all");
+
+    // A restart finds them, whatever it had kept in memory.
+    let world = world.crash();
+    assert_eq!(retired(&world), waiting);
+    let used = world.core.space().used_bytes;
+    let renewed = go_on(&world);
+    assert_eq!(renewed.files_removed, u64::try_from(waiting.len()).unwrap());
+    assert_eq!(retired(&world), []);
+    assert_eq!(count(&world, FileRole::Log), logs - waiting.len());
+    assert_eq!((count(&world, FileRole::IndexCopy), count(&world, FileRole::IndexDraft)), (1, 0));
+    let freed = renewed.bytes_freed - renewed.bytes_written;
+    assert_eq!(world.core.space().used_bytes, used - freed);
+    assert_eq!(
+        world.disk.used_bytes(),
+        used - freed + world.core.spare_bytes.load(Ordering::Relaxed)
+    );
+    world.check();
+    assert_eq!(retired(&world.crash()), []);
+}
+
+#[test]
+fn with_a_copy_the_next_one_waits_for_what_it_is_worth() {
+    let world = worn(6);
+    compact(&world);
+    go_on(&world);
+    let first = world.core.copies.state.lock().current.unwrap();
+    assert!(first.length_bytes * RETIRED_COPIES_MAX < RETIRED_SEGMENTS_MAX * SEGMENT_BYTES);
+    wear(&world, inode(&world), 100..102);
+    compact(&world);
+    assert!(!retired(&world).is_empty());
+    assert!(!world.core.copies.is_due(&world.core, true), "{:?}", retired(&world));
+    assert!(world.core.copies.is_wanted(), "for whoever asks for all there is to free");
+    // The disk is nearly full: what waits would double the room.
+    world.disk.set_capacity(world.disk.used_bytes() + (64 << 10));
+    assert!(world.core.copies.is_due(&world.core, true), "no more comes, and room is short");
+    world.disk.set_capacity(1 << 40);
+    wear(&world, inode(&world), 200..206);
+    compact(&world);
+    assert!(world.core.copies.is_due(&world.core, false));
+    go_on(&world);
+    let second = world.core.copies.state.lock().current.unwrap();
+    assert!(second.position > first.position);
+    assert_eq!(count(&world, FileRole::IndexCopy), 1, "the older one went");
+    world.check();
+}
+
+#[test]
+fn a_copy_that_is_told_to_stop_leaves_nothing() {
+    let world = worn(3);
+    let inode = inode(&world);
+    // More than one part: each block is a run of its own.
+    for part in 0..40 {
+        let seeds: Vec<u64> = (0..1000).map(|n| (part * 1000 + n) % 7 * 2 + 1).collect();
+        world.put(inode, 1000 * (part + 1), &seeds);
+    }
+    compact(&world);
+    let before = (world.disk.list().unwrap(), world.core.space().used_bytes);
+    let mut heard = 0;
+    let stopped = renew(&world.core, &mut |bytes| {
+        heard += bytes;
+        false
+    });
+    assert_eq!(stopped.unwrap().files_removed, 0);
+    assert!(heard > 0, "the copy has more than one part");
+    assert_eq!((world.disk.list().unwrap(), world.core.space().used_bytes), before);
+}
+
+#[test]
+fn on_a_full_disk_old_log_files_go_before_the_copy_is_written() {
+    let world = worn(6);
+    compact(&world);
+    let waiting = retired(&world).len();
+    world.disk.inject(Fault::NoSpace(0));
+    let renewed = go_on(&world);
+    assert_eq!(renewed.files_removed, u64::try_from(waiting).unwrap());
+    assert_eq!(count(&world, FileRole::IndexCopy), 1);
+    world.check();
+
+    // With little to gain, the old copy is worth more than the room.
+    wear(&world, inode(&world), 100..101);
+    world.core.copies.state.lock().retired.clear();
+    world.disk.inject(Fault::NoSpace(0));
+    renew(&world.core, &mut |_| true).unwrap_err();
+    assert_eq!((count(&world, FileRole::IndexCopy), count(&world, FileRole::IndexDraft)), (1, 0));
+    assert!(!world.core.copies.is_due(&world.core, true), "not tried again at once");
+}
+
+#[test]
+fn a_damaged_copy_is_found_and_written_anew() {
+    let world = worn(6);
+    compact(&world);
+    go_on(&world);
+    let copy = world.core.copies.state.lock().current.unwrap();
+    world.disk.flip_bit(copy.name, 200);
+    let report = crate::check::check(&world.core, false).unwrap();
+    assert!(report.problems.iter().any(|p| p.contains(&copy.name.to_string())), "{report:?}");
+    assert!(world.core.copies.is_due(&world.core, false));
+    crate::background::gc(&world.core).unwrap();
+    world.check();
+}

@@ -1,0 +1,119 @@
+//! Making the index anew: the newest whole copy of it, and what the log says from there on. A
+//! store that nothing was ever compacted in needs no copy: its log has all.
+//!
+//! Invariants: nothing of the log is removed, and the old index stays as it was until the new
+//! one is whole and durable. What cannot be made whole is refused, and named.
+
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use crate::compact::checkpoint;
+use crate::core::Budget;
+use crate::disk::{Disk, FileName, FileRole, LocalDisk};
+use crate::error::{Error, Result};
+use crate::id::StoreId;
+use crate::index_copy;
+use crate::kv::{Kv, RocksKv};
+use crate::open::{self, Opening};
+use crate::options::Options;
+use crate::segment_format::{FILE_HEADER_BYTES, decode_file_header};
+
+/// The index while it is made; a crash may leave it, and it means nothing then.
+const NEW_INDEX: &str = "index.new";
+
+/// What an index was made anew from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Rebuilt {
+    /// The copy that was taken, as `copies/0000000000000007.idx`; `None`: the log alone.
+    pub copy: Option<String>,
+    /// Entries of the copy.
+    pub copied_entries: u64,
+    /// Commits of the log that came behind it.
+    pub replayed_commits: u64,
+    /// Where the old index is now. It may be deleted.
+    pub set_aside: Option<PathBuf>,
+}
+
+/// Makes the index of the store in `options.data_dir` anew.
+pub(crate) fn rebuild_local(options: &Options) -> Result<Rebuilt> {
+    let data_dir = &options.data_dir;
+    let _lock = open::lock(data_dir)?;
+    open::check_format(data_dir)?;
+    let disk: Arc<dyn Disk> = Arc::new(LocalDisk::open(data_dir)?);
+    let new = data_dir.join(NEW_INDEX);
+    remove_folder(&new)?;
+    let mut rebuilt = {
+        let kv = RocksKv::open(&new, Budget::of(options).index_bytes)?;
+        rebuild(Arc::new(kv), disk, options.clone())?
+    };
+    rebuilt.set_aside = swap(data_dir, &new)?;
+    Ok(rebuilt)
+}
+
+/// Fills an empty index, and makes it durable.
+pub(crate) fn rebuild(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) -> Result<Rebuilt> {
+    let logs: Vec<FileName> =
+        disk.list()?.into_iter().filter(|name| name.role == FileRole::Log).collect();
+    let Some(first) = logs.first().copied() else {
+        return Err(Error::corrupt("log", "there is no log file: nothing to make an index from"));
+    };
+    let store = logs.iter().find_map(|name| store_of(disk.as_ref(), *name));
+    let mut rebuilt = Rebuilt::default();
+    match index_copy::load(kv.as_ref(), disk.as_ref(), store)? {
+        Ok(loaded) => {
+            rebuilt.copy = Some(loaded.name.to_string());
+            rebuilt.copied_entries = loaded.entries;
+        }
+        // The replay tells whether a log that begins at the first file has all others too.
+        Err(_) if first.number.get() == 1 => {}
+        Err(faults) => {
+            let reason = match faults.as_slice() {
+                [] => "there is no copy of it".to_owned(),
+                faults => format!("no copy of it is whole ({})", faults.join("; ")),
+            };
+            let reason = format!(
+                "{reason}, and log/0000000000000001.seg, where the log began, is gone: the first \
+                 log file is {first}"
+            );
+            return Err(Error::corrupt("index", reason));
+        }
+    }
+    tracing::info!(log_files = logs.len(), "replaying the log");
+    let core = open::open_core(kv, disk, options, Opening::Rebuild)?;
+    checkpoint(&core)?;
+    rebuilt.replayed_commits = core.replayed_commits;
+    Ok(rebuilt)
+}
+
+/// The store that a log file says it is of.
+fn store_of(disk: &dyn Disk, name: FileName) -> Option<StoreId> {
+    let header = disk.open(name).ok()?.read_at(0, FILE_HEADER_BYTES).ok()?;
+    decode_file_header(name, &header).ok()
+}
+
+/// Puts the new index in the place of the old one, which goes aside; answers to where. A crash in
+/// between leaves no index, which is found, and the command can be given again.
+fn swap(data_dir: &Path, new: &Path) -> Result<Option<PathBuf>> {
+    let index = data_dir.join("index");
+    let fail = |source| Error::io("rename", index.display().to_string(), source);
+    let aside = (1_u64..)
+        .map(|number| data_dir.join(format!("index.damaged-{number}")))
+        .find(|path| !path.exists())
+        .filter(|_| index.exists());
+    if let Some(aside) = &aside {
+        std::fs::rename(&index, aside).map_err(fail)?;
+    }
+    std::fs::rename(new, &index).map_err(fail)?;
+    File::open(data_dir).and_then(|directory| directory.sync_all()).map_err(fail)?;
+    Ok(aside)
+}
+
+fn remove_folder(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io("remove", path.display().to_string(), source))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,207 @@
+//! Finding records in a file that is not read whole: with one record of it in memory, or one
+//! piece where it is only searched.
+//!
+//! What claims to be a long record is believed only once its checksum says so, piece by piece: a
+//! torn append may be full of what looks like the begin of one.
+
+use super::{
+    CHUNK_ENTRY_BYTES, COMMIT_HEADER_BYTES, COMMIT_MAGIC, CRC_BYTES, DIRECTORY_HEADER_BYTES,
+    DIRECTORY_MAGIC, Found, GROUP_CHUNKS_MAX, GROUP_HEADER_BYTES, GROUP_MAGIC, HASH_PAGE_BYTES,
+    PAGE_ENTRIES, PLACE_PAGE_BYTES, page_body, record_at,
+};
+use crate::codec::Decoder;
+use crate::error::Result;
+use crate::id::{SegmentId, StoreId};
+use crate::units::BLOCK_BYTES;
+
+/// Bytes that are read or searched at a time.
+pub(crate) const PIECE_BYTES: usize = 1 << 20;
+
+/// A record up to this length is read without being believed: two groups of the largest size.
+const UNPROVEN_BYTES_MAX: u64 = 32 << 20;
+
+/// Bytes that are checked in search of a commit though they are of none: a fraction of a second.
+const COMMIT_SEARCH_BYTES_MAX: u64 = 1 << 30;
+
+/// Bytes that are read on demand.
+pub(crate) trait ReadAt {
+    /// How many there are.
+    fn length_bytes(&self) -> u64;
+
+    /// `count` bytes at `offset`; `None` where they end before.
+    fn bytes(&mut self, offset: u64, count: usize) -> Result<Option<&[u8]>>;
+}
+
+impl ReadAt for &[u8] {
+    fn length_bytes(&self) -> u64 {
+        length(self.len())
+    }
+
+    fn bytes(&mut self, offset: u64, count: usize) -> Result<Option<&[u8]>> {
+        let start = usize::try_from(offset).unwrap_or(usize::MAX);
+        Ok(self.get(start..start.saturating_add(count)))
+    }
+}
+
+fn length(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+/// What the header of a record says.
+enum Claim {
+    /// A group or commit of this many bytes.
+    Record(u64),
+    /// A directory, whose header is whole.
+    Directory { segment: SegmentId, chunks: u32 },
+}
+
+/// The record at `offset` and the offset behind it; `None` when there is no whole one.
+pub(crate) fn find(
+    source: &mut impl ReadAt,
+    store: StoreId,
+    offset: u64,
+    verify_payload: bool,
+) -> Result<Option<(Found, u64)>> {
+    let left = source.length_bytes().saturating_sub(offset);
+    let head_bytes = usize::try_from(left).unwrap_or(usize::MAX).min(GROUP_HEADER_BYTES);
+    let Some(claim) = source.bytes(offset, head_bytes)?.and_then(claim) else {
+        return Ok(None);
+    };
+    let bytes = match claim {
+        Claim::Directory { segment, chunks } => {
+            let end = directory_end(source, offset, chunks)?;
+            return Ok(end.map(|end| (Found::Directory { segment, chunks }, end)));
+        }
+        Claim::Record(bytes) => bytes,
+    };
+    if bytes > left || (bytes > UNPROVEN_BYTES_MAX && !commit_is_whole(source, store, offset)?) {
+        return Ok(None);
+    }
+    let Some(record) = source.bytes(offset, usize::try_from(bytes).unwrap_or(usize::MAX))? else {
+        return Ok(None);
+    };
+    let start = usize::try_from(offset).unwrap_or(usize::MAX);
+    let found = record_at(record, store, start, verify_payload)?;
+    Ok(found.map(|(found, end)| (found, length(end))))
+}
+
+/// What a record that begins so claims to be.
+fn claim(head: &[u8]) -> Option<Claim> {
+    let mut d = Decoder::new("record header", head);
+    match d.u32().ok()? {
+        GROUP_MAGIC => {
+            let (chunks, _segment, _first) = (d.u32().ok()?, d.u64().ok()?, d.u32().ok()?);
+            let (chunks, payload) = (usize::try_from(chunks).ok()?, d.u32().ok()?);
+            // Each chunk is stored in a block at most.
+            if chunks > GROUP_CHUNKS_MAX || usize::try_from(payload).ok()? > chunks * BLOCK_BYTES {
+                return None;
+            }
+            let entries = length(GROUP_HEADER_BYTES + chunks * CHUNK_ENTRY_BYTES);
+            Some(Claim::Record(entries + u64::from(payload)))
+        }
+        COMMIT_MAGIC => Some(Claim::Record(length(COMMIT_HEADER_BYTES) + u64::from(d.u32().ok()?))),
+        DIRECTORY_MAGIC => {
+            let (chunks, segment, _pad) = (d.u32().ok()?, d.u64().ok()?, d.u32().ok()?);
+            let covered = head.get(..DIRECTORY_HEADER_BYTES - CRC_BYTES)?;
+            (d.u32().ok()? == crc32c::crc32c(covered))
+                .then_some(Claim::Directory { segment: SegmentId::new(segment), chunks })
+        }
+        _ => None,
+    }
+}
+
+/// Where the directory ends, if all its pages are whole.
+fn directory_end(source: &mut impl ReadAt, offset: u64, chunks: u32) -> Result<Option<u64>> {
+    let pages = usize::try_from(chunks).unwrap_or(usize::MAX).div_ceil(PAGE_ENTRIES);
+    let mut end = offset + length(DIRECTORY_HEADER_BYTES);
+    for page_bytes in [PLACE_PAGE_BYTES, HASH_PAGE_BYTES] {
+        for _ in 0..pages {
+            match source.bytes(end, page_bytes)? {
+                Some(page) if page_body("segment directory", page).is_ok() => {}
+                _ => return Ok(None),
+            }
+            end += length(page_bytes);
+        }
+    }
+    Ok(Some(end))
+}
+
+/// Whether a commit lies here whose checksum matches.
+fn commit_is_whole(source: &mut impl ReadAt, store: StoreId, offset: u64) -> Result<bool> {
+    let Some(head) = source.bytes(offset, COMMIT_HEADER_BYTES)? else { return Ok(false) };
+    let (covered, stored) = head.split_at(COMMIT_HEADER_BYTES - CRC_BYTES);
+    let (mut d, stored) = (Decoder::new("commit header", covered), stored.to_vec());
+    let (magic, body_bytes) = (d.u32()?, d.u32()?);
+    if magic != COMMIT_MAGIC {
+        return Ok(false);
+    }
+    let mut crc = crc32c::crc32c_append(crc32c::crc32c(store.as_bytes()), covered);
+    let mut at = offset + length(COMMIT_HEADER_BYTES);
+    let end = at + u64::from(body_bytes);
+    while at < end {
+        let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(PIECE_BYTES);
+        let Some(piece) = source.bytes(at, count)? else { return Ok(false) };
+        crc = crc32c::crc32c_append(crc, piece);
+        at += length(count);
+    }
+    Ok(stored == crc.to_be_bytes())
+}
+
+/// The sequence number of a whole commit record of the store that comes after commit `sequence`,
+/// if the bytes from `from` on, which begin at or behind that one, have any.
+///
+/// From the end on: in an append that was torn, the payload may be full of what looks like the
+/// begin of a long record. Such bytes cost at most [`COMMIT_SEARCH_BYTES_MAX`].
+pub(crate) fn commit_behind(
+    source: &mut impl ReadAt,
+    from: u64,
+    store: StoreId,
+    sequence: u64,
+) -> Result<Option<u64>> {
+    let end = source.length_bytes();
+    let total = end.saturating_sub(from);
+    // As many as there is room for.
+    let last = total / length(COMMIT_HEADER_BYTES);
+    let plausible = sequence + 1..=sequence.saturating_add(last);
+    // Records do not overlap, so true ones take no more than the length.
+    let mut budget_bytes = total.saturating_add(COMMIT_SEARCH_BYTES_MAX);
+    let mut behind = end;
+    while behind > from {
+        let begin = behind.saturating_sub(length(PIECE_BYTES)).max(from);
+        // A header that begins in this piece may end behind it.
+        let reach = (behind + length(COMMIT_HEADER_BYTES)).min(end);
+        let count = usize::try_from(reach - begin).unwrap_or(usize::MAX);
+        let Some(piece) = source.bytes(begin, count)? else { return Ok(None) };
+        let starts = usize::try_from(behind - begin).unwrap_or(usize::MAX);
+        for (start, body_bytes, found) in claimed_commits(piece, starts) {
+            let start = begin + length(start);
+            let fits = start + length(COMMIT_HEADER_BYTES) + body_bytes <= end;
+            if !plausible.contains(&found) || !fits {
+                continue;
+            }
+            let Some(left) = budget_bytes.checked_sub(body_bytes) else { return Ok(None) };
+            budget_bytes = left;
+            if commit_is_whole(source, store, start)? {
+                return Ok(Some(found));
+            }
+        }
+        behind = begin;
+    }
+    Ok(None)
+}
+
+/// What looks like the begin of a commit in the first `starts` bytes, the last one first: where,
+/// the bytes of its body, and its sequence number.
+fn claimed_commits(piece: &[u8], starts: usize) -> Vec<(usize, u64, u64)> {
+    let magic = COMMIT_MAGIC.to_be_bytes();
+    let windows = piece.windows(COMMIT_HEADER_BYTES).enumerate().take(starts);
+    let begins = windows.filter(|(_, header)| header.starts_with(&magic));
+    let mut claimed: Vec<_> = begins
+        .filter_map(|(start, header)| {
+            let mut d = Decoder::new("commit header", &header[4..]);
+            Some((start, u64::from(d.u32().ok()?), d.u64().ok()?))
+        })
+        .collect();
+    claimed.reverse();
+    claimed
+}

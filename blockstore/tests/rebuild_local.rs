@@ -1,0 +1,150 @@
+//! The same on a real disk: what becomes of a store whose RocksDB files are lost or damaged.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::{assert_sound, bytes, content, options, path};
+use slackwater_blockstore::{Error, ErrorKind, Options, Source, Stability, Store};
+
+const FILE_BYTES: usize = 300_000;
+
+fn local(data_dir: &Path) -> Options {
+    Options { data_dir: data_dir.to_path_buf(), ..options() }
+}
+
+fn seed(file: u64) -> u64 {
+    500 + file
+}
+
+/// A store that was compacted and copied, with some log behind the copy.
+fn populate(data_dir: &Path) {
+    let store = Store::open(local(data_dir)).unwrap();
+    for file in 0..4 {
+        let inode = store.create_file(&path(&format!("f{file}")), 0).unwrap().attributes.inode;
+        for round in 0..2 {
+            let data = bytes(seed(file) + 10 * (1 - round), FILE_BYTES);
+            store.write(inode, 0, data, Stability::FileSync).unwrap();
+        }
+        if file == 2 {
+            store.gc().unwrap();
+        }
+    }
+    store.close().unwrap();
+    let copies = std::fs::read_dir(data_dir.join("copies")).unwrap().count();
+    assert_eq!(copies, 1);
+    assert!(!data_dir.join("log/0000000000000001.seg").exists(), "the log alone is not enough");
+}
+
+fn assert_populated(store: &Store) {
+    for file in 0..4 {
+        let inode = store.resolve(&path(&format!("f{file}"))).unwrap().inode;
+        assert!(content(store, Source::File(inode)) == bytes(seed(file), FILE_BYTES), "f{file}");
+    }
+    assert_sound(store);
+}
+
+/// Files of the index whose names begin or end so.
+fn files(data_dir: &Path, part: &str) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(data_dir.join("index")).unwrap();
+    let named = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_str().unwrap();
+        name.starts_with(part) || name.ends_with(part)
+    };
+    let found: Vec<_> = entries.map(|entry| entry.unwrap().path()).filter(named).collect();
+    assert!(!found.is_empty(), "no {part}");
+    found
+}
+
+fn spoil(path: &Path) {
+    let mut bytes = std::fs::read(path).unwrap();
+    for at in (0..bytes.len()).step_by(50) {
+        bytes[at] ^= 0x5a;
+    }
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// Opening is refused with the command to give, and giving it makes the store whole.
+fn healed(what: &str, damage: impl Fn(&Path)) {
+    let directory = tempfile::tempdir().unwrap();
+    populate(directory.path());
+    damage(directory.path());
+    let had_index = directory.path().join("index").exists();
+    let error = Store::open(local(directory.path())).expect_err(what);
+    assert!(matches!(error, Error::IndexLost { .. }), "{what}: {error}");
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.to_string().contains("slackwaterd check --rebuild"), "{what}: {error}");
+    let rebuilt = Store::rebuild_index(&local(directory.path())).unwrap();
+    assert!(rebuilt.copy.is_some() && rebuilt.replayed_commits > 0, "{what}: {rebuilt:?}");
+    if had_index {
+        let aside = directory.path().join("index.damaged-1");
+        assert_eq!(rebuilt.set_aside.as_deref(), Some(aside.as_path()), "{what}");
+        assert!(aside.is_dir());
+    }
+    let store = Store::open(local(directory.path())).unwrap();
+    assert_populated(&store);
+    store.close().unwrap();
+}
+
+#[test]
+fn an_index_of_which_files_are_gone_or_damaged_is_refused_and_made_anew() {
+    healed("no CURRENT", |dir| std::fs::remove_file(dir.join("index/CURRENT")).unwrap());
+    healed("CURRENT is garbage", |dir| spoil(&dir.join("index/CURRENT")));
+    healed("no MANIFEST", |dir| std::fs::remove_file(&files(dir, "MANIFEST")[0]).unwrap());
+    healed("MANIFEST is garbage", |dir| spoil(&files(dir, "MANIFEST")[0]));
+    healed("tables are gone", |dir| {
+        files(dir, ".sst").iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    });
+    healed("tables are garbage", |dir| files(dir, ".sst").iter().for_each(|path| spoil(path)));
+}
+
+#[test]
+fn an_index_that_is_gone_is_made_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    populate(directory.path());
+    std::fs::remove_dir_all(directory.path().join("index")).unwrap();
+    let error = Store::open(local(directory.path())).unwrap_err();
+    assert!(matches!(error, Error::IndexLost { .. }), "{error}");
+    // The open that was refused left a folder; it goes aside as any other.
+    let rebuilt = Store::rebuild_index(&local(directory.path())).unwrap();
+    assert!(rebuilt.copy.is_some());
+    assert_populated(&Store::open(local(directory.path())).unwrap());
+}
+
+#[test]
+fn an_index_without_fault_is_made_anew_all_the_same_and_a_second_one_aside() {
+    let directory = tempfile::tempdir().unwrap();
+    populate(directory.path());
+    for number in 1..3 {
+        let rebuilt = Store::rebuild_index(&local(directory.path())).unwrap();
+        let aside = directory.path().join(format!("index.damaged-{number}"));
+        assert_eq!(rebuilt.set_aside, Some(aside));
+        let store = Store::open(local(directory.path())).unwrap();
+        assert_populated(&store);
+        store.close().unwrap();
+    }
+    let store = Store::open(local(directory.path())).unwrap();
+    let error = Store::rebuild_index(&local(directory.path())).unwrap_err();
+    assert!(matches!(error, Error::Locked { .. }), "{error}");
+    drop(store);
+}
+
+#[test]
+fn what_cannot_be_made_anew_leaves_the_index_as_it_was() {
+    let directory = tempfile::tempdir().unwrap();
+    populate(directory.path());
+    for entry in std::fs::read_dir(directory.path().join("copies")).unwrap() {
+        spoil(&entry.unwrap().path());
+    }
+    let error = Store::rebuild_index(&local(directory.path())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+    assert!(!directory.path().join("index.damaged-1").exists());
+    // It was sound all the while, and the next garbage collection writes another copy.
+    let store = Store::open(local(directory.path())).unwrap();
+    store.gc().unwrap();
+    assert_populated(&store);
+    store.close().unwrap();
+    drop(store);
+    assert!(Store::rebuild_index(&local(directory.path())).unwrap().copy.is_some());
+}

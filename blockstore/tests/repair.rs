@@ -1,0 +1,215 @@
+//! A repair puts an index right that contradicts itself, and lost blocks go with their files.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
+
+mod common;
+
+use common::{Fixture, bytes, content, path};
+use slackwater_blockstore::disk::Disk;
+use slackwater_blockstore::kv::Family;
+use slackwater_blockstore::{
+    BLOCK_BYTES, BLOCK_BYTES_U64, Error, ExtentKind, InodeId, SetAttributes, SnapshotRequest,
+    Source, Stability,
+};
+
+fn file(fixture: &Fixture, name: &str, blocks: usize) -> InodeId {
+    let inode = fixture.store.create_file(&path(name), 0).unwrap().attributes.inode;
+    let data = bytes(77, blocks * BLOCK_BYTES);
+    fixture.store.write(inode, 0, data, Stability::FileSync).unwrap();
+    inode
+}
+
+/// Overwrites an entry, and has it repaired.
+fn tampered(family: Family, key: &[u8], value: Option<Vec<u8>>) -> Fixture {
+    let fixture = Fixture::new();
+    let one = file(&fixture, "dir/one", 5);
+    file(&fixture, "dir/two", 5);
+    let id = fixture.store.snapshot(&path("dir/one"), SnapshotRequest::default()).unwrap().id;
+    fixture.store.clone_snapshot(id, &path("clone")).unwrap();
+    fixture.store.write(one, 0, bytes(9, BLOCK_BYTES), Stability::FileSync).unwrap();
+    fixture.check();
+    let before = content(&fixture.store, Source::File(one));
+    fixture.kv.tamper(family, key, value);
+    assert!(!fixture.store.check(false).unwrap().is_clean(), "{family:?} {key:?}");
+    let report = fixture.store.repair().unwrap();
+    assert!(report.after.is_clean(), "{family:?} {key:?}: {:#?}", report.after.problems);
+    assert!(report.fixes > 0 && !report.before.is_clean());
+    assert_eq!(report.lost_blocks, 0);
+    let fixture = fixture.restart();
+    fixture.check();
+    assert_eq!(content(&fixture.store, Source::File(one)), before);
+    fixture.store.gc().unwrap();
+    fixture.check();
+    fixture
+}
+
+/// Every entry of these families, deleted in turn: each is told of by others.
+#[test]
+fn an_entry_that_others_tell_of_comes_back() {
+    for family in [Family::Cookie, Family::Child, Family::Refs] {
+        let fixture = Fixture::new();
+        file(&fixture, "dir/one", 5);
+        file(&fixture, "dir/two", 5);
+        let id = fixture.store.snapshot(&path("dir/one"), SnapshotRequest::default()).unwrap().id;
+        fixture.store.clone_snapshot(id, &path("clone")).unwrap();
+        let entries = fixture.kv.entries(family);
+        assert!(!entries.is_empty(), "{family:?}");
+        for (key, _) in entries {
+            tampered(family, &key, None);
+        }
+    }
+}
+
+#[test]
+fn a_value_that_cannot_be_decoded_is_replaced_where_others_tell_it() {
+    let wrong = Some(vec![9, 9, 9]);
+    // Directory 2 is `dir`; its first cookie is 3.
+    let cookie = [2_u64.to_be_bytes(), 3_u64.to_be_bytes()].concat();
+    tampered(Family::Cookie, &cookie, wrong.clone());
+    let page = (1_u64 << 24).to_be_bytes();
+    tampered(Family::Refs, &page, wrong.clone());
+    tampered(Family::Hash, &[7; 8], Some((1_u64 << 24).to_be_bytes().to_vec()));
+    tampered(Family::Hash, &[7; 8], wrong);
+}
+
+#[test]
+fn an_inode_without_a_name_is_found_in_lost_and_found() {
+    let name = [&2_u64.to_be_bytes()[..], b"two"].concat();
+    let fixture = tampered(Family::Dirent, &name, None);
+    let found = fixture.store.resolve(&path("lost+found/inode-4")).unwrap();
+    assert_eq!(
+        content(&fixture.store, Source::File(found.inode)),
+        bytes(77, 5 * BLOCK_BYTES).to_vec()
+    );
+    assert!(fixture.store.resolve(&path("dir/two")).is_err());
+}
+
+#[test]
+fn an_entry_without_an_inode_is_dropped() {
+    let name = [&2_u64.to_be_bytes()[..], b"ghost"].concat();
+    let mut value = vec![1];
+    value.extend(999_u64.to_be_bytes());
+    value.extend(4_u64.to_be_bytes());
+    let fixture = tampered(Family::Dirent, &name, Some(value));
+    assert!(fixture.store.resolve(&path("dir/ghost")).is_err());
+    assert!(fixture.store.resolve(&path("dir/one")).is_ok());
+}
+
+#[test]
+fn what_no_repair_solves_is_said_with_the_command_that_does() {
+    let fixture = Fixture::new();
+    file(&fixture, "one", 2);
+    fixture.kv.tamper(Family::Layer, &1_u64.to_be_bytes(), None);
+    let report = fixture.store.repair().unwrap();
+    assert!(!report.after.is_clean());
+    let told = report.after.problems.iter().any(|problem| problem.contains("--rebuild"));
+    assert!(told, "{:#?}", report.after.problems);
+}
+
+/// A file of ten blocks whose blocks 3 and 4 are lost, in a snapshot and its clone, too.
+fn with_losses() -> (Fixture, InodeId) {
+    let fixture = Fixture::new();
+    let one = file(&fixture, "one", 10);
+    fixture.store.snapshot(&path("one"), SnapshotRequest::default()).unwrap();
+    fixture.store.close().unwrap();
+    let name = fixture.disk.list().unwrap()[0];
+    let log = fixture.disk.open(name).unwrap();
+    let all = log.read_at(0, usize::try_from(log.length_bytes().unwrap()).unwrap()).unwrap();
+    let data = bytes(77, 10 * BLOCK_BYTES);
+    for block in [3, 4] {
+        let of_block = &data[block * BLOCK_BYTES..][..BLOCK_BYTES];
+        let at = all.windows(BLOCK_BYTES).position(|found| found == of_block).unwrap();
+        log.write_at(u64::try_from(at + 5).unwrap(), &[of_block[5] ^ 64]).unwrap();
+    }
+    let fixture = Fixture::open(fixture.kv, fixture.disk);
+    let report = fixture.store.repair().unwrap();
+    assert!(report.after.is_clean(), "{:#?}", report.after.problems);
+    assert_eq!((report.lost_blocks, report.after.lost_blocks), (2, 2));
+    let (told, after) = (&report.before.hits, &report.after.hits);
+    assert_eq!((told.len(), after.len()), (2, 2), "the file and the snapshot");
+    assert!(told.iter().all(|hit| !hit.is_lost) && after.iter().all(|hit| hit.is_lost));
+    for hit in told.iter().chain(after) {
+        assert_eq!((hit.path.as_str(), hit.offset_bytes, hit.length_bytes), ("one", 12288, 8192));
+    }
+    (fixture.restart(), one)
+}
+
+fn assert_lost(fixture: &Fixture, source: Source, block: u64) {
+    let error = fixture.store.read(source, block * BLOCK_BYTES_U64, BLOCK_BYTES).unwrap_err();
+    let Error::Lost { offset_bytes, .. } = error else { panic!("{error}") };
+    assert_eq!(offset_bytes, block * BLOCK_BYTES_U64);
+}
+
+#[test]
+fn lost_blocks_are_errors_until_they_are_written_whole() {
+    let (fixture, one) = with_losses();
+    let store = &fixture.store;
+    let data = bytes(77, 10 * BLOCK_BYTES);
+    assert_eq!(store.attributes(one).unwrap().used_bytes, 10 * BLOCK_BYTES_U64);
+    for block in [3, 4] {
+        assert_lost(&fixture, Source::File(one), block);
+    }
+    assert!(store.read(Source::File(one), 0, 10 * BLOCK_BYTES).is_err());
+    let before = store.read(Source::File(one), 0, 3 * BLOCK_BYTES).unwrap().to_vec();
+    assert_eq!(before, data[..3 * BLOCK_BYTES]);
+    // A part of a block cannot be completed.
+    let part = store.write(one, 3 * BLOCK_BYTES_U64 + 7, bytes(9, 10), Stability::FileSync);
+    assert!(matches!(part, Err(Error::Lost { .. })), "{part:?}");
+    let whole = bytes(9, BLOCK_BYTES);
+    store.write(one, 3 * BLOCK_BYTES_U64, whole.clone(), Stability::FileSync).unwrap();
+    let now = store.read(Source::File(one), 3 * BLOCK_BYTES_U64, BLOCK_BYTES).unwrap();
+    assert_eq!(now.to_vec(), whole);
+    assert_lost(&fixture, Source::File(one), 4);
+    fixture.check();
+    // What is cut off is lost no more.
+    let size = SetAttributes { size_bytes: Some(4 * BLOCK_BYTES_U64), ..SetAttributes::default() };
+    store.set_attributes(one, &size, None).unwrap();
+    let size = SetAttributes { size_bytes: Some(10 * BLOCK_BYTES_U64), ..SetAttributes::default() };
+    store.set_attributes(one, &size, None).unwrap();
+    let tail = store.read(Source::File(one), 4 * BLOCK_BYTES_U64, BLOCK_BYTES).unwrap();
+    assert_eq!(tail.to_vec(), vec![0; BLOCK_BYTES]);
+    fixture.check();
+}
+
+#[test]
+fn lost_blocks_go_with_snapshots_clones_diffs_maps_and_collapse() {
+    let (fixture, one) = with_losses();
+    let store = &fixture.store;
+    let first = store.list_snapshots(&Default::default(), 9).unwrap()[0].id;
+    assert_lost(&fixture, Source::Snapshot(first), 4);
+    store.clone_snapshot(first, &path("two")).unwrap();
+    let two = store.resolve(&path("two")).unwrap().inode;
+    assert_lost(&fixture, Source::File(two), 3);
+    // They are data of which nobody knows whether they changed, and no hole.
+    store.write(one, 0, bytes(9, BLOCK_BYTES), Stability::FileSync).unwrap();
+    let second = store.snapshot(&path("one"), SnapshotRequest::default()).unwrap().id;
+    let diff = store.diff(Some(first), second, 0, 99).unwrap().extents;
+    let at: Vec<_> = diff.iter().map(|extent| (extent.offset_bytes, extent.length_bytes)).collect();
+    assert_eq!(at, [(0, 4096), (12288, 8192)]);
+    assert!(diff.iter().all(|extent| extent.kind == ExtentKind::Data));
+    let map = store.block_map(Source::Snapshot(first), 0, 10 * BLOCK_BYTES_U64).unwrap();
+    assert!(map.iter().all(Option::is_some));
+    assert!([3, 4].iter().all(|at| map[*at].unwrap().as_bytes() == &[0xff; 32]));
+    // The layers below go: their entries move, lost ones too.
+    store.delete_snapshot(second).unwrap();
+    store.remove_path(&path("two")).unwrap();
+    store.delete_snapshot(first).unwrap();
+    store.gc().unwrap();
+    fixture.check();
+    assert_lost(&fixture, Source::File(one), 3);
+    let report = store.check(true).unwrap();
+    assert_eq!((report.lost_blocks, report.layers, report.hits.len()), (2, 1, 1));
+    store.remove_path(&path("one")).unwrap();
+    store.gc().unwrap();
+    assert_eq!(store.check(true).unwrap().lost_blocks, 0);
+}
+
+#[test]
+fn a_store_that_is_served_is_not_repaired() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = common::options();
+    options.data_dir = directory.path().to_path_buf();
+    options.background = true;
+    let store = slackwater_blockstore::Store::open(options).unwrap();
+    assert!(matches!(store.repair(), Err(Error::Busy { .. })));
+    store.close().unwrap();
+}
