@@ -19,7 +19,7 @@ BASELINE ?= main
 IMAGE_DIR := .cache/image
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines image up down clean-data
+.PHONY: help run build test check deny bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines image up down clean-data
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -43,6 +43,12 @@ check: test-needs ## Formatting and lints
 	cargo fmt --all -- --check
 	cargo clippy --release --workspace --all-targets --all-features -- -D warnings
 	cargo check --release -p slackwater-api --no-default-features
+
+# Takes the advisories from GitHub, and is compiled on its first run (some minutes). What needs
+# neither is held by server/tests/dependencies.rs, which `make test` runs.
+deny: needs ## Hold the dependencies against deny.toml and RustSec's advisories (network)
+	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
+	cargo deny --all-features check
 
 test: check ## Install what is missing, then formatting, lints, and every test
 	cargo test --release --workspace --all-features

@@ -11,11 +11,13 @@
 //!
 //! Secrets are compared as BLAKE3 hashes in constant time, every token each time, so that the
 //! time of an answer tells neither how much of a guess was right nor whose token it resembles.
+//! How many guesses an address has is bounded by [`crate::attempts`].
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, Method, header};
@@ -25,6 +27,7 @@ use subtle::{Choice, ConstantTimeEq};
 
 use crate::error::ProblemCode;
 use crate::failure::Failure;
+use crate::listen::ConnectionInfo;
 use crate::options::ApiOptions;
 use crate::paths;
 use crate::routes::vmstore;
@@ -192,13 +195,33 @@ pub(crate) async fn authorize(
 ) -> Response {
     let template = request.extensions().get::<MatchedPath>().cloned();
     let template = template.as_ref().map_or("", MatchedPath::as_str);
-    match caller(&state.options, request.method(), template, request.headers()) {
+    match judged(&state, &request, template) {
         Ok(caller) => {
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
         Err(failure) => failure.into_response(),
     }
+}
+
+/// The caller of a request, unless its address has guessed too often.
+fn judged(state: &Shared, request: &Request, template: &str) -> Result<Caller, Failure> {
+    let (method, headers) = (request.method(), request.headers());
+    let judge = || caller(&state.options, method, template, headers);
+    let is_guess = !state.options.tokens.is_empty()
+        && matches!(access(method, template), Access::Role(_))
+        && bearer(headers).is_some();
+    let Some(peer) = request.extensions().get::<ConnectionInfo>().filter(|_| is_guess) else {
+        return judge();
+    };
+    let (peer, now) = (peer.peer.ip(), Instant::now());
+    state.attempts.admit(peer, now)?;
+    judge().inspect_err(|failure| {
+        if failure.code() == ProblemCode::Unauthenticated {
+            state.attempts.failed(peer, now);
+            tracing::warn!(%peer, "a token was refused");
+        }
+    })
 }
 
 fn caller(

@@ -142,6 +142,8 @@ problem_codes! {
     UnsupportedMediaType = "unsupported_media_type", 415, "The body's media type is not taken";
     /// The range lies beyond the end.
     RangeNotSatisfiable = "range_not_satisfiable", 416, "The range lies beyond the end";
+    /// Too many wrong tokens or passwords from this address; `Retry-After` says when to try again.
+    TooManyAttempts = "too_many_attempts", 429, "Too many failed authentications";
     /// A value that has no meaning here.
     InvalidValue = "invalid_value", 422, "A value has no meaning here";
     /// A name or path over the limit.

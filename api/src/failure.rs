@@ -35,6 +35,7 @@ impl Failure {
             ProblemCode::Busy
             | ProblemCode::Overloaded
             | ProblemCode::IdempotencyInProgress
+            | ProblemCode::TooManyAttempts
             | ProblemCode::Closed => Some((header::RETRY_AFTER, RETRY_AFTER_SECONDS.into())),
             ProblemCode::Unauthenticated => {
                 Some((header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer")))
@@ -71,6 +72,11 @@ impl Failure {
             | ProblemCode::Unknown => None,
         };
         Self { problem: Arc::new(Problem::new(code, detail)), header }
+    }
+
+    /// The same, telling after how many seconds to try again.
+    pub(crate) fn with_retry_after(self, seconds: u32) -> Self {
+        Self { header: Some((header::RETRY_AFTER, seconds.into())), ..self }
     }
 
     /// No valid token.

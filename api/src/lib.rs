@@ -4,7 +4,7 @@
 //! types block_map error paths query     what goes over the wire; shared with the client crate
 //! ------------------------------------- feature `server` -------------------------------------
 //! listen patient                        the socket: TLS, HTTP/1.1 and 2, bounded waits
-//! router auth idempotency extract       what happens to a request before its handler
+//! router auth attempts idempotency extract  what happens to a request before its handler
 //! routes/ openapi dashboard/            the handlers, and what they say about themselves
 //! state convert failure metrics         the way into the store and back
 //! ```
@@ -18,6 +18,8 @@ pub mod paths;
 pub mod query;
 pub mod types;
 
+#[cfg(feature = "server")]
+mod attempts;
 #[cfg(feature = "server")]
 pub mod auth;
 #[cfg(feature = "server")]

@@ -12,13 +12,14 @@ use crate::routes::vmstore::{self, VmstoreError};
 use crate::routes::{clones, data, files, map, snapshots, stats};
 
 /// Statuses that any call may answer, beside those that it names itself.
-const COMMON_STATUSES: [(&str, &str); 10] = [
+const COMMON_STATUSES: [(&str, &str); 11] = [
     ("400", "The request cannot be read"),
     ("401", "A valid bearer token is needed"),
     ("403", "The token's role does not allow the call"),
     ("408", "The body was not sent in time"),
     ("413", "The body is too large"),
     ("415", "The body's media type is not taken"),
+    ("429", "Too many wrong tokens or passwords from this address"),
     ("500", "The server, its disk or stored data failed"),
     ("503", "Too busy, stopping, or refusing writes until restart"),
     ("504", "The call took too long and may still be carried out"),

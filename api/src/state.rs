@@ -14,6 +14,7 @@ use std::sync::Arc;
 use slackwater_blockstore::{FilePath, Result as StoreResult, Store};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::attempts::Attempts;
 use crate::error::ProblemCode;
 use crate::failure::Failure;
 use crate::idempotency::Replays;
@@ -36,6 +37,7 @@ pub(crate) struct ApiState {
     pub(crate) api_metrics: ApiMetrics,
     pub(crate) replays: Replays,
     pub(crate) sessions: Sessions,
+    pub(crate) attempts: Attempts,
     /// Permits of requests that are carried out or wait.
     pub(crate) requests: Arc<Semaphore>,
     store_calls: Arc<Semaphore>,
@@ -61,6 +63,7 @@ impl ApiState {
             api_metrics: ApiMetrics::new(),
             replays: Replays::default(),
             sessions: Sessions::default(),
+            attempts: Attempts::default(),
             requests: Arc::new(Semaphore::new(options.requests_max)),
             store_calls: Arc::new(Semaphore::new(options.store_calls_max)),
             data_streams: Arc::new(Semaphore::new(options.data_streams_max)),

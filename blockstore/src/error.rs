@@ -151,7 +151,7 @@ pub enum Error {
     },
     /// The data directory is of another format.
     #[error(
-        "the store has format {got}, this program reads format {expected}: serve it with the release that wrote it; `slackwater export` there and `slackwater import` here move a disk"
+        "the store has format {got}, this program reads format {expected}: {}", format_advice(*got, *expected)
     )]
     Format {
         /// The version found.
@@ -228,6 +228,16 @@ pub enum ErrorKind {
     Closed,
     /// The disk or the index failed.
     Io,
+}
+
+/// What to do with a store of another format.
+fn format_advice(got: u32, expected: u32) -> &'static str {
+    if got > expected {
+        "a newer release wrote it; install that release or a newer one"
+    } else {
+        "serve it with the release that wrote it; `slackwater export` there and `slackwater \
+         import` here move a disk"
+    }
 }
 
 impl Error {

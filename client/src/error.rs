@@ -256,6 +256,7 @@ mod tests {
             ProblemCode::Busy,
             ProblemCode::IdempotencyInProgress,
             ProblemCode::RequestTimeout,
+            ProblemCode::TooManyAttempts,
         ] {
             assert!(api(code).is_passing(), "{code}");
         }

@@ -10,101 +10,21 @@
 
 #[path = "support/appliance.rs"]
 mod appliance;
+#[path = "support/images.rs"]
+mod images;
 #[path = "support/proxy.rs"]
 mod proxy;
 
-use std::fs::{self, File, OpenOptions};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::fs;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Stdio;
 
 use appliance::{Appliance, command, noise, text};
+use images::{
+    MIB, allocated, assert_same_content, exported, image, interrupted, patch, sent, wait,
+};
 use proxy::{Counted, Proxy};
 use serde_json::Value;
-
-const MIB: u64 = 1 << 20;
-
-/// A sparse image of `size_bytes` with noise in these ranges of MiB.
-fn image(path: impl AsRef<Path>, size_bytes: u64, data: &[(u64, u64)]) {
-    let file = File::create(path).unwrap();
-    file.set_len(size_bytes).unwrap();
-    for &(start, end) in data {
-        let bytes = noise(start + 1, usize::try_from((end - start) * MIB).unwrap());
-        file.write_all_at(&bytes, start * MIB).unwrap();
-    }
-}
-
-fn patch(path: impl AsRef<Path>, offset_bytes: u64, bytes: &[u8]) {
-    OpenOptions::new().write(true).open(path).unwrap().write_all_at(bytes, offset_bytes).unwrap();
-}
-
-fn assert_same_content(left: impl AsRef<Path>, right: impl AsRef<Path>) {
-    let (left, right) = (fs::read(left).unwrap(), fs::read(right).unwrap());
-    assert_eq!(left.len(), right.len());
-    let differs = left.iter().zip(&right).position(|(left, right)| left != right);
-    assert_eq!(differs, None, "the first byte that differs");
-}
-
-/// Bytes that the file occupies.
-fn allocated(path: impl AsRef<Path>) -> u64 {
-    fs::metadata(path).unwrap().blocks() * 512
-}
-
-fn sent(result: &Value) -> u64 {
-    result["transferred_bytes"].as_u64().unwrap()
-}
-
-/// Waits for the child, bounded.
-fn wait(mut child: Child) -> std::process::Output {
-    let begun = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        if begun.elapsed() > Duration::from_secs(60) {
-            child.kill().unwrap();
-            panic!("the command did not end");
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    child.wait_with_output().unwrap()
-}
-
-fn signal(child: &Child, name: &str) {
-    let kill =
-        Command::new("sh").args(["-c", &format!("kill -{name} {}", child.id())]).status().unwrap();
-    assert!(kill.success());
-}
-
-/// Runs the command through a network that falls silent after `budget_bytes`, interrupts it
-/// then, and gives its standard error.
-fn interrupted(
-    appliance: &Appliance,
-    arguments: &[&str],
-    counted: Counted,
-    budget_bytes: i64,
-) -> String {
-    let handle = appliance.runtime.handle();
-    let proxy = Proxy::start(handle, &appliance.url, counted, budget_bytes);
-    let child = command(&proxy.url, arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    proxy.wait_until_dry(handle);
-    signal(&child, "INT");
-    let output = wait(child);
-    let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(130), "{stderr}");
-    assert!(output.stdout.is_empty() && stderr.contains("--resume"), "{stderr}");
-    stderr
-}
-
-/// Takes a snapshot of the file and exports it; gives the image's path.
-fn exported(appliance: &Appliance, path: &str, name: &str) -> String {
-    let id = appliance.ok(&["snapshot", "create", path, "--name", name]);
-    let output = appliance.local(&format!("{name}.img"));
-    appliance.ok(&["export", id.trim_end(), &output]);
-    output
-}
 
 #[test]
 fn a_sparse_image_goes_there_and_back_with_its_holes() {

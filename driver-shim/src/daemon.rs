@@ -13,6 +13,7 @@
 use std::fs::File;
 use std::future::Future;
 use std::io::Write;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -33,6 +34,9 @@ use crate::{containerd, docker, socket};
 /// Time for calls that are under way when the stop begins. What outlives it waits for the
 /// appliance; the state says where it was, and the next daemon goes on from there.
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+
+/// Only root reaches the state directory: every container's disk is mounted below it.
+const STATE_DIR_MODE: u32 = 0o700;
 
 /// Tells whether the daemon is to stop.
 #[derive(Clone, Debug)]
@@ -99,7 +103,11 @@ pub async fn run(config: Config) -> Result<(), DriverError> {
 /// Another process has it.
 pub fn lock(state_dir: &Path) -> Result<File, DriverError> {
     let path = state_dir.join("lock");
-    std::fs::create_dir_all(state_dir).map_err(DriverError::io("make", state_dir))?;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(STATE_DIR_MODE)
+        .create(state_dir)
+        .map_err(DriverError::io("make", state_dir))?;
     let file = File::options()
         .create(true)
         .truncate(false)
@@ -259,6 +267,8 @@ fn stop_on_signal() -> Result<Stop, DriverError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[tokio::test]
@@ -275,6 +285,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = folder.path().join("state");
         let first = lock(&state).unwrap();
+        assert_eq!(std::fs::metadata(&state).unwrap().permissions().mode() & 0o777, 0o700);
         assert!(matches!(lock(&state), Err(DriverError::Locked { .. })));
         drop(first);
         lock(&state).unwrap();

@@ -15,7 +15,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,6 +35,8 @@ pub(crate) const BLOCK_BYTES: usize = 4096;
 const BLOCK_BYTES_U64: u64 = 4096;
 const INDEX_ENTRY_BYTES: usize = 8;
 const INDEX_ENTRY_BYTES_U64: u64 = 8;
+/// Only the owner: what is in it are blocks of every container's disk.
+const DIRECTORY_MODE: u32 = 0o700;
 /// How long a process that was just killed may take to let go of the lock.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 const LOCK_WAIT_STEP: Duration = Duration::from_millis(50);
@@ -93,7 +95,11 @@ impl BlockCache {
         size_bytes: u64,
         statistics: Arc<Statistics>,
     ) -> Result<Self, ServeError> {
-        std::fs::create_dir_all(directory).map_err(file_error(directory.to_owned()))?;
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(DIRECTORY_MODE)
+            .create(directory)
+            .map_err(file_error(directory.to_owned()))?;
         let lock = lock(directory)?;
         let (blocks_path, index_path) = (directory.join("blocks.v1"), directory.join("index.v1"));
         let (blocks, index) = (open_file(blocks_path.clone())?, open_file(index_path.clone())?);
@@ -239,6 +245,16 @@ mod tests {
         let found = cache.get(&all);
         let there: Vec<bool> = found.iter().map(Option::is_some).collect();
         assert_eq!(there, [false, true, true, true, true, true, false]);
+    }
+
+    #[test]
+    fn the_directory_is_the_owners_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path().join("deep/cache");
+        let _cache = open(&directory, 1);
+        let mode = std::fs::metadata(&directory).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o700);
     }
 
     #[test]

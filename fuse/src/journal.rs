@@ -24,10 +24,16 @@ use crate::nfs::Verifier;
 /// Records beyond twice the needed ones after which the journal is written anew.
 const OUTDATED_MAX: usize = 4096;
 
+/// The format of the journals that this program writes and reads. Release 0.2 wrote the same
+/// without saying so.
+const FORMAT: u32 = 1;
+
 /// One thing that happened.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Record {
+    /// The journal's format: its first line.
+    Format { version: u32 },
     /// The kernel's greeting was answered.
     Started { minor: u32, has_resend: bool },
     /// The next number of a node: none is given twice in one mount.
@@ -73,6 +79,7 @@ pub(crate) struct State {
 impl State {
     fn apply(&mut self, record: &Record) {
         match record {
+            Record::Format { .. } => {}
             Record::Started { minor, has_resend } => self.started = Some((*minor, *has_resend)),
             Record::Next { node } => self.next_node = self.next_node.max(*node),
             Record::Node { node, path, handle, is_directory } => {
@@ -172,6 +179,11 @@ impl Journal {
         while let Some(line) = lines.next() {
             let line = line.map_err(|source| ServeError::File { path: path.clone(), source })?;
             match serde_json::from_str(&line) {
+                Ok(Record::Format { version }) if version != FORMAT => {
+                    return Err(wrong(format!(
+                        "it has format {version}, this program reads format {FORMAT}: another release wrote it"
+                    )));
+                }
                 Ok(record) => state.apply(&record),
                 // The process died while it wrote this.
                 Err(_) if lines.peek().is_none() => {}
@@ -222,7 +234,8 @@ fn line_of(record: &Record) -> io::Result<Vec<u8>> {
 /// A journal of this state alone, open to be appended to, and its lines.
 fn rewrite(path: &Path, state: &State) -> io::Result<(File, usize)> {
     let beside = path.with_extension("new");
-    let records = state.records();
+    let mut records = vec![Record::Format { version: FORMAT }];
+    records.extend(state.records());
     let mut bytes = Vec::new();
     for record in &records {
         bytes.extend(line_of(record)?);
@@ -299,6 +312,26 @@ mod tests {
         assert!(error.to_string().contains("nonsense"), "{error}");
         std::fs::remove_file(&path).unwrap();
         assert_eq!(resume(folder.path()).unwrap().state(), &State::default());
+    }
+
+    #[test]
+    fn another_releases_journal_is_refused_unless_it_is_of_the_same_format() {
+        let folder = tempfile::tempdir().unwrap();
+        let journal = filled(folder.path());
+        let (path, state) = (journal.path.clone(), journal.state().clone());
+        drop(journal);
+        let text = std::fs::read_to_string(&path).unwrap();
+        let (first, rest) = text.split_once('\n').unwrap();
+        assert_eq!(first, r#"{"format":{"version":1}}"#);
+        // Even where all else is understood, or nothing follows.
+        for rest in [rest, ""] {
+            std::fs::write(&path, format!("{{\"format\":{{\"version\":2}}}}\n{rest}")).unwrap();
+            let error = resume(folder.path()).unwrap_err().to_string();
+            assert!(error.contains("format 2") && error.contains("unmount it"), "{error}");
+        }
+        // Release 0.2 wrote no such line.
+        std::fs::write(&path, rest).unwrap();
+        assert_eq!(resume(folder.path()).unwrap().state(), &state);
     }
 
     #[test]

@@ -33,6 +33,9 @@ fn carry_out(parsed: &ParsedCommandLine) -> Result<(), ServerError> {
         Some(Command::Config(ConfigCommand::Check)) => {
             // A reader that closed its end early, such as `head`, wants no more.
             let _ = write!(std::io::stdout(), "{}", loaded.shown);
+            for warning in loaded.config.warnings() {
+                let _ = writeln!(std::io::stderr(), "slackwaterd: warning: {warning}");
+            }
             Ok(())
         }
     }

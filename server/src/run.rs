@@ -39,6 +39,7 @@ const RUNTIME_END_LIMIT: Duration = Duration::from_secs(1);
 /// The server could not be started, failed, or could not close the store.
 pub fn run(config: Config) -> Result<(), ServerError> {
     logs::start(&config.log, config.log_format).map_err(ServerError::Logs)?;
+    config.warnings().for_each(|warning| tracing::warn!("{warning}"));
     open_files::raise_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -6,6 +6,7 @@
 mod data;
 mod files;
 mod guard;
+mod guessing;
 mod harness;
 mod idempotency;
 mod schema;

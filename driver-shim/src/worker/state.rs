@@ -4,13 +4,15 @@
 //! ```text
 //! volumes    engine NUL name -> Volume (JSON)
 //! obsolete   uuid            -> what kind of file it is
-//! facts      name            -> text (worker id, store id, base snapshots, boot id)
+//! facts      name            -> text (format, worker id, store id, base snapshots, boot id)
 //! ```
 //!
 //! A file is entered as obsolete before it is made, and taken out in the transaction that makes
 //! a volume name it; a volume that lets go of a file enters it in the same transaction. So at
 //! every moment each file of this worker is either named by one volume or listed here (D1), and
 //! whoever finds it listed at a start may delete it. Reads are answered from memory.
+
+mod format;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -127,7 +129,7 @@ impl State {
         let database = redb::Builder::new()
             .set_cache_size(CACHE_BYTES)
             .create(path)
-            .map_err(|error| failed(error.into()))?;
+            .map_err(|error| failed(format::of_open(error)))?;
         let index = Self::load(&database).map_err(failed)?;
         Ok(Self {
             path: path.to_owned(),
@@ -139,9 +141,10 @@ impl State {
 
     fn load(database: &Database) -> Result<Index, Box<dyn std::error::Error + Send + Sync>> {
         let transaction = database.begin_write()?;
+        // First of all, and by the same transaction: of another format nothing is understood.
+        format::check(&mut transaction.open_table(FACTS)?)?;
         transaction.open_table(VOLUMES)?;
         transaction.open_table(OBSOLETE)?;
-        transaction.open_table(FACTS)?;
         transaction.commit()?;
         let transaction = database.begin_read()?;
         let mut index = Index::default();

@@ -25,3 +25,4 @@ mod namespace;
 mod permissions;
 mod rpc;
 mod snapshots;
+mod who;

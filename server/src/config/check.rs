@@ -69,6 +69,7 @@ impl TryFrom<Settings> for Config {
             nfs_privileged_port: given(settings.nfs_privileged_port, "nfs-privileged-port")?,
             log: given(settings.log, "log")?.value().clone(),
             log_format: given(settings.log_format, "log-format")?,
+            exposed_secrets: Vec::new(),
         };
         refuse_open_addresses(&config)?;
         Ok(config)

@@ -10,6 +10,7 @@
 mod check;
 mod command_line;
 mod error;
+mod exposed;
 mod file;
 mod secret;
 mod settings;
@@ -81,6 +82,8 @@ pub struct Config {
     pub log: LogFilter,
     /// And in which form.
     pub log_format: LogFormat,
+    /// Files with secrets that others than their owner reach.
+    pub exposed_secrets: Vec<PathBuf>,
 }
 
 /// Files for TLS.
@@ -90,6 +93,16 @@ pub struct TlsPaths {
     pub certificate: PathBuf,
     /// Private key, PEM.
     pub key: PathBuf,
+}
+
+impl Config {
+    /// A sentence on each file with secrets that others reach, and what to do about it.
+    pub fn warnings(&self) -> impl Iterator<Item = String> {
+        self.exposed_secrets.iter().map(|path| {
+            let path = path.display();
+            format!("{path} holds a secret and others may reach it: chmod 600 {path}")
+        })
+    }
 }
 
 /// A configuration and the text that shows it.
@@ -116,6 +129,8 @@ pub fn load(parsed: &ParsedCommandLine) -> Result<Loaded, ConfigError> {
         got: error.to_string(),
         expected: "every path and name must be UTF-8".to_owned(),
     })?;
-    let config = Config::try_from(effective)?;
+    let file = parsed.line.config.as_deref().map(|path| (path, &from_file));
+    let exposed_secrets = exposed::find(&effective, file);
+    let config = Config { exposed_secrets, ..Config::try_from(effective)? };
     Ok(Loaded { config, shown })
 }

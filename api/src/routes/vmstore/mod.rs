@@ -122,6 +122,7 @@ fn vmstore_code(code: ProblemCode) -> &'static str {
         ProblemCode::Busy
         | ProblemCode::Conflict
         | ProblemCode::IdempotencyInProgress
+        | ProblemCode::TooManyAttempts
         | ProblemCode::Overloaded => "RESOURCE_BUSY",
         ProblemCode::Unauthenticated => "UNAUTHENTICATED",
         ProblemCode::Forbidden => "PERMISSION_DENIED",

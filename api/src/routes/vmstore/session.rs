@@ -2,9 +2,9 @@
 //!
 //! A session is 256 random bits in a cookie; the server keeps its hash only. It ends after
 //! 30 minutes without a call, after 12 hours in any case, and with the server. Guessing a
-//! password is slowed down: a wrong one is answered after a second, and few log-ins are judged
-//! at once, so that no more than eight guesses a second get through however many connections
-//! try.
+//! password is slowed down: one address has about one guess a second ([`crate::attempts`]), a
+//! wrong one is answered after a second, and few log-ins are judged at once, so that no more
+//! than eight guesses a second get through however many addresses try.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -163,6 +163,12 @@ pub(crate) async fn login(
     JsonBody(given): JsonBody<Credentials>,
 ) -> Result<CookieAnswer, Failure> {
     require_type_id(given.type_id.as_deref(), CREDENTIALS_TYPE)?;
+    let peer = connection.as_ref().map(|connection| connection.peer.ip());
+    if let Some(peer) = peer {
+        state.attempts.admit(peer, Instant::now())?;
+        // Ahead of the judgement, which takes a while: others must not be admitted meanwhile.
+        state.attempts.failed(peer, Instant::now());
+    }
     // Held while a wrong password waits: this is what bounds the guesses.
     let _turn = tokio::time::timeout(state.options.queue_timeout, state.sessions.logins.acquire())
         .await
@@ -174,8 +180,11 @@ pub(crate) async fn login(
     });
     if !right {
         tokio::time::sleep(WRONG_PASSWORD_DELAY).await;
-        tracing::warn!("a log-in to the VMstore face was refused");
+        tracing::warn!(?peer, "a log-in to the VMstore face was refused");
         return Err(Failure::unauthenticated("the name or the password is wrong"));
+    }
+    if let Some(peer) = peer {
+        state.attempts.forgive(peer);
     }
     let mut secret = [0; SESSION_BYTES];
     getrandom::fill(&mut secret).map_err(|error| {

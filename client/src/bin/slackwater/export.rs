@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Holes stay holes. With a base, an image that holds the base is brought forward by what
-//! changed since. An interrupted export is resumed by comparing hashes, block for block.
+//! changed since; one that does not is refused before it is touched. An interrupted export is resumed by comparing hashes, block for block.
 
 use std::ffi::OsString;
 use std::fs;
@@ -22,6 +22,7 @@ use slackwater_client::{ByteRange, Client, DataSource};
 use crate::blocks::{blocks, hash, hashes_of, indices, is_zero, runs, runs_to_move};
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::held;
 use crate::image::Image;
 use crate::interrupt::Notice;
 use crate::name;
@@ -148,6 +149,7 @@ async fn base(
                 place.whole.display()
             )));
         }
+        held::require(context, &place.whole, id, arguments.jobs).await?;
     }
     Ok(Some(id))
 }
@@ -210,12 +212,19 @@ impl Place {
                 .map_err(|error| Failure::local("rename", &self.whole, error))?,
             Mode::OnBase | Mode::Resume => {}
         }
+        // Before its size changes, so before its first byte does.
+        if mode != Mode::Anew {
+            fs::File::open(&self.partial)
+                .and_then(|file| held::forget(&file))
+                .map_err(|error| Failure::local("change", &self.partial, error))?;
+        }
         Image::create(&self.partial, size_bytes)
     }
 
     /// Gives the whole image its name, durably.
-    fn finish(&self, image: &Image) -> Result<(), Failure> {
+    fn finish(&self, image: &Image, id: SnapshotId) -> Result<(), Failure> {
         image.sync()?;
+        held::note(image.file(), id);
         fs::rename(&self.partial, &self.whole)
             .map_err(|error| Failure::local("rename", &self.partial, error))?;
         let folder = match self.whole.parent() {
@@ -280,7 +289,8 @@ async fn fetch_all(
     }
     let image = Arc::clone(&job.image);
     let place = Place { whole: place.whole.clone(), partial: place.partial.clone() };
-    blocking(move || place.finish(&image)).await?;
+    let id = job.id;
+    blocking(move || place.finish(&image, id)).await?;
     Ok(moved_bytes)
 }
 

@@ -180,6 +180,7 @@ fn exit_of_problem(code: ProblemCode, status: u16) -> Exit {
         | ProblemCode::FileTooBig
         | ProblemCode::RangeNotSatisfiable => Exit::Usage,
         ProblemCode::RequestTimeout
+        | ProblemCode::TooManyAttempts
         | ProblemCode::Overloaded
         | ProblemCode::Closed
         | ProblemCode::Timeout => Exit::Unreachable,

@@ -61,6 +61,11 @@ impl Image {
         Ok(Self { file, path: path.to_owned(), size_bytes, modified_at: None })
     }
 
+    /// The open file.
+    pub(crate) const fn file(&self) -> &File {
+        &self.file
+    }
+
     pub(crate) const fn size_bytes(&self) -> u64 {
         self.size_bytes
     }

@@ -1,7 +1,8 @@
 //! `slackwater import`: a raw image of this machine into a file of the appliance.
 //!
-//! Only data travels: holes of the image are passed over, zeros are left out. An interrupted
-//! import is resumed by comparing the hashes of both sides, block for block.
+//! Only data travels: holes of the image are passed over, zeros are left out. With a base, the
+//! file begins as a clone of a snapshot, and only what differs is sent. That, and an interrupted
+//! import that is resumed, compares the hashes of both sides, block for block.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::image::Image;
 use crate::interrupt::Notice;
+use crate::name;
 use crate::progress;
 use crate::size::human;
 use crate::transfer::{
@@ -28,6 +30,9 @@ pub(crate) struct ImportArguments {
     image: PathBuf,
     /// Path of the file on the appliance
     path: String,
+    /// Begin with a clone of this snapshot, and send only what differs
+    #[arg(long, value_name = "SNAPSHOT")]
+    base: Option<String>,
     /// Go on after an interruption: makes the file, whose size must be the image's, equal to the
     /// image, and sends only blocks that differ
     #[arg(long)]
@@ -94,12 +99,28 @@ async fn prepare(
             file.size_bytes
         ))),
         Ok(_) => Ok(true),
-        Err(error) if error.is_not_found() => {
-            context.client.create_file(path, size_bytes).await?;
-            Ok(false)
-        }
+        Err(error) if error.is_not_found() => begin(context, arguments, path, size_bytes).await,
         Err(error) => Err(error.into()),
     }
+}
+
+/// Makes the file, empty or as a clone of the base; the answer is whether it may hold data.
+async fn begin(
+    context: &Context,
+    arguments: &ImportArguments,
+    path: &str,
+    size_bytes: u64,
+) -> Result<bool, Failure> {
+    let Some(base) = &arguments.base else {
+        context.client.create_file(path, size_bytes).await?;
+        return Ok(false);
+    };
+    let id = name::snapshot(&context.client, base).await?;
+    let clone = context.client.create_clone(id, path).await?;
+    if clone.size_bytes != size_bytes {
+        context.client.resize_file(path, size_bytes).await?;
+    }
+    Ok(true)
 }
 
 /// Brings everything over, and answers how many bytes were sent.

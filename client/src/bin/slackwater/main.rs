@@ -18,6 +18,7 @@ mod export;
 mod failure;
 mod file;
 mod gc;
+mod held;
 mod image;
 mod import;
 mod interrupt;
