@@ -40,6 +40,8 @@ mod error;
 mod file;
 mod file_commit;
 mod flush;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod id;
 pub mod kv;
 mod layer_write;

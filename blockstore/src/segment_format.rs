@@ -19,8 +19,13 @@
 //! or the body; those of file header and directory cover them alone. Behind the last record lie
 //! only zeros.
 
+#[cfg(feature = "fuzzing")]
+mod checksum;
 #[cfg(test)]
 mod golden;
+
+#[cfg(feature = "fuzzing")]
+pub(crate) use checksum::make_crc_right;
 
 use bytes::Bytes;
 
@@ -353,7 +358,9 @@ fn find_group(
         if verify && crc32c::crc32c(stored) != crc {
             return Ok(None);
         }
-        let offset_bytes = number_u32(payload_start + position);
+        let Ok(offset_bytes) = u32::try_from(payload_start + position) else {
+            return Err(Error::corrupt("group", "a chunk lies at or behind 4 GiB of its file"));
+        };
         group.hashes.push(hash);
         group.places.push(Place { offset_bytes, stored_bytes, codec, crc });
         position = end;
@@ -410,7 +417,7 @@ pub(crate) fn commit_behind(bytes: &[u8], store: StoreId, sequence: u64) -> Opti
     let magic = COMMIT_MAGIC.to_be_bytes();
     // As many as there is room for.
     let last = u64::try_from(bytes.len() / COMMIT_HEADER_BYTES).unwrap_or(u64::MAX);
-    let plausible = sequence + 1..=sequence.saturating_add(last);
+    let plausible = sequence.saturating_add(1)..=sequence.saturating_add(last);
     // Records do not overlap, so true ones take no more than the length.
     let mut budget_bytes = bytes.len().saturating_add(COMMIT_SEARCH_BYTES_MAX);
     let mut starts = bytes.windows(4).enumerate().rev().filter(|(_, four)| *four == magic);
