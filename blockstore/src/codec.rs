@@ -132,6 +132,15 @@ impl<'a> Decoder<'a> {
         Ok(got)
     }
 
+    /// As [`Self::bounded`], in 32 bits.
+    pub(crate) fn bounded_u32(&mut self, limit: u32) -> Result<u32> {
+        let got = self.u32()?;
+        if got > limit {
+            return Err(Error::corrupt(self.what, format!("{got}, expected at most {limit}")));
+        }
+        Ok(got)
+    }
+
     pub(crate) fn bytes(&mut self) -> Result<&'a [u8]> {
         let length = self.u32()?;
         let length = usize::try_from(length).unwrap_or(usize::MAX);

@@ -408,7 +408,7 @@ impl SegmentRecord {
         let record = Self {
             file: FileName { role, number },
             directory_offset_bytes: (directory != 0).then_some(directory),
-            chunks: d.u32()?,
+            chunks: d.bounded_u32(ChunkId::INDEX_LIMIT)?,
             stored_chunks: d.u32()?,
             live_chunks: d.u32()?,
             stored_bytes: d.bounded(NUMBER_MAX)?,
