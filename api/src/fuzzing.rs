@@ -233,7 +233,7 @@ fn value(choices: &mut Unstructured<'_>, known: &Known) -> Chosen<Value> {
         7 => Value::from(*choices.choose(&[0_u64, 1, 4096, 1 << 62, (1 << 62) + 1, u64::MAX])?),
         8 => json!({ "k": "v", "": "w" }),
         9 => json!([known.fill("#"), "a"]),
-        10 => Value::from(choices.arbitrary::<f64>().map_or(Value::Null, Value::from)),
+        10 => choices.arbitrary::<f64>().map_or(Value::Null, Value::from),
         _ => Value::Null,
     })
 }

@@ -78,7 +78,8 @@ pub fn values(bytes: &[u8]) {
         13 => drop(format::decode_hash_page(&with_crc(bytes))),
         _ => {
             let Some((&codec, stored)) = bytes.split_first() else { return };
-            let codec = if codec % 2 == 0 { format::Codec::Raw } else { format::Codec::Lz4 };
+            let codec =
+                if codec.is_multiple_of(2) { format::Codec::Raw } else { format::Codec::Lz4 };
             let stored_bytes = u16::try_from(stored.len()).unwrap_or(u16::MAX);
             let crc = crc32c::crc32c(stored);
             let place = format::Place { offset_bytes: 0, stored_bytes, codec, crc };
@@ -150,7 +151,7 @@ fn content(number: u8) -> Vec<u8> {
     // Every other one compresses.
     let byte = |at: usize| {
         let low = u8::try_from(at % 251).unwrap_or_default();
-        if number % 2 == 0 { number } else { low.wrapping_mul(low).wrapping_add(number) }
+        if number.is_multiple_of(2) { number } else { low.wrapping_mul(low).wrapping_add(number) }
     };
     (0..BLOCK_BYTES).map(byte).collect()
 }
@@ -189,13 +190,13 @@ fn change(kv: &MemoryKv, disk: &MemoryDisk, choices: &mut &[u8]) -> Result<()> {
     let (kind, index) = (byte(), usize::from(byte()));
     let at = usize::from(u16::from_be_bytes([byte(), byte()]));
     let new = byte();
-    if kind % 4 == 0 {
+    if kind.is_multiple_of(4) {
         let names = disk.list()?;
         let Some(name) = names.get(index % names.len().max(1)) else { return Ok(()) };
         let file = disk.open(*name)?;
         let length = file.length_bytes()?;
         let at = u64::try_from(at).unwrap_or_default() % length.max(1);
-        if kind % 8 == 0 {
+        if kind.is_multiple_of(8) {
             return file.write_at(at, &[new]).and_then(|()| file.sync());
         }
         return file.truncate(at).and_then(|()| file.sync());
@@ -210,7 +211,7 @@ fn change(kv: &MemoryKv, disk: &MemoryDisk, choices: &mut &[u8]) -> Result<()> {
     let position = at % changed.len().max(1);
     match (kind / 4 % 4, changed.get_mut(position)) {
         (0, Some(place)) => *place ^= new.max(1),
-        (1, Some(place)) => *place = if new % 2 == 0 { 0xff } else { 0 },
+        (1, Some(place)) => *place = if new.is_multiple_of(2) { 0xff } else { 0 },
         (2, _) => changed.truncate(position),
         (3, _) => changed.splice(position.., [0xff; 8]).for_each(drop),
         _ => {}

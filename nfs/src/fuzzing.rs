@@ -192,7 +192,7 @@ impl CallBytes {
 
     fn attributes(&mut self, choices: &mut Choices<'_>) {
         for is_size in [false, false, false, true] {
-            let is_set = choices.byte() % 3 == 0;
+            let is_set = choices.byte().is_multiple_of(3);
             self.word(u32::from(is_set));
             match (is_set, is_size) {
                 (true, true) => self.0.extend_from_slice(&choices.number().to_be_bytes()),
