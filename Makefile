@@ -15,11 +15,12 @@ RELEASE := $(CARGO_TARGET_DIR)/release
 # Outside the clone like what is built, so that figures can be held against older ones.
 COMPARISON := $(CARGO_TARGET_DIR)/bench
 BASELINE ?= main
+FUZZ_SECONDS ?= 300
 # Git ignores it, and the image's build context holds it.
 IMAGE_DIR := .cache/image
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check deny bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines image up down clean-data
+.PHONY: help run build test check deny bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines fuzz image up down clean-data
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -78,6 +79,9 @@ test-compose: build ## Try `make up` and `make down` on a Docker of its own (as 
 
 test-engines: build ## Try the driver under real Docker and containerd (as root)
 	tests/engines/run $(ARGS)
+
+fuzz: needs ## Look for inputs that break something, each target for FUZZ_SECONDS (300)
+	fuzz/run $(FUZZ_SECONDS)
 
 # The image takes the programs that were built here, so that no compiler and no registry is
 # needed inside: only the base image.

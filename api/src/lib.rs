@@ -30,6 +30,8 @@ mod dashboard;
 mod extract;
 #[cfg(feature = "server")]
 mod failure;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 #[cfg(feature = "server")]
 mod idempotency;
 #[cfg(feature = "server")]

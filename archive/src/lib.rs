@@ -19,6 +19,8 @@
 
 mod changes;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod header;
 mod members;
 mod pack;

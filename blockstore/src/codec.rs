@@ -122,6 +122,25 @@ impl<'a> Decoder<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
+    /// A number that the store counts up, or a size: nothing adds up to more than `limit`, so that
+    /// whatever is added to it afterwards does not overflow.
+    pub(crate) fn bounded(&mut self, limit: u64) -> Result<u64> {
+        let got = self.u64()?;
+        if got > limit {
+            return Err(Error::corrupt(self.what, format!("{got}, expected at most {limit}")));
+        }
+        Ok(got)
+    }
+
+    /// As [`Self::bounded`], in 32 bits.
+    pub(crate) fn bounded_u32(&mut self, limit: u32) -> Result<u32> {
+        let got = self.u32()?;
+        if got > limit {
+            return Err(Error::corrupt(self.what, format!("{got}, expected at most {limit}")));
+        }
+        Ok(got)
+    }
+
     pub(crate) fn bytes(&mut self) -> Result<&'a [u8]> {
         let length = self.u32()?;
         let length = usize::try_from(length).unwrap_or(usize::MAX);

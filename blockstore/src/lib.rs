@@ -41,6 +41,8 @@ mod error;
 mod file;
 mod file_commit;
 mod flush;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod id;
 mod index_copy;
 pub mod kv;

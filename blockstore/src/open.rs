@@ -248,7 +248,7 @@ fn position(kv: &dyn Kv) -> Result<Option<LogPosition>> {
 fn load_segments(kv: &dyn Kv, segments: &Segments) -> Result<HashMap<SegmentId, SegmentRecord>> {
     let mut records = HashMap::new();
     kv.scan(Family::Segment, &[], &prefix_end(&[0xff; 8]), &mut |key, value| {
-        let id = SegmentId::new(Decoder::new("segment key", key).u64()?);
+        let id = crate::record::decode_segment(key)?;
         let record = SegmentRecord::decode(value)?;
         if let Some(offset) = record.directory_offset_bytes {
             segments.put_sealed(id, record.file, offset, record.chunks);

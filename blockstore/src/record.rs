@@ -20,30 +20,37 @@
 //! ```
 //! Integers are big-endian, so that keys sort by number.
 
+#[cfg(test)]
+mod bounds;
 mod counts;
 #[cfg(test)]
 pub(crate) mod golden;
 pub(crate) mod key;
+mod run;
 
 pub(crate) use counts::CountPage;
+pub(crate) use run::{Run, Target};
 
 use crate::codec::{Decoder, Encoder};
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, InodeId, LayerId, SegmentId, SnapshotId};
 use crate::time::Timestamp;
 use crate::types::{DeletionPolicy, FileKind, Labels};
+use crate::units::{BLOCK_BYTES_U64, FILE_BYTES_MAX};
 
 /// The version byte of all values of format 2, but for lost runs.
 const VERSION: u8 = 1;
 
-/// The version byte of a run of lost blocks: a program that does not know of them refuses it.
-const LOST_RUN_VERSION: u8 = 2;
+/// Numbers given out, counts of things and sizes in bytes stay below: at a million a second it
+/// takes a hundred thousand years to get there.
+const NUMBER_MAX: u64 = 1 << 62;
 
-/// The kind behind the count of a run of that version; there is no other.
-const LOST_RUN_KIND: u8 = 1;
+/// Blocks of the largest file.
+const FILE_BLOCKS_MAX: u64 = FILE_BYTES_MAX / BLOCK_BYTES_U64;
 
-/// Bytes of such a run: version, count, kind.
-const LOST_RUN_BYTES: usize = 1 + 8 + 1;
+/// The last logical segment but one that a chunk's id has room for: the id behind the last chunk
+/// of a run is a number, too.
+const SEGMENT_MAX: u64 = (1 << (u64::BITS - ChunkId::INDEX_BITS)) - 2;
 
 fn two(first: u64, second: u64) -> Vec<u8> {
     let mut key = Vec::with_capacity(16);
@@ -143,8 +150,8 @@ impl InodeRecord {
             uid: d.u32()?,
             gid: d.u32()?,
             link_count: d.u32()?,
-            size_bytes: d.u64()?,
-            used_blocks: d.u64()?,
+            size_bytes: d.bounded(FILE_BYTES_MAX)?,
+            used_blocks: d.bounded(FILE_BLOCKS_MAX)?,
             accessed_at: Timestamp::from_nanos(d.u64()?),
             modified_at: Timestamp::from_nanos(d.u64()?),
             changed_at: Timestamp::from_nanos(d.u64()?),
@@ -160,7 +167,10 @@ impl InodeRecord {
                     Some(bytes) => Some(Decoder::new(WHAT, bytes).u64()?),
                 },
             },
-            2 => Body::Directory { parent: InodeId::new(d.u64()?), next_cookie: d.u64()? },
+            2 => Body::Directory {
+                parent: InodeId::new(d.u64()?),
+                next_cookie: d.bounded(NUMBER_MAX)?,
+            },
             3 => Body::Symlink { target: d.bytes()?.to_vec() },
             got => {
                 return Err(Error::corrupt(WHAT, format!("kind {got}, expected 1, 2 or 3")));
@@ -251,10 +261,10 @@ impl SnapshotRecord {
         let mut d = Decoder::versioned(WHAT, bytes, VERSION)?;
         let mut record = Self {
             layer: LayerId::new(d.u64()?),
-            size_bytes: d.u64()?,
-            used_blocks: d.u64()?,
+            size_bytes: d.bounded(FILE_BYTES_MAX)?,
+            used_blocks: d.bounded(FILE_BLOCKS_MAX)?,
             created_at: Timestamp::from_nanos(d.u64()?),
-            clone_count: d.u64()?,
+            clone_count: d.bounded(NUMBER_MAX)?,
             deletion: match d.u8()? {
                 0 => DeletionPolicy::Keep,
                 1 => DeletionPolicy::OnZeroClones,
@@ -338,108 +348,13 @@ impl LayerRecord {
                     return Err(Error::corrupt(WHAT, format!("state {got}, expected 1 to 3")));
                 }
             },
-            children: d.u64()?,
-            snapshots: d.u64()?,
-            runs: d.u64()?,
-            blocks: d.u64()?,
+            children: d.bounded(NUMBER_MAX)?,
+            snapshots: d.bounded(NUMBER_MAX)?,
+            runs: d.bounded(NUMBER_MAX)?,
+            blocks: d.bounded(NUMBER_MAX)?,
         };
         d.end()?;
         Ok(record)
-    }
-}
-
-/// What a run of blocks maps to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
-    /// Zeros, hiding what the layers below have.
-    Hole,
-    /// Consecutive chunks from this one.
-    Chunks(ChunkId),
-    /// Data whose stored bytes were damaged, given up by a repair: reading it is an error. It
-    /// counts as data wherever blocks are counted, and names no chunk.
-    Lost,
-}
-
-impl Target {
-    /// The target of the run's blocks from the `skip`-th on.
-    pub(crate) fn skip(self, skip: u64) -> Self {
-        match self {
-            Self::Hole => Self::Hole,
-            Self::Chunks(first) => Self::Chunks(first.plus(skip)),
-            Self::Lost => Self::Lost,
-        }
-    }
-
-    /// Whether `next` continues a run of `count` blocks that begins with this target.
-    pub(crate) fn continues(self, count: u64, next: Self) -> bool {
-        match (self, next) {
-            (Self::Hole, Self::Hole) | (Self::Lost, Self::Lost) => true,
-            (Self::Chunks(first), Self::Chunks(second)) => first.plus(count) == second,
-            (Self::Hole | Self::Chunks(_) | Self::Lost, _) => false,
-        }
-    }
-}
-
-/// A map entry: `count` blocks from `first`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Run {
-    pub(crate) first: u64,
-    pub(crate) count: u64,
-    pub(crate) target: Target,
-}
-
-impl Run {
-    /// The block behind the run.
-    pub(crate) fn end(&self) -> u64 {
-        self.first + self.count
-    }
-
-    /// The part of the run inside `[first, end)`; `None` when they do not meet.
-    pub(crate) fn cut(&self, first: u64, end: u64) -> Option<Self> {
-        let from = self.first.max(first);
-        let to = self.end().min(end);
-        (from < to).then(|| Self {
-            first: from,
-            count: to - from,
-            target: self.target.skip(from - self.first),
-        })
-    }
-
-    /// The value; the first block is in the key.
-    pub(crate) fn encode(&self) -> Vec<u8> {
-        match self.target {
-            Target::Hole => Encoder::versioned(VERSION).u64(self.count).finish(),
-            Target::Chunks(first) => {
-                Encoder::versioned(VERSION).u64(self.count).u64(first.raw()).finish()
-            }
-            Target::Lost => {
-                Encoder::versioned(LOST_RUN_VERSION).u64(self.count).u8(LOST_RUN_KIND).finish()
-            }
-        }
-    }
-
-    pub(crate) fn decode(first: u64, bytes: &[u8]) -> Result<Self> {
-        const WHAT: &str = "map run";
-        let is_lost = bytes.len() == LOST_RUN_BYTES && bytes.first() == Some(&LOST_RUN_VERSION);
-        let version = if is_lost { LOST_RUN_VERSION } else { VERSION };
-        let mut d = Decoder::versioned(WHAT, bytes, version)?;
-        let count = d.u64()?;
-        let target = if is_lost {
-            let kind = d.u8()?;
-            if kind != LOST_RUN_KIND {
-                return Err(Error::corrupt(WHAT, format!("kind {kind}, expected {LOST_RUN_KIND}")));
-            }
-            Target::Lost
-        } else if d.is_empty() {
-            Target::Hole
-        } else {
-            Target::Chunks(ChunkId::from_raw(d.u64()?))
-        };
-        d.end()?;
-        if count == 0 || first.checked_add(count).is_none() {
-            return Err(Error::corrupt(WHAT, format!("{count} blocks from {first}")));
-        }
-        Ok(Self { first, count, target })
     }
 }
 
@@ -484,15 +399,15 @@ impl SegmentRecord {
                 return Err(Error::corrupt(WHAT, format!("file role {got}, expected 1 or 2")));
             }
         };
-        let number = SegmentId::new(d.u64()?);
-        let directory = d.u64()?;
+        let number = SegmentId::new(d.bounded(SEGMENT_MAX)?);
+        let directory = d.bounded(NUMBER_MAX)?;
         let record = Self {
             file: FileName { role, number },
             directory_offset_bytes: (directory != 0).then_some(directory),
-            chunks: d.u32()?,
+            chunks: d.bounded_u32(ChunkId::INDEX_LIMIT)?,
             stored_chunks: d.u32()?,
             live_chunks: d.u32()?,
-            stored_bytes: d.u64()?,
+            stored_bytes: d.bounded(NUMBER_MAX)?,
         };
         d.end()?;
         Ok(record)
@@ -531,15 +446,15 @@ impl Counters {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
         let mut d = Decoder::versioned("counters", bytes, VERSION)?;
         let counters = Self {
-            next_inode: d.u64()?,
-            next_layer: d.u64()?,
-            files: d.u64()?,
-            inodes: d.u64()?,
-            snapshots: d.u64()?,
-            layers: d.u64()?,
-            dead_layers: d.u64()?,
-            mapped_blocks: d.u64()?,
-            live_chunks: d.u64()?,
+            next_inode: d.bounded(NUMBER_MAX)?,
+            next_layer: d.bounded(NUMBER_MAX)?,
+            files: d.bounded(NUMBER_MAX)?,
+            inodes: d.bounded(NUMBER_MAX)?,
+            snapshots: d.bounded(NUMBER_MAX)?,
+            layers: d.bounded(NUMBER_MAX)?,
+            dead_layers: d.bounded(NUMBER_MAX)?,
+            mapped_blocks: d.bounded(NUMBER_MAX)?,
+            live_chunks: d.bounded(NUMBER_MAX)?,
         };
         d.end()?;
         Ok(counters)
@@ -566,11 +481,22 @@ impl LogPosition {
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
         let mut d = Decoder::versioned("log position", bytes, VERSION)?;
-        let position =
-            Self { segment: SegmentId::new(d.u64()?), offset_bytes: d.u64()?, sequence: d.u64()? };
+        let position = Self {
+            segment: SegmentId::new(d.bounded(SEGMENT_MAX)?),
+            offset_bytes: d.bounded(NUMBER_MAX)?,
+            sequence: d.bounded(NUMBER_MAX)?,
+        };
         d.end()?;
         Ok(position)
     }
+}
+
+/// Reads the number of a logical segment.
+pub(crate) fn decode_segment(bytes: &[u8]) -> Result<SegmentId> {
+    let mut d = Decoder::new("segment key", bytes);
+    let segment = SegmentId::new(d.bounded(SEGMENT_MAX)?);
+    d.end()?;
+    Ok(segment)
 }
 
 /// Reads a chunk id.

@@ -417,13 +417,19 @@ fn inside(runs: &[Run], window: u64) -> Vec<Run> {
     parts.map(|run| Run { first: run.first - start, ..run }).collect()
 }
 
-/// The entries of a layer that meet `[first, end)`, whole, in order.
+/// The entries of a layer that meet `[first, end)`, whole, in order. Runs that overlap are damage:
+/// which of them a block reads from is unknown.
 fn whole_runs(kv: &dyn KvRead, layer: LayerId, (first, end): (u64, u64)) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
     let (floor, from, to) = (key::map(layer, 0), key::map(layer, first), key::map(layer, end));
     kv.scan_reaching(Family::Map, (&floor, &from, &to), &mut |key, value| {
         let (_, start) = split_two("map key", key)?;
-        runs.extend(Some(Run::decode(start, value)?).filter(|run| run.end() > first));
+        let run = Run::decode(start, value)?;
+        if runs.last().is_some_and(|before: &Run| before.end() > run.first) {
+            let reason = format!("block {start} is mapped twice");
+            return Err(Error::corrupt(format!("map of layer {layer}"), reason));
+        }
+        runs.extend(Some(run).filter(|run| run.end() > first));
         Ok(ControlFlow::Continue(()))
     })?;
     Ok(runs)

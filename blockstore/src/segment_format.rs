@@ -19,10 +19,15 @@
 //! or the body; those of file header and directory cover them alone. Behind the last record lie
 //! only zeros.
 
+#[cfg(feature = "fuzzing")]
+mod checksum;
 #[cfg(test)]
 mod golden;
 pub(crate) mod stream;
 pub(crate) mod walk;
+
+#[cfg(feature = "fuzzing")]
+pub(crate) use checksum::make_crc_right;
 
 use bytes::Bytes;
 
@@ -352,7 +357,9 @@ fn find_group(
         if verify && crc32c::crc32c(stored) != crc {
             return Ok(None);
         }
-        let offset_bytes = number_u32(payload_start + position);
+        let Ok(offset_bytes) = u32::try_from(payload_start + position) else {
+            return Err(Error::corrupt("group", "a chunk lies at or behind 4 GiB of its file"));
+        };
         group.hashes.push(hash);
         group.places.push(Place { offset_bytes, stored_bytes, codec, crc });
         position = end;

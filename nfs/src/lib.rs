@@ -38,6 +38,8 @@ mod connection;
 mod dispatch;
 mod duplicate;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handle;
 mod lane;
 mod lane_writes;

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_api::{ApiOptions, ApiServerError, TlsFiles, VmstoreCredentials, run};
+use slackwater_api::{
+    ApiOptions, ApiServerError, MetricsSource, TlsFiles, VmstoreCredentials, router, run,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -281,4 +283,51 @@ async fn many_clients_are_served_at_once() {
         call.await.unwrap();
     }
     Arc::into_inner(served).unwrap().stop().await;
+}
+
+/// Panics when it is asked, as a handler with a bug would.
+#[derive(Debug)]
+struct Bug;
+
+impl MetricsSource for Bug {
+    fn render(&self) -> String {
+        panic!("of a test")
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_panics_ends_its_own_connection_alone() {
+    let mut served = Served::start(ApiOptions::default(), None).await;
+    served.stop.take().unwrap().send(()).unwrap();
+    tokio::time::timeout(PATIENCE, &mut served.task).await.unwrap().unwrap().unwrap();
+    // One request at a time: a permit that is lost would show.
+    let options = ApiOptions { requests_max: 1, ..ApiOptions::default() };
+    let buggy = router(Arc::clone(&served.face.store), options, Arc::new(Bug));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    served.address = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel();
+    served.stop = Some(stop);
+    served.task = tokio::spawn(run(listener, buggy, None, async move {
+        let _ = stopped.await;
+    }));
+
+    let mut other = TcpStream::connect(served.address).await.unwrap();
+    for _ in 0..3 {
+        let answer = talk(served.address, b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        assert!(!answer.starts_with("HTTP/1.1 2"), "{answer}");
+        other.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        let mut answer = [0; 15];
+        let read = other.read_exact(&mut answer);
+        tokio::time::timeout(PATIENCE, read).await.unwrap().unwrap();
+        assert_eq!(answer, *b"HTTP/1.1 200 OK");
+        // The rest of the answer, up to its end.
+        let mut rest = Vec::new();
+        while !rest.ends_with(br#"{"status":"ok"}"#) {
+            let mut byte = [0];
+            tokio::time::timeout(PATIENCE, other.read_exact(&mut byte)).await.unwrap().unwrap();
+            rest.push(byte[0]);
+        }
+    }
+    drop(other);
+    served.stop().await;
 }

@@ -14,7 +14,7 @@ use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{Disk, DiskFile, DiskSpace, FileName, FileRole};
 use crate::error::{Error, Result};
-use crate::id::SegmentId;
+use crate::id::{ChunkId, SegmentId};
 
 /// Reads of at least this are taken for a part of a stream.
 const READAHEAD_MIN_BYTES: usize = 256 << 10;
@@ -85,8 +85,7 @@ impl LocalDisk {
             let file_name = entry.file_name();
             let name = file_name.to_str().and_then(|text| {
                 roles.iter().find_map(|&role| {
-                    let hex = text.strip_suffix(role.place().1)?;
-                    let number = SegmentId::new(u64::from_str_radix(hex, 16).ok()?);
+                    let number = SegmentId::new(number_of(text, role.place().1)?);
                     Some(FileName { role, number })
                 })
             });
@@ -100,6 +99,14 @@ impl LocalDisk {
         names.sort_unstable();
         Ok(names)
     }
+}
+
+/// The number in a name of ours; `None` for any other name, be it nearly one.
+fn number_of(file_name: &str, suffix: &str) -> Option<u64> {
+    let number = u64::from_str_radix(file_name.strip_suffix(suffix)?, 16).ok()?;
+    // Chunk ids have room for no other.
+    let is_possible = (1..1 << (u64::BITS - ChunkId::INDEX_BITS)).contains(&number);
+    (is_possible && format!("{number:016x}{suffix}") == file_name).then_some(number)
 }
 
 /// A folder, made if missing.
@@ -298,6 +305,26 @@ mod tests {
             *byte = u8::try_from(position % 251).unwrap();
         }
         sectors
+    }
+
+    #[test]
+    fn files_that_only_look_like_segments_are_left_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = LocalDisk::open(directory.path()).unwrap();
+        disk.create(NAME).unwrap();
+        let others = [
+            "2.seg",
+            "+000000000000002.seg",
+            "000000000000000A.seg",
+            "0000000000000000.seg",
+            "ffffffffffffffff.seg",
+            "0000010000000000.seg",
+            "0000000000000002.seg~",
+        ];
+        for other in others {
+            std::fs::write(directory.path().join("log").join(other), b"x").unwrap();
+        }
+        assert_eq!(disk.list().unwrap(), [NAME]);
     }
 
     #[test]

@@ -162,7 +162,7 @@ pub(crate) fn commit_behind(
     let total = end.saturating_sub(from);
     // As many as there is room for.
     let last = total / length(COMMIT_HEADER_BYTES);
-    let plausible = sequence + 1..=sequence.saturating_add(last);
+    let plausible = sequence.saturating_add(1)..=sequence.saturating_add(last);
     // Records do not overlap, so true ones take no more than the length.
     let mut budget_bytes = total.saturating_add(COMMIT_SEARCH_BYTES_MAX);
     let mut behind = end;

@@ -22,6 +22,7 @@ pub mod status {
     pub const NOT_SYNC: u32 = 10002;
     pub const NOTSUPP: u32 = 10004;
     pub const TOOSMALL: u32 = 10005;
+    pub const SERVERFAULT: u32 = 10006;
     pub const BADTYPE: u32 = 10007;
 }
 

@@ -22,6 +22,7 @@ mod handles;
 mod load;
 mod mount;
 mod namespace;
+mod panics;
 mod permissions;
 mod rpc;
 mod snapshots;

@@ -1,0 +1,11 @@
+//! Archives of layers and references, unpacked and replayed.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| slackwater_archive::fuzzing::layers(data, &folder()));
+
+/// A folder of this process alone.
+fn folder() -> std::path::PathBuf {
+    std::env::temp_dir().join(format!("slackwater-fuzz-{}", std::process::id()))
+}
