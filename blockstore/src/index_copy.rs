@@ -110,9 +110,11 @@ impl IndexCopies {
                 Err(error) => tracing::warn!(%name, %error, "a copy of the index is damaged"),
             }
         }
-        let first_log = disk.list()?.into_iter().find(|name| name.role == FileRole::Log);
-        state.is_lacking =
-            state.current.is_none() && first_log.is_some_and(|name| name.number.get() != 1);
+        let mut logs = disk.list()?.into_iter().filter(|name| name.role == FileRole::Log);
+        // A release that knew no copies may have removed what the copy needs.
+        let needed = state.current.map_or(SegmentId::new(1), |copy| copy.position.segment);
+        let has_logs = logs.clone().next().is_some();
+        state.is_lacking = has_logs && !logs.any(|name| name.number == needed);
         Ok(Self { state: Mutex::new(state), writing: Mutex::new(()) })
     }
 

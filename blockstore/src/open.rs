@@ -160,39 +160,14 @@ pub(crate) fn open_core(
     let budget = Budget::of(&options);
     let segments = Arc::new(Segments::new(Arc::clone(&disk), budget.directories_bytes / 2));
     let durable = position(kv.as_ref())?;
-    if durable.is_none() && index_copy::any(disk.as_ref())? {
-        return Err(Error::IndexLost {
-            reason: "it is empty, but there is a copy of it".to_owned(),
-        });
-    }
-    let recovered = Recovery {
-        disk: Arc::clone(&disk),
-        segments: Arc::clone(&segments),
-        // Nothing is changed before it is sure that index and log belong together.
-        store: known_store(kv.as_ref())?.map(|(store, _)| store),
-        position: durable,
-        damaged_chunks_stop: opening == Opening::Serve,
-        apply: &mut |mut batch, position| {
-            let key = key::META_POSITION.to_vec();
-            batch.push(Write { family: Family::Meta, key, value: Some(position.encode()) });
-            kv.apply(&batch)
-        },
-    }
-    .run()?;
+    let recovered = recover((&kv, &disk, &segments), durable, opening)?;
     if recovered.replayed > 0 {
         tracing::info!(commits = recovered.replayed, "replayed the log");
     }
     let records = load_segments(kv.as_ref(), &segments)?;
     let kept_from = durable.map_or(SegmentId::new(0), |at| at.segment);
-    let copies = match opening {
-        Opening::Serve => {
-            let copies = IndexCopies::open(disk.as_ref(), recovered.log.store())?;
-            let kept = (kept_from, recovered.log.segment());
-            remove_leftovers(disk.as_ref(), &records, kept, &copies)?;
-            copies
-        }
-        Opening::Rebuild => IndexCopies::default(),
-    };
+    let kept = (kept_from, recovered.log.segment());
+    let copies = open_copies(disk.as_ref(), (recovered.log.store(), &records), kept, opening)?;
     let ids: Vec<SegmentId> =
         records.iter().filter(|(_, record)| record.chunks > 0).map(|(id, _)| *id).collect();
     let dedup =
@@ -238,6 +213,47 @@ pub(crate) fn open_core(
         gc: Mutex::new(()),
         options,
     })
+}
+
+/// Replays the log into the index, which has all up to `durable`.
+fn recover(
+    (kv, disk, segments): (&Arc<dyn Kv>, &Arc<dyn Disk>, &Arc<Segments>),
+    durable: Option<LogPosition>,
+    opening: Opening,
+) -> Result<Recovered> {
+    if durable.is_none() && index_copy::any(disk.as_ref())? {
+        let reason = "it is empty, yet there is a copy of it: the index was lost".to_owned();
+        return Err(Error::IndexLost { reason });
+    }
+    Recovery {
+        disk: Arc::clone(disk),
+        segments: Arc::clone(segments),
+        // Nothing is changed before it is sure that index and log belong together.
+        store: known_store(kv.as_ref())?.map(|(store, _)| store),
+        position: durable,
+        damaged_chunks_stop: opening == Opening::Serve,
+        apply: &mut |mut batch, position| {
+            let key = key::META_POSITION.to_vec();
+            batch.push(Write { family: Family::Meta, key, value: Some(position.encode()) });
+            kv.apply(&batch)
+        },
+    }
+    .run()
+}
+
+/// Finds the copy of the index, and takes away what nobody needs; nothing while the index is made.
+fn open_copies(
+    disk: &dyn Disk,
+    (store, records): (StoreId, &HashMap<SegmentId, SegmentRecord>),
+    kept: (SegmentId, SegmentId),
+    opening: Opening,
+) -> Result<IndexCopies> {
+    if opening == Opening::Rebuild {
+        return Ok(IndexCopies::default());
+    }
+    let copies = IndexCopies::open(disk, store)?;
+    remove_leftovers(disk, records, kept, &copies)?;
+    Ok(copies)
 }
 
 fn position(kv: &dyn Kv) -> Result<Option<LogPosition>> {

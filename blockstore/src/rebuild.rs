@@ -18,6 +18,7 @@ use crate::kv::{Kv, RocksKv};
 use crate::open::{self, Opening};
 use crate::options::Options;
 use crate::segment_format::{FILE_HEADER_BYTES, decode_file_header};
+use crate::store::Store;
 
 /// The index while it is made; a crash may leave it, and it means nothing then.
 const NEW_INDEX: &str = "index.new";
@@ -35,8 +36,32 @@ pub struct Rebuilt {
     pub set_aside: Option<PathBuf>,
 }
 
-/// Makes the index of the store in `options.data_dir` anew.
-pub(crate) fn rebuild_local(options: &Options) -> Result<Rebuilt> {
+impl Store {
+    /// Makes the index of the store in `options.data_dir` anew, from its newest whole copy and the
+    /// log, and sets the old one aside. No server may have the store open. If it fails, the old
+    /// index is where it was.
+    ///
+    /// # Errors
+    /// `Locked`, `Format` as [`Store::open`]; `Corrupt` when a part of what is needed is missing or
+    /// damaged: it is named.
+    pub fn rebuild_index(options: &Options) -> Result<Rebuilt> {
+        rebuild_local(options)
+    }
+
+    /// Fills an empty index from what is on the disk; for tests that inject failures.
+    ///
+    /// # Errors
+    /// As [`Store::rebuild_index`], but for `Locked`.
+    pub fn rebuild_index_with(
+        kv: Arc<dyn Kv>,
+        disk: Arc<dyn Disk>,
+        options: Options,
+    ) -> Result<Rebuilt> {
+        rebuild(kv, disk, options)
+    }
+}
+
+fn rebuild_local(options: &Options) -> Result<Rebuilt> {
     let data_dir = &options.data_dir;
     let _lock = open::lock(data_dir)?;
     open::check_format(data_dir)?;
@@ -52,7 +77,7 @@ pub(crate) fn rebuild_local(options: &Options) -> Result<Rebuilt> {
 }
 
 /// Fills an empty index, and makes it durable.
-pub(crate) fn rebuild(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) -> Result<Rebuilt> {
+fn rebuild(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) -> Result<Rebuilt> {
     let logs: Vec<FileName> =
         disk.list()?.into_iter().filter(|name| name.role == FileRole::Log).collect();
     let Some(first) = logs.first().copied() else {

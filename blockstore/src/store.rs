@@ -16,7 +16,6 @@ use crate::name::{FilePath, Name};
 use crate::namespace::Removal;
 use crate::open::Opening;
 use crate::options::Options;
-use crate::rebuild::Rebuilt;
 use crate::time::Timestamp;
 use crate::types::{
     Attributes, BlockMap, Change, CheckReport, CreateMode, Created, DiffPage, DirectoryPage,
@@ -24,8 +23,8 @@ use crate::types::{
     SnapshotRequest, Source, Stability, Stats, Written,
 };
 use crate::{
-    attributes, check, compact, data, diff, file_commit, namespace, open, paths, rebuild, repair,
-    snapshot, stats, write,
+    attributes, check, compact, data, diff, file_commit, namespace, open, paths, repair, snapshot,
+    stats, write,
 };
 
 /// An open store. All methods are synchronous and may be called from many threads; those that
@@ -65,29 +64,6 @@ impl Store {
     /// As [`Store::open`], but for `Locked`.
     pub fn open_with(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) -> Result<Arc<Self>> {
         Self::assemble(kv, disk, options, None)
-    }
-
-    /// Makes the index of the store in `options.data_dir` anew, from its newest whole copy and the
-    /// log, and sets the old one aside. No server may have the store open. If it fails, the old
-    /// index is where it was.
-    ///
-    /// # Errors
-    /// `Locked`, `Format` as [`Store::open`]; `Corrupt` when a part of what is needed is missing or
-    /// damaged: it is named.
-    pub fn rebuild_index(options: &Options) -> Result<Rebuilt> {
-        rebuild::rebuild_local(options)
-    }
-
-    /// Fills an empty index from what is on the disk; for tests that inject failures.
-    ///
-    /// # Errors
-    /// As [`Store::rebuild_index`], but for `Locked`.
-    pub fn rebuild_index_with(
-        kv: Arc<dyn Kv>,
-        disk: Arc<dyn Disk>,
-        options: Options,
-    ) -> Result<Rebuilt> {
-        rebuild::rebuild(kv, disk, options)
     }
 
     fn assemble(

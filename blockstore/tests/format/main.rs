@@ -262,6 +262,33 @@ fn a_reader_made_from_the_document_finds_every_byte() {
     assert!(replayed.file("exclusive").is_empty());
 }
 
+/// After a garbage collection the copy of the index has what the index had, in the bytes that the
+/// document says.
+#[test]
+fn a_reader_made_from_the_document_reads_the_copy_of_the_index() {
+    let data_dir = copy();
+    let store = open(data_dir.path()).unwrap();
+    store.gc().unwrap();
+    store.close().unwrap();
+    let store_id = store.store_id();
+    drop(store);
+    let copies: Vec<_> = std::fs::read_dir(data_dir.path().join("copies")).unwrap().collect();
+    let [copy] = copies.as_slice() else { panic!("{copies:?}") };
+    let path = copy.as_ref().unwrap().path();
+    assert_eq!(path.extension().unwrap(), "idx");
+    let copy = reader::read_index_copy(&path, store_id.as_bytes());
+    let position = [&[1][..], &copy.0.map(u64::to_be_bytes).concat()].concat();
+    assert!(copy.1.contains(&(0, b"position".to_vec(), position)), "{:?}", copy.0);
+    assert!(copy.1.iter().all(|(family, key, _)| *family != 8 && key != b"hashed"));
+    // Every log file from the position on is there.
+    let (segment, sequence) = (copy.0[0], copy.0[2]);
+    assert!(log_path(data_dir.path(), segment).exists());
+    assert!(sequence > Replayed::read(&fixture(), LOG_FILES).commits);
+    let from_copy = Replayed::entries_of_copy(&copy);
+    let names = from_copy.names_in_root();
+    assert_eq!(names, ["clones", "current", "exclusive", "images"]);
+}
+
 /// What opening answers after `damage` was done to a copy; the log is as long as before then.
 fn refused(damage: impl Fn(&Path)) -> Error {
     let data_dir = copy();

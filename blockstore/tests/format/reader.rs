@@ -137,6 +137,55 @@ fn read_directory(bytes: &[u8]) -> (Record, usize) {
     (Record::Directory { segment, chunks, hashes }, 24 + pages * (3076 + 8196))
 }
 
+/// The log position of an index copy, and its entries: family, key and value.
+pub(crate) type IndexCopy = ([u64; 3], Vec<(u8, Vec<u8>, Vec<u8>)>);
+
+/// An index copy of this store; panics at anything that is not as described.
+pub(crate) fn read_index_copy(path: &Path, store: &[u8]) -> IndexCopy {
+    let bytes = std::fs::read(path).unwrap();
+    let number = u64::from_str_radix(path.file_stem().unwrap().to_str().unwrap(), 16).unwrap();
+    let (header, mut rest) = bytes.split_at(64);
+    assert_eq!((&header[..8], &header[8..24]), (&b"SLKIDX02"[..], store));
+    assert_eq!((number_at(header, 24), &header[56..60]), (number, &[0; 4][..]));
+    assert_eq!(Cursor(&header[60..]).small(4), crc32c::crc32c(&header[..60]));
+    let mut entries = Vec::new();
+    for part in 0.. {
+        let mut c = Cursor(&rest[4..]);
+        let body = match &rest[..4] {
+            b"SWIP" => {
+                let (count, body, number) = (c.size(4), c.size(4), c.small(4));
+                assert_eq!(number, part);
+                let before = entries.len();
+                let mut c = Cursor(&rest[20..20 + body]);
+                while !c.0.is_empty() {
+                    let family = u8::try_from(c.small(1)).unwrap();
+                    let (key_bytes, value_bytes) = (c.size(2), c.size(4));
+                    entries.push((
+                        family,
+                        c.take(key_bytes).to_vec(),
+                        c.take(value_bytes).to_vec(),
+                    ));
+                }
+                assert_eq!(entries.len() - before, count);
+                body
+            }
+            b"SWIE" => {
+                assert_eq!((c.small(4), c.size(8)), (part, entries.len()));
+                assert_eq!(rest.len(), 20, "nothing follows the end");
+                0
+            }
+            other => panic!("magic {}", other.escape_ascii()),
+        };
+        let covered = [header, &rest[..16], &rest[20..20 + body]].concat();
+        assert_eq!(Cursor(&rest[16..]).small(4), crc32c::crc32c(&covered));
+        rest = &rest[20 + body..];
+        if rest.is_empty() {
+            break;
+        }
+    }
+    ([32, 40, 48].map(|at| number_at(header, at)), entries)
+}
+
 /// A store, replayed from its log.
 #[derive(Debug, Default)]
 pub(crate) struct Replayed {
@@ -146,6 +195,21 @@ pub(crate) struct Replayed {
 }
 
 impl Replayed {
+    /// What an index copy holds, without any chunks.
+    pub(crate) fn entries_of_copy(copy: &IndexCopy) -> Self {
+        let put =
+            |(family, key, value): &(u8, Vec<u8>, Vec<u8>)| ((*family, key.clone()), value.clone());
+        Self { index: copy.1.iter().map(put).collect(), ..Self::default() }
+    }
+
+    /// The names in the root directory, in order.
+    pub(crate) fn names_in_root(&self) -> Vec<String> {
+        let root = 1_u64.to_be_bytes();
+        let entries = self.index.keys().filter(|(family, _)| *family == DIRENT);
+        let names = entries.filter_map(|(_, key)| key.strip_prefix(&root[..]));
+        names.map(|name| String::from_utf8(name.to_vec()).unwrap()).collect()
+    }
+
     /// Replays the log files 1 to `files` of a store that nothing was compacted in.
     pub(crate) fn read(data_dir: &Path, files: u64) -> Self {
         let mut replayed = Self::default();
