@@ -149,6 +149,15 @@ impl Default for Patience {
     }
 }
 
+/// While calls of others wait for memory, a connection that holds some must move this much in
+/// [`PRESSED_TIME`], of replies that it takes or of a record that it sends: 32 KiB/s, which any
+/// network does on which a disk is of use.
+pub(crate) const PRESSED_BYTES_MIN: usize = 64 << 10;
+
+/// See there. Short beside the time after which programs take a disk for dead, long beside a
+/// retransmission of TCP.
+pub(crate) const PRESSED_TIME: Duration = Duration::from_secs(2);
+
 /// Silence after which the system asks a connection's other end whether it lives.
 pub(crate) const KEEPALIVE_IDLE: Duration = Duration::from_secs(120);
 

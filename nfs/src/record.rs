@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::budget::{Charge, ConnectionBudget, Purpose};
 use crate::limits;
+use crate::pace::Pace;
 use crate::xdr::LAST_FRAGMENT;
 
 const MARK_BYTES: usize = 4;
@@ -62,6 +63,12 @@ pub(crate) enum RecordError {
     /// The record did not arrive in time.
     #[error("a record did not arrive whole in {} s", limit.as_secs())]
     TooSlow {
+        /// The time it had.
+        limit: Duration,
+    },
+    /// The record arrives slowly, and others wait for the memory that it is charged.
+    #[error("less than {} bytes of a record arrived in {} s, and calls of others wait for its memory", limits::PRESSED_BYTES_MIN, limit.as_secs())]
+    Slow {
         /// The time it had.
         limit: Duration,
     },
@@ -197,20 +204,35 @@ impl<R: AsyncRead + Unpin> RecordReader<R> {
         if length <= self.buffer.len() {
             return Ok(self.buffer.split_to(length).freeze());
         }
-        self.large_fragment(length).await
+        self.large_fragment(length, budget).await
     }
 
-    async fn large_fragment(&mut self, length: usize) -> Result<Bytes, RecordError> {
+    async fn large_fragment(
+        &mut self,
+        length: usize,
+        budget: &ConnectionBudget,
+    ) -> Result<Bytes, RecordError> {
         self.start_clock();
+        let end = self.deadline.unwrap_or_else(Instant::now);
+        let mut pace = Pace::new();
         let mut fragment = BytesMut::with_capacity(length);
         fragment.put(&mut self.buffer);
         while fragment.len() < length {
             let expected = length - fragment.len();
             let mut rest = (&mut fragment).limit(expected);
-            let read =
-                in_time(self.deadline, self.patience, self.source.read_buf(&mut rest)).await?;
-            if read == 0 {
-                return Err(RecordError::Truncated { expected });
+            let look = end.min(pace.next_look());
+            let read = match timeout_at(look, self.source.read_buf(&mut rest)).await {
+                Ok(read) => match read? {
+                    0 => return Err(RecordError::Truncated { expected }),
+                    read => read,
+                },
+                Err(_) if Instant::now() >= end => {
+                    return Err(RecordError::TooSlow { limit: self.patience });
+                }
+                Err(_) => 0,
+            };
+            if let Some(limit) = pace.moved(read, budget) {
+                return Err(RecordError::Slow { limit });
             }
         }
         Ok(fragment.freeze())

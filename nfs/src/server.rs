@@ -11,6 +11,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::budget::Budget;
 use crate::connection;
+use crate::crowd::Crowd;
 use crate::dispatch::Peer;
 use crate::duplicate::DuplicateCache;
 use crate::error::NfsError;
@@ -110,6 +111,7 @@ pub(crate) struct Server {
     /// After the connections, which are on their threads.
     reactors: Reactors,
     slots: Arc<Semaphore>,
+    crowd: Crowd,
     stop: watch::Sender<bool>,
 }
 
@@ -135,6 +137,7 @@ impl Server {
             connections: JoinSet::new(),
             reactors: Reactors::start()?,
             slots: Arc::new(Semaphore::new(slots)),
+            crowd: Crowd::default(),
             stop: watch::Sender::new(false),
         })
     }
@@ -157,11 +160,11 @@ impl Server {
     async fn accept_all(&mut self, listener: &TcpListener) {
         let mut wait = limits::ACCEPT_WAIT_MIN;
         loop {
-            let slot = self.free_slot().await;
             match listener.accept().await {
                 Ok((stream, address)) => {
                     wait = limits::ACCEPT_WAIT_MIN;
                     let peer = Peer::new(address, &self.shared.options);
+                    let slot = self.free_slot().await;
                     self.start(stream, peer, slot);
                 }
                 Err(error) => {
@@ -174,13 +177,18 @@ impl Server {
         }
     }
 
-    /// Waits for a place for one more connection, and forgets those that ended.
+    /// Waits for a place for one more connection, and forgets those that ended. When there is
+    /// none, one that has nothing to say gives way.
     async fn free_slot(&mut self) -> OwnedSemaphorePermit {
         while let Some(ended) = self.connections.try_join_next() {
             if let Err(error) = ended {
                 tracing::error!(%error, "a connection's task failed");
             }
         }
+        if let Ok(permit) = Arc::clone(&self.slots).try_acquire_owned() {
+            return permit;
+        }
+        self.crowd.ask_one();
         match Arc::clone(&self.slots).acquire_owned().await {
             Ok(permit) => permit,
             Err(_) => unreachable!("the semaphore of connections is never closed"),
@@ -194,10 +202,11 @@ impl Server {
         let place = self.reactors.place();
         let reactor = place.handle.clone();
         let slot = Slot { metrics, _place: place, _permit: permit };
+        let guest = self.crowd.admit();
         let (shared, stop) = (Arc::clone(&self.shared), self.stop.subscribe());
         let serve = async move {
             let _slot = slot;
-            connection::serve(shared, stream, peer, stop).await;
+            connection::serve(shared, stream, peer, &guest, stop).await;
         };
         self.connections.spawn_on(serve, &reactor);
     }
