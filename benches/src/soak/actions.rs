@@ -10,18 +10,6 @@ use super::model::{FileModel, Image};
 use super::trouble::Trouble;
 use super::worker::{Doubt, Held, Line, Taken, Worker};
 
-/// Files of one worker at once, and their largest size: so little that all of them are compared
-/// after each death.
-const FILES_MAX: usize = 6;
-const FILE_BLOCKS_MAX: u64 = 160;
-
-/// Snapshots of one worker at once.
-const SNAPSHOTS_MAX: usize = 6;
-
-/// WRITEs that are under way at once, and blocks of each.
-const BURST_MAX: u64 = 8;
-const WRITE_BLOCKS_MAX: u64 = 12;
-
 /// How often, of a hundred.
 const STABLE_PERCENT: u64 = 25;
 const UNALIGNED_PERCENT: u64 = 20;
@@ -62,6 +50,20 @@ impl Worker {
         }
     }
 
+    /// Makes files and snapshots until there are as many as there may be.
+    pub(super) fn fill(&mut self, line: &mut Line) -> Result<(), Trouble> {
+        while self.files.len() < self.scale.files_max {
+            self.create(line)?;
+        }
+        while self.snapshots.len() < self.scale.snapshots_max {
+            let Some(name) = self.chance.pick(self.files.keys()).cloned() else { return Ok(()) };
+            let writes = self.draw_writes();
+            self.write(line, &name, writes)?;
+            self.snapshot(line, &name)?;
+        }
+        Ok(())
+    }
+
     /// The file of that name, which is there.
     fn held(&mut self, name: &str) -> Result<&mut Held, Trouble> {
         let unknown = || Trouble::broken(format!("no file {name} in the model"));
@@ -70,12 +72,12 @@ impl Worker {
 
     /// WRITEs of which no two touch the same block.
     fn draw_writes(&mut self) -> Vec<Write> {
-        let Self { chance, matter, .. } = self;
-        let mut block = chance.below(FILE_BLOCKS_MAX);
+        let Self { chance, matter, scale, .. } = self;
+        let mut block = chance.below(scale.file_blocks_max);
         let mut writes = Vec::new();
-        for _ in 0..=chance.below(BURST_MAX) {
-            let blocks = 1 + chance.below(WRITE_BLOCKS_MAX);
-            if block + blocks > FILE_BLOCKS_MAX {
+        for _ in 0..=chance.below(scale.burst_max) {
+            let blocks = 1 + chance.below(scale.write_blocks_max);
+            if block + blocks > scale.file_blocks_max {
                 break;
             }
             let mut data = matter.blocks(usize::try_from(blocks).unwrap_or(1), chance);
@@ -89,7 +91,7 @@ impl Worker {
             let is_stable = chance.percent(STABLE_PERCENT);
             let stability = if is_stable { Stability::FileSync } else { Stability::Unstable };
             writes.push(Write { offset_bytes, stability, data });
-            block += blocks + chance.below(WRITE_BLOCKS_MAX);
+            block += blocks + chance.below(scale.write_blocks_max);
         }
         writes
     }
@@ -158,7 +160,7 @@ impl Worker {
     /// Sets the size, after a COMMIT as a kernel does it.
     fn resize(&mut self, line: &mut Line, name: &str) -> Result<(), Trouble> {
         self.commit(line, name)?;
-        let mut size_bytes = self.chance.below(FILE_BLOCKS_MAX * BLOCK_BYTES_U64);
+        let mut size_bytes = self.chance.below(self.scale.file_blocks_max * BLOCK_BYTES_U64);
         if self.chance.percent(WHOLE_BLOCKS_PERCENT) {
             size_bytes -= size_bytes % BLOCK_BYTES_U64;
         }
@@ -172,7 +174,7 @@ impl Worker {
     }
 
     fn create(&mut self, line: &mut Line) -> Result<(), Trouble> {
-        if self.files.len() >= FILES_MAX {
+        if self.files.len() >= self.scale.files_max {
             return Ok(());
         }
         let name = self.new_name();
@@ -226,14 +228,16 @@ impl Worker {
     }
 
     fn snapshot(&mut self, line: &mut Line, path: &str) -> Result<(), Trouble> {
-        if self.snapshots.len() >= SNAPSHOTS_MAX {
+        if self.snapshots.len() >= self.scale.snapshots_max {
             return self.delete_snapshot(line);
         }
         let name = self.new_name();
         let taken = Taken { name: name.clone(), image: self.held(path)?.model.image() };
         self.doubt = Some(Doubt::Snapshot { taken: taken.clone() });
+        let labels = self.labels();
+        let path = path.to_owned();
         let request =
-            CreateSnapshot { path: path.to_owned(), name: Some(name), ..CreateSnapshot::default() };
+            CreateSnapshot { path, name: Some(name), labels, ..CreateSnapshot::default() };
         let made = self.runtime.block_on(line.client.create_snapshot(&request))?;
         self.snapshots.insert(made.id, taken);
         self.counts.snapshots += 1;
@@ -243,7 +247,7 @@ impl Worker {
 
     fn clone_snapshot(&mut self, line: &mut Line) -> Result<(), Trouble> {
         let Some(id) = self.chance.pick(self.snapshots.keys()).copied() else { return Ok(()) };
-        if self.files.len() >= FILES_MAX {
+        if self.files.len() >= self.scale.files_max {
             return Ok(());
         }
         let (name, image) = (self.new_name(), self.snapshots[&id].image.clone());
@@ -272,6 +276,9 @@ impl Worker {
 
     /// Has the server take back what nobody names any more: reclaim and compaction.
     fn collect(&mut self, line: &Line) -> Result<(), Trouble> {
+        if self.chance.below(1000) >= self.scale.collect_permille {
+            return Ok(());
+        }
         match self.runtime.block_on(line.client.gc()) {
             Ok(_) => self.counts.collections += 1,
             // One at a time: another worker's is under way.

@@ -6,10 +6,11 @@
 //! ```
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use slackwater_client::RetryPolicy;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
@@ -17,7 +18,7 @@ use super::arguments::KillArguments;
 use super::chance::{self, Chance};
 use super::target::{Running, Target};
 use super::verdict;
-use super::worker::{Counts, Life, REST_LIMIT, Worker};
+use super::worker::{Counts, Life, REST_LIMIT, Scale, Worker};
 use crate::appliance;
 use crate::failure::Failure;
 use crate::stop::Stop;
@@ -36,6 +37,20 @@ const PROGRESS_EVERY: u64 = 10;
 
 /// Beyond all rounds at their longest the soak hangs.
 const ROUND_LIMIT: Duration = Duration::from_secs(60);
+
+/// So little for each worker that all of it is compared after each death. Calls are sent once:
+/// what was not answered is looked for.
+const SCALE: Scale = Scale {
+    sessions: 2,
+    files_max: 6,
+    file_blocks_max: 160,
+    snapshots_max: 6,
+    burst_max: 8,
+    write_blocks_max: 12,
+    collect_permille: 1000,
+    retry: RetryPolicy::never(),
+    is_filled_first: false,
+};
 
 /// What a soak found.
 #[derive(Debug, Serialize)]
@@ -120,9 +135,11 @@ impl<'a> Soak<'a> {
             .enable_all()
             .build()
             .map_err(Failure::on("start a runtime"))?;
-        let workers = (0..arguments.workers).map(|number| Worker::new(number, seed));
+        let mut target = Target::new(&program, folder, &all, ready, &mut ports)?;
+        target.token.clone_from(&arguments.token);
+        let workers = (0..arguments.workers).map(|number| Worker::new(number, seed, SCALE));
         Ok(Self {
-            target: Target::new(&program, folder, &all, ready, &mut ports)?,
+            target,
             workers: workers.collect::<Result<_, _>>()?,
             chance: Chance::new(seed),
             begun: Instant::now(),
@@ -182,14 +199,7 @@ impl<'a> Soak<'a> {
         is_thorough: bool,
         is_last: bool,
     ) -> Result<(), Failure> {
-        let life = Life {
-            target: &self.target,
-            is_killed: AtomicBool::new(false),
-            verified: AtomicUsize::new(0),
-            broken: AtomicUsize::new(0),
-            is_thorough: is_thorough || is_last,
-            is_last,
-        };
+        let life = Life::new(&self.target, is_thorough, is_last);
         let kill_early = !is_last && self.chance.percent(COMPARING_PERCENT);
         let load = Duration::from_millis(self.chance.below(self.arguments.load_max_ms + 1));
         let all = self.workers.len();
@@ -235,7 +245,7 @@ impl<'a> Soak<'a> {
         let mut server = self.target.start()?;
         self.wait(&mut server)?;
         self.live(&mut server, true, true)?;
-        let client = self.target.client(REST_LIMIT)?;
+        let client = self.target.client(REST_LIMIT, RetryPolicy::never())?;
         let report = self.runtime.block_on(client.check(true))?;
         self.check_problems = report.problems;
         if !report.clean && self.check_problems.is_empty() {

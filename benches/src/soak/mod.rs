@@ -5,13 +5,16 @@
 //!                    worker   clients: actions while it lives, recover when it is back
 //!                    model    what a file may hold after a death, block by block
 //!                    matter   what is written
+//!              load: the same clients, hundreds of them; hostile: what must not hurt them
 //!              verdict        progress, figures, JSON
 //! ```
 
 mod actions;
 mod arguments;
 mod chance;
+mod hostile;
 mod kill;
+mod load;
 mod matter;
 mod model;
 mod recover;
@@ -28,5 +31,6 @@ use crate::failure::Failure;
 pub(crate) fn run(command: &SoakCommand) -> Result<bool, Failure> {
     match command {
         SoakCommand::Kill(arguments) => kill::run(arguments),
+        SoakCommand::Load(arguments) => load::run(arguments),
     }
 }

@@ -144,13 +144,12 @@ impl Worker {
         let got: BTreeSet<String> = page.items.into_iter().map(|file| file.path).collect();
         let expected: BTreeSet<String> = self.files.keys().cloned().collect();
         same("files", &got, &expected)?;
-        let query = ListSnapshots { limit: Some(PAGE_ITEMS), ..ListSnapshots::default() };
+        let labels = self.labels();
+        let query = ListSnapshots { labels, limit: Some(PAGE_ITEMS), ..ListSnapshots::default() };
         let page = self.runtime.block_on(line.client.snapshots(&query))?;
-        let named = page.items.into_iter().filter_map(|snapshot| {
-            let name = snapshot.name.filter(|name| name.starts_with(&self.prefix()))?;
-            Some((snapshot.id, name))
-        });
-        let got: BTreeMap<SnapshotId, String> = named.collect();
+        let items = page.items.into_iter();
+        let got: BTreeMap<SnapshotId, String> =
+            items.map(|snapshot| (snapshot.id, snapshot.name.unwrap_or_default())).collect();
         let name_of = |(id, taken): (&SnapshotId, &Taken)| (*id, taken.name.clone());
         let expected: BTreeMap<SnapshotId, String> = self.snapshots.iter().map(name_of).collect();
         same("snapshots", &got, &expected)

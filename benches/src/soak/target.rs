@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use slackwater_client::{Client, RetryPolicy};
+use slackwater_client::{Client, RetryPolicy, Token};
 use tokio::runtime::Runtime;
 
 use super::chance::Chance;
@@ -38,7 +38,9 @@ pub(super) struct Target {
     arguments: Vec<String>,
     folder: PathBuf,
     pub(super) nfs: SocketAddr,
-    pub(super) url: String,
+    pub(super) api: SocketAddr,
+    /// Sent with each call over REST.
+    pub(super) token: Option<Token>,
     ready_limit: Duration,
 }
 
@@ -67,7 +69,8 @@ impl Target {
             arguments: all,
             folder: folder.to_owned(),
             nfs,
-            url: format!("http://{api}"),
+            api,
+            token: None,
             ready_limit,
         })
     }
@@ -95,7 +98,7 @@ impl Target {
         runtime: &Runtime,
         stop: &Stop,
     ) -> Result<Duration, Failure> {
-        let client = self.client(READY_CALL_LIMIT)?;
+        let client = self.client(READY_CALL_LIMIT, RetryPolicy::never())?;
         let start = Instant::now();
         while runtime.block_on(client.readyz()).is_err() {
             stop.check()?;
@@ -112,9 +115,12 @@ impl Target {
         Ok(start.elapsed())
     }
 
-    /// A client that sends every call once.
-    pub(super) fn client(&self, timeout: Duration) -> Result<Client, Failure> {
-        let builder = Client::builder(self.url.clone()).retry(RetryPolicy::never());
+    /// A client of the REST face.
+    pub(super) fn client(&self, timeout: Duration, retry: RetryPolicy) -> Result<Client, Failure> {
+        let mut builder = Client::builder(format!("http://{}", self.api)).retry(retry);
+        if let Some(token) = &self.token {
+            builder = builder.token(token.clone());
+        }
         Ok(builder.timeout(timeout).build()?)
     }
 
@@ -153,6 +159,10 @@ impl Running {
         self.child.kill().map_err(Failure::on("kill the server"))?;
         self.child.wait().map_err(Failure::on("wait for the server"))?;
         Ok(())
+    }
+
+    pub(super) fn process_id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Asks the server to end, and answers what is wrong with how it did.

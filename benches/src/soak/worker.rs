@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 use slackwater_benches::wire::{Handle, Session, WriteVerifier};
-use slackwater_client::Client;
-use slackwater_client::types::SnapshotId;
+use slackwater_client::types::{Labels, SnapshotId};
+use slackwater_client::{Client, RetryPolicy};
 use tokio::runtime::Runtime;
 
 use super::chance::Chance;
@@ -27,8 +27,25 @@ use crate::failure::Failure;
 /// The export's path, the server's default.
 pub(super) const EXPORT: &str = "/slackwater";
 
-/// Connections of one worker.
-const SESSIONS: usize = 2;
+/// How much a worker has and does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Scale {
+    /// Connections.
+    pub(super) sessions: usize,
+    /// Files at once, and their largest size.
+    pub(super) files_max: usize,
+    pub(super) file_blocks_max: u64,
+    /// Snapshots at once.
+    pub(super) snapshots_max: usize,
+    /// WRITEs that are under way at once, and blocks of each.
+    pub(super) burst_max: u64,
+    pub(super) write_blocks_max: u64,
+    /// Of a thousand actions that could be a garbage collection, so many are.
+    pub(super) collect_permille: u64,
+    pub(super) retry: RetryPolicy,
+    /// Make all files and snapshots before anything else is done.
+    pub(super) is_filled_first: bool,
+}
 
 /// Longest call over REST: a garbage collection of a small store on a busy machine.
 pub(super) const REST_LIMIT: Duration = Duration::from_secs(60);
@@ -41,17 +58,39 @@ pub(super) struct Life<'a> {
     pub(super) is_killed: AtomicBool,
     /// Workers that found everything in order.
     pub(super) verified: AtomicUsize,
+    /// Workers that have made all their files and snapshots.
+    pub(super) filled: AtomicUsize,
     /// Workers that found something else.
     pub(super) broken: AtomicUsize,
     /// Look at every snapshot, not only at some.
     pub(super) is_thorough: bool,
     /// Only look.
     pub(super) is_last: bool,
+    /// Set when it is enough: the server goes on.
+    pub(super) is_over: AtomicBool,
 }
 
-impl Life<'_> {
+impl<'a> Life<'a> {
+    /// A life in which workers act, or only look.
+    pub(super) const fn new(target: &'a Target, is_thorough: bool, is_last: bool) -> Self {
+        Self {
+            target,
+            is_killed: AtomicBool::new(false),
+            verified: AtomicUsize::new(0),
+            filled: AtomicUsize::new(0),
+            broken: AtomicUsize::new(0),
+            is_thorough: is_thorough || is_last,
+            is_last,
+            is_over: AtomicBool::new(false),
+        }
+    }
+
     pub(super) fn killed(&self) -> bool {
         self.is_killed.load(Ordering::SeqCst)
+    }
+
+    fn goes_on(&self) -> bool {
+        !self.is_last && !self.killed() && !self.is_over.load(Ordering::SeqCst)
     }
 }
 
@@ -144,6 +183,7 @@ impl Counts {
 /// One client.
 pub(super) struct Worker {
     pub(super) number: usize,
+    pub(super) scale: Scale,
     pub(super) chance: Chance,
     pub(super) matter: Matter,
     pub(super) runtime: Runtime,
@@ -185,7 +225,7 @@ impl Verifiers {
 }
 
 impl Worker {
-    pub(super) fn new(number: usize, seed: u64) -> Result<Self, Failure> {
+    pub(super) fn new(number: usize, seed: u64, scale: Scale) -> Result<Self, Failure> {
         let chance = Chance::new(seed).branch(number as u64);
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -193,6 +233,7 @@ impl Worker {
             .map_err(Failure::on("start a runtime"))?;
         Ok(Self {
             number,
+            scale,
             matter: Matter::new(seed, chance.clone().next()),
             chance,
             runtime,
@@ -222,10 +263,14 @@ impl Worker {
     }
 
     fn try_live(&mut self, life: &Life<'_>) -> Result<(), Trouble> {
-        let mut line = Line::connect(life.target)?;
+        let mut line = Line::connect(life.target, self.scale)?;
         self.recover(&mut line, life.is_thorough)?;
         life.verified.fetch_add(1, Ordering::SeqCst);
-        while !life.is_last && !life.killed() {
+        if self.scale.is_filled_first && !life.is_last {
+            self.fill(&mut line)?;
+            life.filled.fetch_add(1, Ordering::SeqCst);
+        }
+        while life.goes_on() {
             self.act(&mut line)?;
         }
         Ok(())
@@ -236,6 +281,11 @@ impl Worker {
         format!("w{}-", self.number)
     }
 
+    /// What all snapshots of this worker carry.
+    pub(super) fn labels(&self) -> Labels {
+        Labels::from([("worker".to_owned(), self.prefix())])
+    }
+
     /// A name that was never given before.
     pub(super) fn new_name(&mut self) -> String {
         self.names += 1;
@@ -244,11 +294,11 @@ impl Worker {
 }
 
 impl Line {
-    fn connect(target: &Target) -> Result<Self, Trouble> {
+    pub(super) fn connect(target: &Target, scale: Scale) -> Result<Self, Trouble> {
         let root = Session::mount(target.nfs, EXPORT)?;
-        let sessions = (0..SESSIONS).map(|_| Session::connect(target.nfs));
+        let sessions = (0..scale.sessions).map(|_| Session::connect(target.nfs));
         let sessions = sessions.collect::<Result<_, _>>()?;
-        let client = target.client(REST_LIMIT);
+        let client = target.client(REST_LIMIT, scale.retry);
         let client = client.map_err(|failure| Trouble::broken(failure.to_string()))?;
         Ok(Self { sessions, root, client })
     }
