@@ -50,8 +50,8 @@ enum Ended {
     /// The socket cannot be watched.
     #[error("socket: {0}")]
     Socket(io::Error),
-    /// Another connection wants the place.
-    #[error("it made no call that its address allows, and its place is wanted")]
+    /// There are too many connections that have no place.
+    #[error("it had no place yet, and too many others that came later have none")]
     GaveWay,
     /// The first call did not come.
     #[error("no call came in {} s", limit.as_secs())]
@@ -234,10 +234,14 @@ impl Reader {
 
     async fn take_calls(&mut self, guest: &Guest) -> Result<(), Ended> {
         let limit = self.shared.patience.first_call;
-        let first = timeout(limit, self.records.next(&self.budget));
-        let mut next = first.await.map_err(|_| Ended::Silent { limit })??;
+        let first = async {
+            // No buffer is taken for one that says nothing.
+            self.records.begun().await?;
+            self.records.next(&self.budget).await
+        };
+        let mut next = timeout(limit, first).await.map_err(|_| Ended::Silent { limit })??;
         while let Some(record) = next {
-            if self.peer.access.is_some() && !guest.keep_place() {
+            if self.peer.access.is_some() && !guest.take_place().await {
                 return Err(Ended::GaveWay);
             }
             self.take(record).await?;

@@ -62,6 +62,12 @@ pub(crate) const CONNECTIONS_DEFAULT: usize = 512;
 /// Default of [`crate::NfsOptions::io_threads`]: as many commits then share one sync.
 pub(crate) const IO_THREADS_DEFAULT: usize = 16;
 
+/// Connections that have no place among [`crate::NfsOptions::connections_max`], as no whole call
+/// came from them yet or none that their address allows; for one more the oldest is closed. Each
+/// is a socket and a task, and no buffer. So many that a client which has just connected makes its
+/// first call before as many others have connected, also when they come by the thousand a second.
+pub(crate) const WITHOUT_PLACE_MAX: usize = 1024;
+
 /// Default anonymous user and group, `nobody` by convention.
 pub(crate) const ANONYMOUS_ID: u32 = 65534;
 

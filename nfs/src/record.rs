@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::net::tcp::OwnedReadHalf;
 use tokio::time::{Instant, timeout_at};
 
 use crate::budget::{Charge, ConnectionBudget, Purpose};
@@ -95,12 +96,18 @@ struct Assembly {
     charge: Option<Charge>,
 }
 
+impl RecordReader<OwnedReadHalf> {
+    /// Completes when the first bytes are there, or the end.
+    pub(crate) async fn begun(&self) -> Result<(), RecordError> {
+        Ok(self.source.readable().await?)
+    }
+}
+
 impl<R: AsyncRead + Unpin> RecordReader<R> {
     /// A reader of records of at most `bytes_max` bytes, each of which has `patience` to
     /// arrive once it has begun.
     pub(crate) fn new(source: R, bytes_max: usize, patience: Duration) -> Self {
-        let buffer = BytesMut::with_capacity(limits::READ_BUFFER_BYTES);
-        Self { source, buffer, bytes_max, patience, deadline: None }
+        Self { source, buffer: BytesMut::new(), bytes_max, patience, deadline: None }
     }
 
     /// The stream, for reading what is no longer looked at.
