@@ -38,8 +38,15 @@ const PROGRESS_EVERY: u64 = 10;
 /// Beyond all rounds at their longest the soak hangs.
 const ROUND_LIMIT: Duration = Duration::from_secs(60);
 
-/// So little for each worker that all of it is compared after each death. Calls are sent once:
-/// what was not answered is looked for.
+/// A call that may be sent again is, as by any client of the REST face: the server closes idle
+/// connections. So short that no call outlives the server that it was made to.
+const RETRY: RetryPolicy = RetryPolicy {
+    attempts_max: 3,
+    delay_first: Duration::from_millis(20),
+    delay_max: Duration::from_millis(50),
+};
+
+/// So little for each worker that all of it is compared after each death.
 const SCALE: Scale = Scale {
     sessions: 2,
     files_max: 6,
@@ -48,7 +55,7 @@ const SCALE: Scale = Scale {
     burst_max: 8,
     write_blocks_max: 12,
     collect_permille: 1000,
-    retry: RetryPolicy::never(),
+    retry: RETRY,
     is_filled_first: false,
 };
 
@@ -251,7 +258,7 @@ impl<'a> Soak<'a> {
         if !report.clean && self.check_problems.is_empty() {
             self.check_problems.push("not clean, and no problem is named".to_owned());
         }
-        if let Some(why) = server.stop(self.stop)? {
+        if let Some(why) = self.target.stop(&mut server, self.stop)? {
             self.losses.push(why);
         }
         let mut server = self.target.start()?;

@@ -168,7 +168,7 @@ impl<'a> Soak<'a> {
         let client = self.target.client(REST_LIMIT, RetryPolicy::never())?;
         let report = runtime.block_on(client.check(true))?;
         self.check_problems = report.problems;
-        if let Some(why) = server.stop(self.stop)? {
+        if let Some(why) = self.target.stop(&mut server, self.stop)? {
             self.losses.push(why);
         }
         verdict::progress("load: comparing everything behind a new server");

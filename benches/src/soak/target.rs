@@ -3,7 +3,7 @@
 use std::fs::{File, OpenOptions};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -28,8 +28,8 @@ const POLL: Duration = Duration::from_millis(5);
 /// the connection and answers nothing.
 const READY_CALL_LIMIT: Duration = Duration::from_secs(2);
 
-/// Longest clean end.
-const STOP_LIMIT: Duration = Duration::from_secs(60);
+/// Longest clean end of a server that starts quickly.
+const STOP_LIMIT_MIN: Duration = Duration::from_secs(60);
 
 /// How a server is started.
 #[derive(Clone, Debug)]
@@ -102,7 +102,7 @@ impl Target {
         let start = Instant::now();
         while runtime.block_on(client.readyz()).is_err() {
             stop.check()?;
-            if let Some(status) = running.ended()? {
+            if let Some(status) = running.exit_status()? {
                 let log = self.log_tail();
                 return Err(Failure::Unfit(format!("the server ended with {status}: {log}")));
             }
@@ -113,6 +113,31 @@ impl Target {
             std::thread::sleep(POLL);
         }
         Ok(start.elapsed())
+    }
+
+    /// Asks the server to end, and answers what is wrong with how it did. It has ended then.
+    pub(super) fn stop(
+        &self,
+        running: &mut Running,
+        stop: &Stop,
+    ) -> Result<Option<String>, Failure> {
+        running.terminate()?;
+        // Slow to start is slow to end.
+        let limit = self.ready_limit.max(STOP_LIMIT_MIN);
+        let begun = Instant::now();
+        loop {
+            if let Some(ended) = running.exit_status()? {
+                let is_clean = ended.success();
+                return Ok((!is_clean).then(|| format!("the server ended with {ended}")));
+            }
+            stop.check()?;
+            if begun.elapsed() > limit {
+                running.kill()?;
+                let seconds = limit.as_secs();
+                return Ok(Some(format!("the server did not end within {seconds} s of SIGTERM")));
+            }
+            std::thread::sleep(POLL);
+        }
     }
 
     /// A client of the REST face.
@@ -165,31 +190,15 @@ impl Running {
         self.child.id()
     }
 
-    /// Asks the server to end, and answers what is wrong with how it did.
-    pub(super) fn stop(&mut self, stop: &Stop) -> Result<Option<String>, Failure> {
+    fn terminate(&self) -> Result<(), Failure> {
         let id = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         let id = id.ok_or_else(|| Failure::Unfit("the server has no process id".to_owned()))?;
         let failed = |source: Errno| Failure::on("signal the server")(source.into());
-        kill_process(id, Signal::TERM).map_err(failed)?;
-        let begun = Instant::now();
-        loop {
-            if let Some(ended) = self.child.try_wait().map_err(Failure::on("look at the server"))? {
-                let is_clean = ended.success();
-                return Ok((!is_clean).then(|| format!("the server ended with {ended}")));
-            }
-            stop.check()?;
-            if begun.elapsed() > STOP_LIMIT {
-                let seconds = STOP_LIMIT.as_secs();
-                return Ok(Some(format!("the server did not end within {seconds} s of SIGTERM")));
-            }
-            std::thread::sleep(POLL);
-        }
+        kill_process(id, Signal::TERM).map_err(failed)
     }
 
-    /// How it ended, if it did.
-    pub(super) fn ended(&mut self) -> Result<Option<String>, Failure> {
-        let status = self.child.try_wait().map_err(Failure::on("look at the server"))?;
-        Ok(status.map(|status| status.to_string()))
+    fn exit_status(&mut self) -> Result<Option<ExitStatus>, Failure> {
+        self.child.try_wait().map_err(Failure::on("look at the server"))
     }
 }
 
