@@ -20,7 +20,7 @@ FUZZ_SECONDS ?= 300
 IMAGE_DIR := .cache/image
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check deny bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines fuzz image up down clean-data
+.PHONY: help run build test check deny soak bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines fuzz image up down clean-data
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -55,7 +55,15 @@ test: check ## Install what is missing, then formatting, lints, and every test
 	cargo test --release --workspace --all-features
 	cargo build --release --workspace --bins
 	@if [ -x tests/guest/run ]; then SLACKWATERD=$(RELEASE)/slackwaterd tests/guest/run; fi
+	$(RELEASE)/slackwater-bench soak kill --rounds 15 --load-max-ms 1000
+	$(RELEASE)/slackwater-bench soak load --seconds 20 --connections 50 --files 500 --silent 2000
+	SLACKWATERD=$(RELEASE)/slackwaterd tests/power/run 2
 	tests/engines/run
+
+soak: build ## Kill the server 300 times, cut its power 25 times, load it for ten minutes
+	$(RELEASE)/slackwater-bench soak kill $(ARGS)
+	SLACKWATERD=$(RELEASE)/slackwaterd tests/power/run
+	$(RELEASE)/slackwater-bench soak load
 
 bench-needs: build
 	@deploy/install-needs bench

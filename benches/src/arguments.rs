@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::compare;
+use crate::soak::SoakCommand;
 
 /// Ends the help text.
 const EXIT_CODES: &str = "Exit codes: 0 every promise held, 1 a promise was broken or its rival \
@@ -35,6 +36,11 @@ pub(crate) enum Command {
     Plot(PlotArguments),
     /// Hold the latest `cargo bench` against a kept baseline
     Regressions(RegressionsArguments),
+    /// Kill or flood a server, and see that nothing is lost
+    Soak {
+        #[command(subcommand)]
+        soak: SoakCommand,
+    },
 }
 
 /// What `compare` takes.

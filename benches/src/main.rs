@@ -11,6 +11,7 @@
 //!              compare, growth   rivals by turns, over NFS and in the store -> row
 //!              plot              rows as SVG
 //!              regressions       `cargo bench` held against a kept baseline
+//!              soak              a server that is killed or flooded, and loses nothing
 //! ```
 
 mod appliance;
@@ -30,6 +31,7 @@ mod reflink;
 mod regressions;
 mod report;
 mod row;
+mod soak;
 mod statistics;
 mod stop;
 
@@ -54,6 +56,7 @@ fn main() -> ExitCode {
         }
         Command::Plot(arguments) => plot::run(&arguments).map(|()| true),
         Command::Regressions(arguments) => regressions::run(&arguments),
+        Command::Soak { soak } => soak::run(&soak),
     };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,

@@ -12,6 +12,7 @@
 //! client then feels it as a slow network, never as an error.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -51,6 +52,8 @@ impl Halves {
 #[derive(Debug)]
 pub(crate) struct Budget {
     halves: Halves,
+    /// Calls that wait for what others hold.
+    waiting: AtomicUsize,
     metrics: Arc<NfsMetrics>,
 }
 
@@ -58,14 +61,16 @@ impl Budget {
     /// A budget of `bytes` in all.
     pub(crate) fn new(bytes: u64, metrics: Arc<NfsMetrics>) -> Arc<Self> {
         let half = usize::try_from(bytes / 2).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS);
-        Arc::new(Self { halves: Halves::new(half, half), metrics })
+        let waiting = AtomicUsize::new(0);
+        Arc::new(Self { halves: Halves::new(half, half), waiting, metrics })
     }
 
     /// The budget of a new connection within it.
     pub(crate) fn connection(self: &Arc<Self>) -> ConnectionBudget {
         let halves =
             Halves::new(limits::CONNECTION_CHANGE_BYTES_MAX, limits::CONNECTION_READ_BYTES_MAX);
-        ConnectionBudget(Arc::new(Shares { halves, all: Arc::clone(self) }))
+        let (waiting, all) = (AtomicUsize::new(0), Arc::clone(self));
+        ConnectionBudget(Arc::new(Shares { halves, waiting, all }))
     }
 }
 
@@ -77,7 +82,27 @@ pub(crate) struct ConnectionBudget(Arc<Shares>);
 #[derive(Debug)]
 struct Shares {
     halves: Halves,
+    /// Of [`Budget::waiting`], those of this connection.
+    waiting: AtomicUsize,
     all: Arc<Budget>,
+}
+
+/// A call that waits for what others hold.
+struct Waiting<'a>(&'a Shares);
+
+impl<'a> Waiting<'a> {
+    fn new(shares: &'a Shares) -> Self {
+        shares.waiting.fetch_add(1, Ordering::Relaxed);
+        shares.all.waiting.fetch_add(1, Ordering::Relaxed);
+        Self(shares)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.all.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Bytes charged to a call; given back when dropped.
@@ -107,7 +132,7 @@ impl Charge {
 
 impl Drop for Charge {
     fn drop(&mut self) {
-        let Shares { halves, all } = &*self.shares;
+        let Shares { halves, all, .. } = &*self.shares;
         all.metrics.bytes_in_flight.subtract(u64::from(self.permits));
         all.metrics.calls_in_flight.subtract(1);
         let permits = usize::try_from(self.permits).unwrap_or_default();
@@ -122,8 +147,21 @@ impl ConnectionBudget {
         let (shares, permits) = (&self.0, permits(bytes));
         // First the own share: who has used that up must not queue for the common one.
         let connection = acquire(shares.halves.of(purpose), permits).await;
-        let all = acquire(shares.all.halves.of(purpose), permits).await;
+        let common = shares.all.halves.of(purpose);
+        let all = match common.try_acquire_many(permits) {
+            Ok(all) => all,
+            Err(_) => {
+                let _waiting = Waiting::new(shares);
+                acquire(common, permits).await
+            }
+        };
         Charge::new(shares, purpose, permits, [connection, all])
+    }
+
+    /// Whether calls of other connections wait for memory: who holds some is to be quick.
+    pub(crate) fn is_wanted(&self) -> bool {
+        let own = self.0.waiting.load(Ordering::Relaxed);
+        self.0.all.waiting.load(Ordering::Relaxed) > own
     }
 
     /// The same if so many are free now.
@@ -170,6 +208,32 @@ mod tests {
         assert!(timeout(SOON, other.charge(Purpose::Change, 1)).await.is_ok());
         let snapshot = metrics.snapshot();
         assert_eq!((snapshot.bytes_in_flight, snapshot.calls_in_flight), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn who_waits_is_seen_by_the_others() {
+        let (budget, _) = budget();
+        let (one, other) = (budget.connection(), budget.connection());
+        let half = usize::try_from(limits::IN_FLIGHT_BYTES_MIN / 2).unwrap();
+        let first = one.charge(Purpose::Change, half).await;
+        assert!(!one.is_wanted() && !other.is_wanted());
+        let waits = tokio::spawn(async move {
+            let _charge = other.charge(Purpose::Change, 1).await;
+            other
+        });
+        while !one.is_wanted() {
+            tokio::task::yield_now().await;
+        }
+        drop(first);
+        let other = waits.await.unwrap();
+        assert!(!one.is_wanted() && !other.is_wanted());
+        // One that waits for itself presses nobody.
+        let _all = one.charge(Purpose::Change, half).await;
+        assert!(timeout(SOON, one.charge(Purpose::Change, 1)).await.is_err());
+        let again = one.charge(Purpose::Change, 1);
+        tokio::pin!(again);
+        assert!(timeout(SOON, &mut again).await.is_err());
+        assert!(!one.is_wanted() && other.is_wanted());
     }
 
     #[tokio::test]

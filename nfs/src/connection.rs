@@ -28,6 +28,7 @@ use tokio::time::timeout;
 
 use crate::answer;
 use crate::budget::{Charge, ConnectionBudget, Purpose};
+use crate::crowd::Guest;
 use crate::dispatch::{self, Finished, Peer, Plan, Request, Resent};
 use crate::lane_writes::LaneWrite;
 use crate::limits;
@@ -49,6 +50,9 @@ enum Ended {
     /// The socket cannot be watched.
     #[error("socket: {0}")]
     Socket(io::Error),
+    /// There are too many connections that have no place.
+    #[error("it had no place yet, and too many others that came later have none")]
+    GaveWay,
     /// The first call did not come.
     #[error("no call came in {} s", limit.as_secs())]
     Silent {
@@ -70,7 +74,7 @@ impl Ended {
     /// Whether this is the usual end of a connection.
     fn is_ordinary(&self) -> bool {
         match self {
-            Self::ByClient | Self::Stopping | Self::Silent { .. } => true,
+            Self::ByClient | Self::Stopping | Self::GaveWay | Self::Silent { .. } => true,
             // In the middle of a call, as one that was killed.
             Self::Record(RecordError::Truncated { .. }) => true,
             Self::Record(RecordError::Io(error))
@@ -101,6 +105,7 @@ pub(crate) async fn serve(
     shared: Arc<Shared>,
     stream: TcpStream,
     peer: Peer,
+    guest: &Guest,
     mut stop: watch::Receiver<bool>,
 ) {
     // The accepting runtime watches the socket until here, this reactor from here on.
@@ -112,11 +117,13 @@ pub(crate) async fn serve(
         tracing::warn!(client = %peer.address, %error, "socket options");
     }
     let (read_half, write_half) = stream.into_split();
-    let (outlet, writer) = outlet(write_half, shared.patience.reply);
+    let budget = Arc::new(shared.budget.connection());
+    let (outlet, writer) = outlet(write_half, shared.patience.reply, Arc::clone(&budget));
     let mut writer = pin!(writer.run());
-    let mut reader = Reader::new(Arc::clone(&shared), read_half, peer, outlet);
+    let mut reader = Reader::new(Arc::clone(&shared), read_half, peer, outlet, budget);
     let (ended, written) = tokio::select! {
-        ended = reader.run() => (ended, None),
+        ended = reader.run(guest) => (ended, None),
+        () = guest.asked() => (Ended::GaveWay, None),
         _ = stop.wait_for(|stop| *stop) => (Ended::Stopping, None),
         // Only a failure ends the writer before the reader.
         written = &mut writer => (Ended::ByClient, Some(written)),
@@ -154,6 +161,9 @@ async fn linger(mut source: OwnedReadHalf) {
 
 fn report(shared: &Shared, peer: Peer, ended: &Ended) {
     let client = peer.address;
+    if matches!(ended, Ended::GaveWay) {
+        shared.metrics.connections_dropped.add(1);
+    }
     if ended.is_ordinary() {
         tracing::debug!(%client, reason = %ended, "connection ended");
     } else {
@@ -177,7 +187,7 @@ fn prepare(stream: &TcpStream) -> std::io::Result<()> {
 struct Reader {
     shared: Arc<Shared>,
     records: RecordReader<OwnedReadHalf>,
-    budget: ConnectionBudget,
+    budget: Arc<ConnectionBudget>,
     peer: Peer,
     outlet: Outlet,
     /// Replies of the burst that is being taken.
@@ -193,19 +203,24 @@ impl fmt::Debug for Reader {
 }
 
 impl Reader {
-    fn new(shared: Arc<Shared>, source: OwnedReadHalf, peer: Peer, outlet: Outlet) -> Self {
+    fn new(
+        shared: Arc<Shared>,
+        source: OwnedReadHalf,
+        peer: Peer,
+        outlet: Outlet,
+        budget: Arc<ConnectionBudget>,
+    ) -> Self {
         let bytes_max = match peer.access {
             Some(_) => limits::FRAME_BYTES_MAX,
             None => limits::FRAME_BYTES_REFUSED_CLIENT,
         };
         let records = RecordReader::new(source, bytes_max, shared.patience.record);
-        let budget = shared.budget.connection();
         let (batch, sent_bytes) = (Outgoing::default(), 0);
         Self { shared, records, budget, peer, outlet, batch, sent_bytes }
     }
 
-    async fn run(&mut self) -> Ended {
-        match self.take_calls().await {
+    async fn run(&mut self, guest: &Guest) -> Ended {
+        match self.take_calls(guest).await {
             Ok(()) => Ended::ByClient,
             Err(ended) => ended,
         }
@@ -217,11 +232,18 @@ impl Reader {
         self.records.into_source()
     }
 
-    async fn take_calls(&mut self) -> Result<(), Ended> {
+    async fn take_calls(&mut self, guest: &Guest) -> Result<(), Ended> {
         let limit = self.shared.patience.first_call;
-        let first = timeout(limit, self.records.next(&self.budget));
-        let mut next = first.await.map_err(|_| Ended::Silent { limit })??;
+        let first = async {
+            // No buffer is taken for one that says nothing.
+            self.records.begun().await?;
+            self.records.next(&self.budget).await
+        };
+        let mut next = timeout(limit, first).await.map_err(|_| Ended::Silent { limit })??;
         while let Some(record) = next {
+            if self.peer.access.is_some() && !guest.take_place().await {
+                return Err(Ended::GaveWay);
+            }
             self.take(record).await?;
             while let Some(record) = self.records.buffered() {
                 // Many calls may be in the buffer: others on this thread get their turn.

@@ -62,6 +62,12 @@ pub(crate) const CONNECTIONS_DEFAULT: usize = 512;
 /// Default of [`crate::NfsOptions::io_threads`]: as many commits then share one sync.
 pub(crate) const IO_THREADS_DEFAULT: usize = 16;
 
+/// Connections that have no place among [`crate::NfsOptions::connections_max`], as no whole call
+/// came from them yet or none that their address allows; for one more the oldest is closed. Each
+/// is a socket and a task, and no buffer. So many that a client which has just connected makes its
+/// first call before as many others have connected, also when they come by the thousand a second.
+pub(crate) const WITHOUT_PLACE_MAX: usize = 1024;
+
 /// Default anonymous user and group, `nobody` by convention.
 pub(crate) const ANONYMOUS_ID: u32 = 65534;
 
@@ -148,6 +154,15 @@ impl Default for Patience {
         }
     }
 }
+
+/// While calls of others wait for memory, a connection that holds some must move this much in
+/// [`PRESSED_TIME`], of replies that it takes or of a record that it sends: 32 KiB/s, which any
+/// network does on which a disk is of use.
+pub(crate) const PRESSED_BYTES_MIN: usize = 64 << 10;
+
+/// See there. Short beside the time after which programs take a disk for dead, long beside a
+/// retransmission of TCP.
+pub(crate) const PRESSED_TIME: Duration = Duration::from_secs(2);
 
 /// Silence after which the system asks a connection's other end whether it lives.
 pub(crate) const KEEPALIVE_IDLE: Duration = Duration::from_secs(120);

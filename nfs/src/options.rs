@@ -23,7 +23,8 @@ pub struct NfsOptions {
     pub clients: Vec<ClientRule>,
     /// Refuse calls from ports of 1024 and above, which any user of a client can open.
     pub require_privileged_port: bool,
-    /// Connections served at once; more wait to be accepted.
+    /// Connections served at once; the first call of one more waits until another one ends.
+    /// Connections that have not made a call are not counted, and bounded on their own.
     pub connections_max: usize,
     /// Bytes that all calls in flight may hold, over all connections: requests received and
     /// replies not yet sent. When they are used up, sockets are not read.

@@ -24,11 +24,12 @@ use rustix::net::{Shutdown, shutdown};
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::Notify;
 use tokio::task::coop;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
-use crate::budget::Charge;
+use crate::budget::{Charge, ConnectionBudget};
 use crate::dispatch::Finished;
 use crate::limits;
+use crate::pace::Pace;
 
 /// A reply on its way, with what its call was charged.
 #[derive(Debug)]
@@ -61,6 +62,12 @@ pub(crate) enum WriteError {
     /// The client does not read.
     #[error("the client took no byte of its replies in {} s", limit.as_secs())]
     Stalled {
+        /// The time it had.
+        limit: Duration,
+    },
+    /// The client reads slowly what others wait for the memory of.
+    #[error("the client took less than {} bytes of its replies in {} s, and calls of others wait for their memory", limits::PRESSED_BYTES_MIN, limit.as_secs())]
+    Slow {
         /// The time it had.
         limit: Duration,
     },
@@ -215,14 +222,20 @@ impl Drop for OpenOutlet {
 pub(crate) struct Writer {
     core: Arc<Core>,
     patience: Duration,
+    budget: Arc<ConnectionBudget>,
     /// All was sent.
     is_done: bool,
 }
 
-/// The two sides of an outlet. The client has `patience` to take some of what waits for it.
-pub(crate) fn outlet(socket: OwnedWriteHalf, patience: Duration) -> (Outlet, Writer) {
+/// The two sides of an outlet. The client has `patience` to take some of what waits for it, and
+/// less when others want the memory that its replies hold, which `budget` tells.
+pub(crate) fn outlet(
+    socket: OwnedWriteHalf,
+    patience: Duration,
+    budget: Arc<ConnectionBudget>,
+) -> (Outlet, Writer) {
     let core = Arc::new(Core { socket, state: Mutex::default(), changed: Notify::new() });
-    let writer = Writer { core: Arc::clone(&core), patience, is_done: false };
+    let writer = Writer { core: Arc::clone(&core), patience, budget, is_done: false };
     (Outlet(Arc::new(OpenOutlet(core))), writer)
 }
 
@@ -381,15 +394,28 @@ impl Writer {
     }
 
     async fn send_all(&self, replies: &mut Outgoing) -> Result<(), WriteError> {
+        let mut pace = Pace::new();
+        let mut last_progress = Instant::now();
         loop {
             let before = replies.rest_bytes();
             if replies.send_to(&self.core.socket)? {
                 return Ok(());
             }
-            take_turns(before - replies.rest_bytes()).await;
-            match timeout(self.patience, self.core.socket.writable()).await {
+            let sent = before - replies.rest_bytes();
+            take_turns(sent).await;
+            if sent > 0 {
+                last_progress = Instant::now();
+            }
+            if let Some(limit) = pace.moved(sent, &self.budget) {
+                return Err(WriteError::Slow { limit });
+            }
+            let end = last_progress + self.patience;
+            match timeout_at(end.min(pace.next_look()), self.core.socket.writable()).await {
                 Ok(ready) => ready?,
-                Err(_) => return Err(WriteError::Stalled { limit: self.patience }),
+                Err(_) if Instant::now() >= end => {
+                    return Err(WriteError::Stalled { limit: self.patience });
+                }
+                Err(_) => {}
             }
         }
     }

@@ -15,10 +15,12 @@ use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::net::tcp::OwnedReadHalf;
 use tokio::time::{Instant, timeout_at};
 
 use crate::budget::{Charge, ConnectionBudget, Purpose};
 use crate::limits;
+use crate::pace::Pace;
 use crate::xdr::LAST_FRAGMENT;
 
 const MARK_BYTES: usize = 4;
@@ -65,6 +67,12 @@ pub(crate) enum RecordError {
         /// The time it had.
         limit: Duration,
     },
+    /// The record arrives slowly, and others wait for the memory that it is charged.
+    #[error("less than {} bytes of a record arrived in {} s, and calls of others wait for its memory", limits::PRESSED_BYTES_MIN, limit.as_secs())]
+    Slow {
+        /// The time it had.
+        limit: Duration,
+    },
     /// Reading failed.
     #[error("read: {0}")]
     Io(#[from] io::Error),
@@ -88,12 +96,18 @@ struct Assembly {
     charge: Option<Charge>,
 }
 
+impl RecordReader<OwnedReadHalf> {
+    /// Completes when the first bytes are there, or the end.
+    pub(crate) async fn begun(&self) -> Result<(), RecordError> {
+        Ok(self.source.readable().await?)
+    }
+}
+
 impl<R: AsyncRead + Unpin> RecordReader<R> {
     /// A reader of records of at most `bytes_max` bytes, each of which has `patience` to
     /// arrive once it has begun.
     pub(crate) fn new(source: R, bytes_max: usize, patience: Duration) -> Self {
-        let buffer = BytesMut::with_capacity(limits::READ_BUFFER_BYTES);
-        Self { source, buffer, bytes_max, patience, deadline: None }
+        Self { source, buffer: BytesMut::new(), bytes_max, patience, deadline: None }
     }
 
     /// The stream, for reading what is no longer looked at.
@@ -197,20 +211,35 @@ impl<R: AsyncRead + Unpin> RecordReader<R> {
         if length <= self.buffer.len() {
             return Ok(self.buffer.split_to(length).freeze());
         }
-        self.large_fragment(length).await
+        self.large_fragment(length, budget).await
     }
 
-    async fn large_fragment(&mut self, length: usize) -> Result<Bytes, RecordError> {
+    async fn large_fragment(
+        &mut self,
+        length: usize,
+        budget: &ConnectionBudget,
+    ) -> Result<Bytes, RecordError> {
         self.start_clock();
+        let end = self.deadline.unwrap_or_else(Instant::now);
+        let mut pace = Pace::new();
         let mut fragment = BytesMut::with_capacity(length);
         fragment.put(&mut self.buffer);
         while fragment.len() < length {
             let expected = length - fragment.len();
             let mut rest = (&mut fragment).limit(expected);
-            let read =
-                in_time(self.deadline, self.patience, self.source.read_buf(&mut rest)).await?;
-            if read == 0 {
-                return Err(RecordError::Truncated { expected });
+            let look = end.min(pace.next_look());
+            let read = match timeout_at(look, self.source.read_buf(&mut rest)).await {
+                Ok(read) => match read? {
+                    0 => return Err(RecordError::Truncated { expected }),
+                    read => read,
+                },
+                Err(_) if Instant::now() >= end => {
+                    return Err(RecordError::TooSlow { limit: self.patience });
+                }
+                Err(_) => 0,
+            };
+            if let Some(limit) = pace.moved(read, budget) {
+                return Err(RecordError::Slow { limit });
             }
         }
         Ok(fragment.freeze())

@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use slackwater_blockstore::Store;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::budget::Budget;
 use crate::connection;
+use crate::crowd::{Crowd, Guest};
 use crate::dispatch::Peer;
 use crate::duplicate::DuplicateCache;
 use crate::error::NfsError;
@@ -109,15 +110,15 @@ pub(crate) struct Server {
     connections: JoinSet<()>,
     /// After the connections, which are on their threads.
     reactors: Reactors,
-    slots: Arc<Semaphore>,
+    crowd: Crowd,
     stop: watch::Sender<bool>,
 }
 
-/// A connection's place among [`NfsOptions::connections_max`], and on a reactor.
+/// A connection's place among [`NfsOptions::connections_max`], if it has one, and on a reactor.
 struct Slot {
     metrics: Arc<NfsMetrics>,
+    guest: Arc<Guest>,
     _place: Place,
-    _permit: OwnedSemaphorePermit,
 }
 
 impl Drop for Slot {
@@ -129,12 +130,11 @@ impl Drop for Slot {
 impl Server {
     /// A server without connections.
     pub(crate) fn new(shared: Arc<Shared>) -> Result<Self, NfsError> {
-        let slots = shared.options.connections_max.min(Semaphore::MAX_PERMITS);
         Ok(Self {
+            crowd: Crowd::new(shared.options.connections_max),
             shared,
             connections: JoinSet::new(),
             reactors: Reactors::start()?,
-            slots: Arc::new(Semaphore::new(slots)),
             stop: watch::Sender::new(false),
         })
     }
@@ -157,12 +157,12 @@ impl Server {
     async fn accept_all(&mut self, listener: &TcpListener) {
         let mut wait = limits::ACCEPT_WAIT_MIN;
         loop {
-            let slot = self.free_slot().await;
             match listener.accept().await {
                 Ok((stream, address)) => {
                     wait = limits::ACCEPT_WAIT_MIN;
                     let peer = Peer::new(address, &self.shared.options);
-                    self.start(stream, peer, slot);
+                    self.reap();
+                    self.start(stream, peer);
                 }
                 Err(error) => {
                     // Out of file descriptors, most likely: others give theirs back.
@@ -174,30 +174,25 @@ impl Server {
         }
     }
 
-    /// Waits for a place for one more connection, and forgets those that ended.
-    async fn free_slot(&mut self) -> OwnedSemaphorePermit {
+    /// Forgets connections that ended.
+    fn reap(&mut self) {
         while let Some(ended) = self.connections.try_join_next() {
             if let Err(error) = ended {
                 tracing::error!(%error, "a connection's task failed");
             }
         }
-        match Arc::clone(&self.slots).acquire_owned().await {
-            Ok(permit) => permit,
-            Err(_) => unreachable!("the semaphore of connections is never closed"),
-        }
     }
 
-    fn start(&mut self, stream: TcpStream, peer: Peer, permit: OwnedSemaphorePermit) {
+    fn start(&mut self, stream: TcpStream, peer: Peer) {
         let metrics = Arc::clone(&self.shared.metrics);
         metrics.connections_accepted.add(1);
         metrics.connections_open.add(1);
         let place = self.reactors.place();
         let reactor = place.handle.clone();
-        let slot = Slot { metrics, _place: place, _permit: permit };
+        let slot = Slot { metrics, guest: self.crowd.admit(), _place: place };
         let (shared, stop) = (Arc::clone(&self.shared), self.stop.subscribe());
         let serve = async move {
-            let _slot = slot;
-            connection::serve(shared, stream, peer, stop).await;
+            connection::serve(shared, stream, peer, &slot.guest, stop).await;
         };
         self.connections.spawn_on(serve, &reactor);
     }

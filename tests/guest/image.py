@@ -100,8 +100,8 @@ def fetch(cache):
     return kernel, modules, mount_nfs
 
 
-def module_order(directory):
-    """The files of MODULES and all they depend on, each after what it needs."""
+def module_order(directory, wanted):
+    """The files of the wanted modules and all they depend on, each after what it needs."""
     files = {path.stem.replace("-", "_"): path for path in directory.rglob("*.ko")}
     ordered = []
 
@@ -115,7 +115,7 @@ def module_order(directory):
             visit(needed.replace("-", "_"))
         ordered.append(path)
 
-    for name in MODULES:
+    for name in wanted:
         visit(name)
     return ordered
 
@@ -128,7 +128,7 @@ def _libraries(program):
     return {pathlib.Path(path) for path in re.findall(r"(/\S+) \(0x", listed)}
 
 
-def _install(root, program, place):
+def install(root, program, place):
     """Copies a program into the tree at `place` and its libraries to where it expects them."""
     target = root / place
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,8 @@ def _install(root, program, place):
         shutil.copy(library, copy)
 
 
-def _which(name):
+def which(name):
+    """The path of a program of this machine."""
     program = shutil.which(name)
     if program is None:
         raise ImageError(f"{name} is not installed")
@@ -174,18 +175,24 @@ def build(scratch, modules, programs, pool):
         (root / name).mkdir(parents=True)
     (root / "pool").write_bytes(pool)
     _write_etc(root)
-    _install(root, _which("busybox"), "bin/busybox")
+    install(root, which("busybox"), "bin/busybox")
     for tool in HOST_TOOLS + DRIVER_TOOLS:
-        _install(root, _which(tool), f"tools/{tool}")
+        install(root, which(tool), f"tools/{tool}")
     for program in programs:
-        _install(root, program, f"tools/{program.name}")
-    for number, module in enumerate(module_order(modules)):
+        install(root, program, f"tools/{program.name}")
+    for number, module in enumerate(module_order(modules, MODULES)):
         shutil.copy(module, root / "modules" / f"{number:02}-{module.name}")
     for script in INSIDE.iterdir():
         shutil.copy(script, root / script.name)
     (root / "init").chmod(0o755)
     (root / "agent").chmod(0o755)
     image = scratch / "initramfs"
+    pack(root, image)
+    return image
+
+
+def pack(root, image):
+    """Makes an initramfs of a tree, which is removed."""
     names = "\n".join(str(path.relative_to(root)) for path in sorted(root.rglob("*")))
     with image.open("wb") as sink:
         subprocess.run(
@@ -193,4 +200,3 @@ def build(scratch, modules, programs, pool):
             cwd=root, input=names.encode(), stdout=sink, check=True,
         )
     shutil.rmtree(root)
-    return image

@@ -26,6 +26,7 @@ mod procedure {
     pub(super) const WRITE: u32 = 7;
     pub(super) const CREATE: u32 = 8;
     pub(super) const REMOVE: u32 = 12;
+    pub(super) const RENAME: u32 = 14;
     pub(super) const READDIRPLUS: u32 = 17;
     pub(super) const COMMIT: u32 = 21;
 }
@@ -102,6 +103,40 @@ pub fn write_head(out: &mut Vec<u8>, xid: u32, file: &Handle, offset_bytes: u64,
     call.long(offset_bytes);
     call.words(&[count, UNSTABLE, count]);
     call.end_before(count);
+}
+
+/// How durable a WRITE is to be when it is answered (RFC 1813 section 3.3.7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stability {
+    /// Not before a COMMIT.
+    Unstable,
+    /// Data and attributes.
+    FileSync,
+}
+
+/// WRITE of any length, its payload included.
+pub fn write(out: &mut Vec<u8>, xid: u32, file: &Handle, place: (u64, Stability), data: &[u8]) {
+    let (offset_bytes, stability) = place;
+    let mut call = Call::begin(out, xid, NFS_PROGRAM, procedure::WRITE);
+    call.opaque(&file.0);
+    call.long(offset_bytes);
+    let stable = match stability {
+        Stability::Unstable => 0,
+        Stability::FileSync => 2,
+    };
+    call.words(&[length(data.len()), stable]);
+    call.opaque(data);
+    call.end();
+}
+
+/// RENAME within one directory.
+pub fn rename(out: &mut Vec<u8>, xid: u32, directory: &Handle, from: &str, to: &str) {
+    let mut call = Call::begin(out, xid, NFS_PROGRAM, procedure::RENAME);
+    for name in [from, to] {
+        call.opaque(&directory.0);
+        call.opaque(name.as_bytes());
+    }
+    call.end();
 }
 
 /// READDIRPLUS from the beginning of a directory, for an answer of at most that many bytes.
@@ -238,5 +273,10 @@ mod tests {
         let created = arguments(&|out| create(out, 7, &file, "a"));
         assert_eq!(created, [1, 0x6100_0000, 0, 1, 0o644, 0, 0, 0, 0, 0]);
         assert_eq!(arguments(&|out| remove(out, 7, &file, "a")), [1, 0x6100_0000]);
+        let renamed = arguments(&|out| rename(out, 7, &file, "a", "b"));
+        assert_eq!(renamed, [1, 0x6100_0000, 4, 0x0909_0909, 1, 0x6200_0000]);
+        let place = (0x1_0000_0005, Stability::FileSync);
+        let written = arguments(&|out| write(out, 7, &file, place, b"abcde"));
+        assert_eq!(written, [1, 5, 5, 2, 5, 0x6162_6364, 0x6500_0000]);
     }
 }

@@ -1,4 +1,5 @@
-//! Answers, read in place. No READ's payload is looked at: what comes before it tells all.
+//! Answers, read in place. A READ's payload is looked at only where it is asked for: what comes
+//! before it tells all.
 
 use super::{HANDLE_BYTES_MAX, Handle, WireError, WriteVerifier};
 
@@ -119,6 +120,18 @@ impl<'a> Reply<'a> {
         self.body.word("end of file")?;
         expect("length of the data", self.body.word("length")?, count)?;
         Ok(ReadReply { count, payload_offset: self.body.position })
+    }
+
+    /// Of READ: the bytes.
+    ///
+    /// # Errors
+    /// As [`Reply::mount`].
+    pub fn read_bytes(self) -> Result<&'a [u8], WireError> {
+        let record = self.body.record;
+        let ReadReply { count, payload_offset } = self.read()?;
+        let count = usize::try_from(count).unwrap_or(usize::MAX);
+        let end = payload_offset.saturating_add(count);
+        record.get(payload_offset..end).ok_or(WireError::Truncated { what: "data" })
     }
 
     /// Of WRITE.
@@ -245,6 +258,9 @@ mod tests {
         assert_eq!(reply.read().unwrap(), expected);
         let short = record(&[&TAKEN, &[0, 0], &[4096, 1, 4096]]);
         assert_eq!(Reply::parse(&short).unwrap().read().unwrap().count, 4096);
+        let data = record(&[&TAKEN, &[0, 0], &[6, 1, 6], &[0x6162_6364, 0x6566_0000]]);
+        assert_eq!(Reply::parse(&data).unwrap().read_bytes().unwrap(), b"abcdef");
+        assert!(Reply::parse(&data[..data.len() - 4]).unwrap().read_bytes().is_err());
         let wrong = record(&[&TAKEN, &[0, 0], &[4096, 1, 4000]]);
         assert!(Reply::parse(&wrong).unwrap().read().is_err());
     }

@@ -1,4 +1,4 @@
-//! One call after the other on one connection, waiting for each answer.
+//! One call after the other on one connection, waiting for each answer, or several at once.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{ErrorKind, Read, Write};
@@ -95,21 +95,34 @@ impl Session {
     /// # Errors
     /// As [`Session::mount`].
     pub fn call(&mut self, encode: impl FnOnce(&mut Vec<u8>, u32)) -> Result<Reply<'_>, WireError> {
-        self.xid = self.xid.wrapping_add(1);
-        self.out.clear();
-        encode(&mut self.out, self.xid);
-        self.exchange().map_err(|error| match error {
-            WireError::Stream(error) if is_silence(error.kind()) => {
-                WireError::Silent { patience: PATIENCE }
-            }
-            error => error,
-        })?;
-        let reply = Reply::parse(&self.record)?;
-        if reply.xid != self.xid {
-            let (got, expected) = (u64::from(reply.xid), u64::from(self.xid));
+        let xid = self.send(encode)?;
+        let reply = self.receive()?;
+        if reply.xid != xid {
+            let (got, expected) = (u64::from(reply.xid), u64::from(xid));
             return Err(WireError::Unexpected { what: "xid", got, expected });
         }
         Ok(reply)
+    }
+
+    /// Sends what `encode` appends, and answers its number without waiting for the answer.
+    ///
+    /// # Errors
+    /// Those of the connection.
+    pub fn send(&mut self, encode: impl FnOnce(&mut Vec<u8>, u32)) -> Result<u32, WireError> {
+        self.xid = self.xid.wrapping_add(1);
+        self.out.clear();
+        encode(&mut self.out, self.xid);
+        self.stream.write_all(&self.out).map_err(silence_or)?;
+        Ok(self.xid)
+    }
+
+    /// The next answer, to whichever of the calls that were sent.
+    ///
+    /// # Errors
+    /// As [`Session::mount`].
+    pub fn receive(&mut self) -> Result<Reply<'_>, WireError> {
+        self.receive_record()?;
+        Reply::parse(&self.record)
     }
 
     /// The connection, on which nothing is under way.
@@ -118,17 +131,12 @@ impl Session {
         self.stream
     }
 
-    fn exchange(&mut self) -> Result<(), WireError> {
-        self.stream.write_all(&self.out)?;
-        self.receive()
-    }
-
     /// Reads one record, of any number of fragments.
-    fn receive(&mut self) -> Result<(), WireError> {
+    fn receive_record(&mut self) -> Result<(), WireError> {
         self.record.clear();
         loop {
             let mut mark = [0; 4];
-            self.stream.read_exact(&mut mark)?;
+            self.stream.read_exact(&mut mark).map_err(silence_or)?;
             let mark = u32::from_be_bytes(mark);
             let length = usize::try_from(mark & !LAST_FRAGMENT).unwrap_or(usize::MAX >> 1);
             let start = self.record.len();
@@ -137,7 +145,7 @@ impl Session {
                 return Err(WireError::Unexpected { what: "length", got, expected });
             }
             self.record.resize(start + length, 0);
-            self.stream.read_exact(&mut self.record[start..])?;
+            self.stream.read_exact(&mut self.record[start..]).map_err(silence_or)?;
             if mark & LAST_FRAGMENT != 0 {
                 return Ok(());
             }
@@ -145,9 +153,12 @@ impl Session {
     }
 }
 
-/// Whether a read gave up.
-fn is_silence(kind: ErrorKind) -> bool {
-    matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut)
+/// The error of a stream: that of one who gave up waiting is told as such.
+fn silence_or(error: std::io::Error) -> WireError {
+    match error.kind() {
+        ErrorKind::WouldBlock | ErrorKind::TimedOut => WireError::Silent { patience: PATIENCE },
+        _ => error.into(),
+    }
 }
 
 /// Where the xids of a connection begin. A server may take a call for one sent again, and give

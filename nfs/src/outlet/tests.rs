@@ -5,6 +5,7 @@ use std::thread;
 use tokio::io::AsyncReadExt;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 
 use super::*;
 use crate::budget::{Budget, ConnectionBudget, Purpose};
@@ -16,7 +17,7 @@ struct Fixture {
     outlet: Outlet,
     writer: JoinHandle<Result<(), WriteError>>,
     client: TcpStream,
-    budget: ConnectionBudget,
+    budget: Arc<ConnectionBudget>,
     metrics: Arc<NfsMetrics>,
 }
 
@@ -30,10 +31,10 @@ impl Fixture {
         let (stream, _) = listener.accept().await.unwrap();
         stream.writable().await.unwrap();
         let (_, write_half) = stream.into_split();
-        let (outlet, writer) = outlet(write_half, patience);
         let metrics = Arc::new(NfsMetrics::new());
         let all = Budget::new(limits::IN_FLIGHT_BYTES_DEFAULT, Arc::clone(&metrics));
-        let budget = all.connection();
+        let budget = Arc::new(all.connection());
+        let (outlet, writer) = outlet(write_half, patience, Arc::clone(&budget));
         Self { outlet, writer: tokio::spawn(writer.run()), client, budget, metrics }
     }
 

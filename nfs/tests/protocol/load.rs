@@ -3,10 +3,16 @@
 use std::time::Duration;
 
 use slackwater_nfs::NfsOptions;
-use tokio::time::timeout;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::{sleep, timeout};
 
 use crate::common::client::{Client, Cred, FILE_SYNC, NFS, call, proc, record, write_args};
 use crate::common::{Args, Body, Server, SetAttr, root_options};
+
+/// Longer than the server lets slow clients hold up others, shorter than it waits for silent
+/// ones.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 #[tokio::test]
 async fn connections_over_the_limit_wait_for_a_place() {
@@ -27,6 +33,82 @@ async fn connections_over_the_limit_wait_for_a_place() {
     assert!(server.counters().connections_open <= 2);
 }
 
+#[tokio::test]
+async fn connections_that_say_nothing_give_way_and_those_that_called_stay() {
+    // More than are let in without a call.
+    const SILENT: usize = 1500;
+    let options = NfsOptions { connections_max: 4, ..root_options() };
+    let server = Server::with(options).await;
+    let mut early = server.client().await;
+    let root = early.root().await;
+    let mut silent = Vec::new();
+    for _ in 0..SILENT {
+        silent.push(TcpStream::connect(server.address).await.unwrap());
+    }
+    for _ in 0..3 {
+        let mut late = server.client().await;
+        assert_eq!(timeout(PATIENCE, late.root()).await.unwrap(), root);
+        silent.push(late.stream);
+    }
+    assert!(early.getattr(&root).await.is_ok(), "it has made calls");
+    server.wait_until(|counters| counters.connections_open < 1100).await;
+    // Those that came first went first, and were told.
+    let gone = timeout(PATIENCE, silent[0].read(&mut [0; 1])).await.unwrap();
+    assert!(matches!(gone, Ok(0) | Err(_)), "{gone:?}");
+}
+
+/// Options with memory for one largest READ and one largest WRITE.
+fn little_memory() -> NfsOptions {
+    NfsOptions { in_flight_bytes_max: 4 << 20, ..root_options() }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_reads_a_byte_at_a_time_gives_up_the_memory_that_others_want() {
+    let server = Server::with(little_memory()).await;
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let file = client.create(&root, b"file").await.unwrap();
+    client.setattr(&file, &SetAttr::size(1 << 20)).await.unwrap();
+    let mut slow = server.client().await;
+    flood(&mut slow, &file).await;
+    let trickle = tokio::spawn(async move {
+        while slow.stream.read_u8().await.is_ok() {
+            sleep(Duration::from_millis(100)).await;
+        }
+    });
+    // Its replies are taken all the time, so that no patience with silence ends this.
+    let (data, _) = timeout(PATIENCE, client.read(&file, 0, 1 << 20)).await.unwrap().unwrap();
+    assert_eq!(data.len(), 1 << 20);
+    assert_eq!(server.counters().connections_dropped, 1);
+    trickle.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_that_trickles_in_gives_up_the_memory_that_others_want() {
+    let server = Server::with(little_memory()).await;
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let file = client.create(&root, b"file").await.unwrap();
+    let args = write_args(&file, 0, &vec![7; 1 << 20], FILE_SYNC);
+    let call = record(&call(1, NFS, proc::WRITE, &Cred::user(0, 0), &args));
+    let mut slow = server.client().await;
+    slow.send(&call[..100 << 10]).await;
+    server.wait_until(|counters| counters.bytes_in_flight >= 1 << 20).await;
+    let trickle = tokio::spawn(async move {
+        for byte in &call[100 << 10..] {
+            if slow.stream.write_u8(*byte).await.is_err() {
+                return;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    });
+    let data = vec![8; 1 << 20];
+    let write = client.write(&file, 0, &data, FILE_SYNC);
+    assert!(timeout(PATIENCE, write).await.unwrap().is_ok());
+    assert_eq!(server.counters().connections_dropped, 1);
+    trickle.abort();
+}
+
 /// Sends reads of a hole of 1 MiB each until the connection takes no more, reads none of the
 /// replies, and answers how many were sent.
 async fn flood(client: &mut Client, file: &[u8]) -> u32 {
@@ -34,7 +116,7 @@ async fn flood(client: &mut Client, file: &[u8]) -> u32 {
     loop {
         let args = Args::new().opaque(file).u64(0).u32(1 << 20);
         let bytes = record(&call(sent, NFS, proc::READ, &Cred::user(0, 0), &args)).repeat(100);
-        let write = tokio::io::AsyncWriteExt::write_all(&mut client.stream, &bytes);
+        let write = client.stream.write_all(&bytes);
         if timeout(Duration::from_millis(300), write).await.is_err() {
             return sent;
         }
@@ -113,7 +195,7 @@ async fn a_burst_of_calls_is_answered_with_one_write() {
     client.send(&(1..=CALLS).flat_map(one).collect::<Vec<_>>()).await;
     // What was written at once is read at once.
     let mut replies = vec![0; 2 * expected];
-    let read = tokio::io::AsyncReadExt::read(&mut client.stream, &mut replies);
+    let read = client.stream.read(&mut replies);
     assert_eq!(timeout(Duration::from_secs(10), read).await.unwrap().unwrap(), expected);
 }
 

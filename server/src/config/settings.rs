@@ -131,7 +131,7 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_NFS_PRIVILEGED_PORT", value_name = "BOOL")]
     pub nfs_privileged_port: Option<bool>,
 
-    /// NFS connections served at once; more wait to be accepted [default: 512]
+    /// NFS connections served at once; the first call of one more waits [default: 512]
     #[arg(long, env = "SLACKWATER_NFS_CONNECTIONS", value_name = "NUMBER")]
     pub nfs_connections: Option<u32>,
 
