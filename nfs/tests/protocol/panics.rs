@@ -59,6 +59,10 @@ impl Disk for PanickingDisk {
         self.disk.remove(name)
     }
 
+    fn rename(&self, from: FileName, to: FileName) -> Result<()> {
+        self.disk.rename(from, to)
+    }
+
     fn sync_names(&self) -> Result<()> {
         self.disk.sync_names()
     }
