@@ -141,6 +141,8 @@ pub(crate) fn stats(
         cache_misses,
         reclaimed_entries,
         compacted_bytes,
+        reclaim_failures,
+        reclaim_jobs_set_aside,
         poisoned,
     } = stats;
     types::Stats {
@@ -172,6 +174,8 @@ pub(crate) fn stats(
         cache_misses,
         reclaimed_entries,
         compacted_bytes,
+        reclaim_failures,
+        reclaim_jobs_set_aside,
         poisoned,
     }
 }

@@ -398,6 +398,12 @@ pub struct Stats {
     pub reclaimed_entries: u64,
     /// Since start: bytes that compaction rewrote.
     pub compacted_bytes: u64,
+    /// Since start: slices of reclaim and collapse that failed.
+    #[serde(default)]
+    pub reclaim_failures: u64,
+    /// Jobs of reclaim and collapse whose last slice failed; they are tried again later.
+    #[serde(default)]
+    pub reclaim_jobs_set_aside: u64,
     /// A sync failed: writes are refused until restart.
     pub poisoned: bool,
 }

@@ -2,6 +2,7 @@
 //! checkpoints, expiry, hashes of old segments on their way into the index. One thread commits,
 //! one cleans, one indexes; all stop within a slice.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,6 +16,7 @@ use crate::flush::flush;
 use crate::id::SegmentId;
 use crate::reclaim;
 use crate::record::SegmentRecord;
+use crate::reserve;
 use crate::snapshot;
 use crate::types::GcReport;
 
@@ -186,10 +188,12 @@ fn clean_once(core: &Core, bell: &Bell) -> Result<()> {
     snapshot::expire(core, EXPIRY_BATCH)?;
     loop {
         for _ in 0..SLICES_AT_ONCE {
-            let Some(job) = reclaim::next_job(core)? else {
+            let may_run = |job| core.aside.lock().is_due(job, Instant::now());
+            let Some(job) = reclaim::next_job(core, may_run)? else {
                 return compact_some(core, bell);
             };
-            reclaim::work(core, job)?;
+            // What failed was told, and waits; the others go on.
+            let _ = reclaim::work_or_set_aside(core, job)?;
             std::thread::yield_now();
         }
         if !bell.sleep(SLICE_PAUSE) {
@@ -199,6 +203,7 @@ fn clean_once(core: &Core, bell: &Bell) -> Result<()> {
 }
 
 fn compact_some(core: &Core, bell: &Bell) -> Result<()> {
+    reserve::take(core);
     let behind = {
         let position = *core.committer.position.lock();
         let known = *core.checkpoint.lock();
@@ -240,17 +245,18 @@ fn compaction_rate(core: &Core) -> u64 {
 /// a garbage collection leaves the rest to the background.
 const REFUSED_MOVES_MAX: usize = 8;
 
-/// Reclaims, collapses and compacts until nothing is left to do.
+/// Reclaims, collapses, puts hashes into the index and compacts until nothing is left to do.
 pub(crate) fn gc(core: &Core) -> Result<GcReport> {
     core.committer.healthy()?;
     let mut report = GcReport::default();
     let layers_before = core.committer.counters.read().layers;
     snapshot::expire(core, usize::MAX)?;
-    reclaim_all(core, &mut report)?;
+    let failure = reclaim_all(core, &mut report)?;
     report.layers = layers_before.saturating_sub(core.committer.counters.read().layers);
     // The open segment may hold the dead chunks: seal it, and make the index durable behind it.
     seal(core)?;
     checkpoint(core)?;
+    settle(core)?;
     let mut refused = 0;
     while refused < REFUSED_MOVES_MAX {
         // Not held from one to the next: hashes go into the index in between.
@@ -265,16 +271,26 @@ pub(crate) fn gc(core: &Core) -> Result<GcReport> {
     }
     core.kv.compact()?;
     checkpoint(core)?;
-    Ok(report)
+    reserve::take(core);
+    failure.map_or(Ok(report), Err)
 }
 
-/// Works off the queue of dead and collapsing layers.
-fn reclaim_all(core: &Core, report: &mut GcReport) -> Result<()> {
+/// Works off the queue of dead and collapsing layers, each job until it is done or has failed;
+/// answers the first failure.
+fn reclaim_all(core: &Core, report: &mut GcReport) -> Result<Option<Error>> {
     let _gc = core.gc.lock();
-    while let Some(job) = reclaim::next_job(core)? {
-        report.entries += reclaim::work(core, job)?;
+    let mut failed = HashSet::new();
+    let mut failure = None;
+    while let Some(job) = reclaim::next_job(core, |job| !failed.contains(&job))? {
+        match reclaim::work_or_set_aside(core, job)? {
+            Ok(visited) => report.entries += visited,
+            Err(error) => {
+                failed.insert(job);
+                failure.get_or_insert(error);
+            }
+        }
     }
-    Ok(())
+    Ok(failure)
 }
 
 /// Seals the open segment if it holds anything dead, and enters that into the index.

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
+use crate::aside::Aside;
 use crate::background::Bell;
 use crate::commit::{Committer, Weight, commit};
 use crate::dedup::DedupIndex;
@@ -18,19 +19,13 @@ use crate::id::{ChunkId, InodeId, StoreId};
 use crate::kv::{Family, Kv};
 use crate::options::Options;
 use crate::record::{InodeRecord, LogPosition, key};
+use crate::reserve;
 use crate::resolve::Resolver;
 use crate::segments::Segments;
 use crate::stats::Summary;
 use crate::time::Clock;
 use crate::transaction::Transaction;
 use crate::units::BLOCK_BYTES_U64;
-
-/// The share of the capacity that only deletes may use: they append a commit record each, and
-/// compaction needs room to write before it can free.
-const RESERVE_DIVISOR: u64 = 50;
-
-/// The reserve of a large store: a few segments suffice.
-const RESERVE_BYTES_MAX: u64 = 1 << 30;
 
 /// How the store's memory budget is divided, in sixteenths of it; what is left is for what is
 /// not counted: batches under way, RocksDB's own bookkeeping, the allocator's slack.
@@ -93,6 +88,7 @@ pub(crate) struct Tally {
     pub(crate) cache_misses: AtomicU64,
     pub(crate) reclaimed_entries: AtomicU64,
     pub(crate) compacted_bytes: AtomicU64,
+    pub(crate) reclaim_failures: AtomicU64,
 }
 
 /// How full the store is.
@@ -102,6 +98,8 @@ pub(crate) struct Space {
     pub(crate) used_bytes: u64,
     /// What data may still take: less than what is free by the reserve.
     pub(crate) room_bytes: u64,
+    /// See [`crate::reserve`].
+    pub(crate) reserve_bytes: u64,
 }
 
 impl Space {
@@ -140,6 +138,8 @@ pub(crate) struct Core {
     pub(crate) summary: Mutex<Summary>,
     /// Wakes the thread that commits files of which much is dirty.
     pub(crate) much_dirty: Arc<Bell>,
+    /// Jobs of reclaim that failed of late.
+    pub(crate) aside: Mutex<Aside>,
     /// One compaction or garbage collection at a time.
     pub(crate) gc: Mutex<()>,
 }
@@ -199,15 +199,18 @@ impl Core {
             self.file_bytes.load(Ordering::Relaxed) + self.index_bytes.load(Ordering::Relaxed);
         let used_bytes = used_bytes.saturating_sub(self.spare_bytes.load(Ordering::Relaxed));
         let on_disk = self.disk.space().ok();
-        let free = on_disk.map_or(u64::MAX, |space| space.available_bytes);
+        let held = self.disk.reserved_bytes();
+        let free = on_disk.map_or(u64::MAX, |space| space.available_bytes.saturating_add(held));
         let of_disk = used_bytes.saturating_add(free);
         let capacity_bytes =
             self.options.capacity_bytes.map_or(of_disk, |capacity| capacity.min(of_disk));
-        let reserve = (capacity_bytes / RESERVE_DIVISOR).min(RESERVE_BYTES_MAX);
+        let reserve_bytes =
+            reserve::wanted_bytes(capacity_bytes, self.options.segment_bytes).max(held);
         Space {
             capacity_bytes,
             used_bytes,
-            room_bytes: capacity_bytes.saturating_sub(used_bytes).saturating_sub(reserve),
+            room_bytes: capacity_bytes.saturating_sub(used_bytes).saturating_sub(reserve_bytes),
+            reserve_bytes,
         }
     }
 }

@@ -251,8 +251,14 @@ fn commit_part(
         }
     }
     let inode = file.inode;
+    let is_zeros = zeros > 0 && zeros == prepared.blocks.len();
     let weight = Weight { bytes, alone: false };
     let dedup = commit(core, weight, move |txn| {
+        if is_zeros {
+            txn.frees();
+        } else if !prepared.blocks.is_empty() {
+            txn.grows()?;
+        }
         let mut record = txn.inode(inode)?;
         let dedup = write_blocks(txn, &mut record, prepared, &ground)?;
         if let Some(pending) = pending {
@@ -265,6 +271,7 @@ fn commit_part(
     })?;
     core.tally.dedup_hits.fetch_add(dedup.hits, Ordering::Relaxed);
     core.tally.dedup_misses.fetch_add(dedup.misses, Ordering::Relaxed);
+    let zeros = u64::try_from(zeros).unwrap_or(u64::MAX);
     core.tally.zero_blocks.fetch_add(zeros, Ordering::Relaxed);
     Ok(())
 }

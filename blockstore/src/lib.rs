@@ -24,6 +24,7 @@
 //!
 //! The invariants are listed in ARCHITECTURE.md, the bytes on the disk in FORMAT.md.
 
+mod aside;
 mod attributes;
 mod background;
 mod check;
@@ -53,6 +54,7 @@ mod own_runs;
 mod paths;
 mod reclaim;
 mod record;
+mod reserve;
 mod resolve;
 mod segment_format;
 mod segments;

@@ -22,7 +22,7 @@ use quick_cache::sync::Cache;
 use crate::codec::{Decoder, Encoder};
 use crate::commit::{Committer, Leader};
 use crate::core::{BlockWeight, Budget, Core, Tally};
-use crate::dedup::DedupIndex;
+use crate::dedup::{DedupIndex, RECENT_CHUNK_BYTES};
 use crate::disk::{Disk, FileRole, LocalDisk};
 use crate::error::{Error, Result};
 use crate::file::FileTable;
@@ -135,8 +135,10 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
     remove_leftovers(disk.as_ref(), &records, kept_from)?;
     let ids: Vec<SegmentId> =
         records.iter().filter(|(_, record)| record.chunks > 0).map(|(id, _)| *id).collect();
-    let dedup =
-        DedupIndex::open(kv.as_ref(), &segments, ids.into_iter(), budget.directories_bytes / 2)?;
+    let recent_bytes = options.recent_chunks_max.map_or(budget.directories_bytes / 2, |chunks| {
+        u64::try_from(chunks).unwrap_or(u64::MAX).saturating_mul(RECENT_CHUNK_BYTES)
+    });
+    let dedup = DedupIndex::open(kv.as_ref(), &segments, ids.into_iter(), recent_bytes)?;
     let file_bytes = total_bytes(disk.as_ref(), &segments)?;
     let (store, handle_key, counters) = identity(kv.as_ref(), &recovered)?;
     let start = LogPosition { segment: kept_from, offset_bytes: 0, sequence: 0 };
@@ -171,6 +173,7 @@ pub(crate) fn open_core(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) 
         checkpoint: Mutex::new(start),
         summary: Mutex::new(Summary::default()),
         much_dirty: Arc::default(),
+        aside: Mutex::default(),
         gc: Mutex::new(()),
         options,
     })

@@ -27,6 +27,9 @@ pub struct Options {
     pub background: bool,
     /// Compress chunks with lz4 where it saves at least one eighth.
     pub compress: bool,
+    /// Chunks whose hashes stay in memory at most, before they go into the index; `None`: as many
+    /// as the memory budget has room for.
+    pub recent_chunks_max: Option<usize>,
 }
 
 impl Options {
@@ -47,6 +50,7 @@ impl Options {
             compaction_bytes_per_second: 64 << 20,
             background: true,
             compress: true,
+            recent_chunks_max: None,
         }
     }
 }

@@ -200,6 +200,7 @@ pub(crate) fn create_file(core: &Core, path: &FilePath, size_bytes: u64) -> Resu
     let (inode, record) = core.commit(move |txn| {
         let (directory, name) = parent_or_make(txn, &wanted)?;
         refuse_existing(txn, directory, &name, &wanted)?;
+        txn.grows()?;
         let inode = txn.take_inode();
         let layer = txn.make_layer(&open_layer(inode, None));
         let now = txn.now();

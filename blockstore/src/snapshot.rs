@@ -201,6 +201,7 @@ pub(crate) const fn open_layer(owner: InodeId, parent: Option<LayerId>) -> Layer
 }
 
 fn insert(txn: &mut Transaction<'_>, id: SnapshotId, record: &SnapshotRecord) -> Result<()> {
+    txn.grows()?;
     if let Some(name) = &record.name {
         let name_key = key::snapshot_name(name);
         if txn.get(Family::Snapshot, &name_key)?.is_some() {
@@ -250,6 +251,7 @@ pub(crate) fn remove(
     id: SnapshotId,
     record: &SnapshotRecord,
 ) -> Result<()> {
+    txn.frees();
     if let Some(name) = &record.name {
         txn.delete(Family::Snapshot, key::snapshot_name(name));
     }
@@ -275,6 +277,7 @@ pub(crate) fn clone(core: &Core, id: SnapshotId, path: &FilePath) -> Result<File
     let wanted = path.clone();
     let (inode, record) = core.commit(move |txn| {
         let mut snapshot = load_in(txn, id)?;
+        txn.grows()?;
         let (directory, name) = paths::parent_or_make(txn, &wanted)?;
         paths::refuse_existing(txn, directory, &name, &wanted)?;
         let inode = txn.take_inode();

@@ -73,6 +73,8 @@ pub(crate) fn stats(core: &Core) -> Stats {
         cache_misses: of(&core.tally.cache_misses),
         reclaimed_entries: of(&core.tally.reclaimed_entries),
         compacted_bytes: of(&core.tally.compacted_bytes),
+        reclaim_failures: of(&core.tally.reclaim_failures),
+        reclaim_jobs_set_aside: u64::try_from(core.aside.lock().count()).unwrap_or(u64::MAX),
         poisoned: core.committer.is_poisoned(),
     }
 }

@@ -10,7 +10,7 @@ mod rocks;
 use std::fmt;
 use std::ops::ControlFlow;
 
-pub use memory::MemoryKv;
+pub use memory::{KvFault, MemoryKv};
 pub use rocks::RocksKv;
 
 use crate::error::Result;
