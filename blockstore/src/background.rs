@@ -175,7 +175,9 @@ pub(crate) fn settle(core: &Core) -> Result<()> {
         let is_sealed = |record: &SegmentRecord| record.directory_offset_bytes.is_some();
         leader.segments.iter().filter(|(_, record)| is_sealed(record)).map(|(id, _)| *id).collect()
     };
-    core.dedup.settle(core.kv.as_ref(), &core.segments, sealed)
+    core.dedup
+        .settle(core.kv.as_ref(), &core.segments, sealed)
+        .map_err(|error| reserve::full_or(core, error))
 }
 
 fn clean(core: &Core, bell: &Bell) {

@@ -477,8 +477,7 @@ fn put(family: Family, key: Vec<u8>, value: Vec<u8>) -> Write {
 
 /// Makes a durable batch visible, to the index and to memory at one moment.
 fn apply(core: &Core, batch: &Batch, effects: Effects) -> Result<()> {
-    let _moment = core.resolver.structure.write();
-    core.kv.apply(batch)?;
+    let _moment = reserve::apply_to_index(core, batch)?;
     for (segment, record) in effects.segments {
         match record.map(|record| (record, record.directory_offset_bytes)) {
             Some((record, Some(offset))) => {

@@ -31,6 +31,7 @@ use crate::kv::{Family, Kv, RocksKv, Write, prefix_end};
 use crate::log::{Recovered, Recovery};
 use crate::options::Options;
 use crate::record::{Body, Counters, InodeRecord, LogPosition, SegmentRecord, key};
+use crate::reserve;
 use crate::resolve::Resolver;
 use crate::segments::Segments;
 use crate::stats::Summary;
@@ -105,7 +106,15 @@ fn stamp_format(data_dir: &Path, path: &Path) -> Result<()> {
 pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk>)> {
     let disk = LocalDisk::open(&options.data_dir)?;
     let budget = Budget::of(options);
-    let kv = RocksKv::open(&options.data_dir.join("index"), budget.index_bytes)?;
+    let open = || RocksKv::open(&options.data_dir.join("index"), budget.index_bytes);
+    let kv = match open() {
+        // It writes as it opens; what it deletes then, and what is deleted later, makes room.
+        Err(error) if reserve::is_full(&error) && disk.reserved_bytes() > 0 => {
+            disk.reserve(0)?;
+            open()?
+        }
+        outcome => outcome?,
+    };
     Ok((Arc::new(kv), Arc::new(disk)))
 }
 

@@ -14,9 +14,13 @@
 //!   there is room.
 
 use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLockWriteGuard;
 
 use crate::core::{Core, Space};
 use crate::error::{Error, Result};
+use crate::kv::Batch;
 
 /// The share of the capacity that is kept.
 const SHARE_DIVISOR: u64 = 50;
@@ -33,6 +37,13 @@ const BYTES_MAX: u64 = 1 << 30;
 /// Room beyond the reserve that must be free before it is taken again, as a multiple of it: it
 /// must not take what was just freed from those who waited for it.
 const FREE_MULTIPLE: u64 = 2;
+
+/// How long an index without room is waited for: several of its own looks. What it was to apply is
+/// durable, so who waited longer than that is told to restart.
+const INDEX_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Pause between tries.
+const INDEX_RETRY: Duration = Duration::from_millis(100);
 
 /// What a store of this capacity keeps.
 pub(crate) fn wanted_bytes(capacity_bytes: u64, segment_bytes: u64) -> u64 {
@@ -68,6 +79,30 @@ pub(crate) fn give_back(core: &Core) -> bool {
         Err(error) => {
             tracing::warn!(%error, "the reserve cannot be given back");
             false
+        }
+    }
+}
+
+/// Applies a durable batch to the index and answers the structure lock, held exclusively. An index
+/// that found no room for its files takes nothing, and RocksDB looks every five seconds whether there
+/// is some: the reserve is given to it, and it is waited for.
+pub(crate) fn apply_to_index<'a>(
+    core: &'a Core,
+    batch: &Batch,
+) -> Result<RwLockWriteGuard<'a, ()>> {
+    let deadline = Instant::now() + INDEX_PATIENCE;
+    loop {
+        let moment = core.resolver.structure.write();
+        match core.kv.apply(batch) {
+            Ok(()) => return Ok(moment),
+            Err(error) if is_full(&error) && Instant::now() < deadline => {
+                // Readers go on meanwhile.
+                drop(moment);
+                if !give_back(core) {
+                    std::thread::sleep(INDEX_RETRY);
+                }
+            }
+            Err(error) => return Err(error),
         }
     }
 }

@@ -75,6 +75,8 @@ fn a_failed_sync_of_a_compaction_loses_nothing() {
 fn a_compaction_on_a_full_disk_leaves_no_file() {
     let fixture = worn();
     for _ in 0..3 {
+        // No room was kept, either.
+        fixture.disk.reserve(0).unwrap();
         fixture.disk.inject(Fault::NoSpace(0));
         fixture.store.gc().unwrap_err();
     }

@@ -2,6 +2,7 @@
 //! made to fail.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -17,6 +18,8 @@ type Maps = BTreeMap<(Family, Vec<u8>), Vec<u8>>;
 pub enum KvFault {
     /// The `n`-th batch from now is not applied.
     Apply(u64),
+    /// The `n`-th batch or flush from now finds no room, and the one after it does.
+    NoSpace(u64),
     /// The `n`-th flush from now fails, and nothing of it is durable.
     Flush(u64),
     /// The `n`-th compaction from now fails.
@@ -103,6 +106,15 @@ impl MemoryKv {
         }
     }
 
+    fn strike_full(&self, action: &'static str) -> Result<()> {
+        let struck = self.strike(action, |fault| match fault {
+            KvFault::NoSpace(left) => Some(left),
+            _ => None,
+        });
+        let full = |_| Error::io(action, "memory index", ErrorKind::StorageFull.into());
+        struck.map_err(full)
+    }
+
     fn strike_read(&self) -> Result<()> {
         self.strike("read", |fault| match fault {
             KvFault::Read(left) => Some(left),
@@ -187,6 +199,7 @@ impl KvRead for MemoryKv {
 
 impl Kv for MemoryKv {
     fn apply(&self, batch: &Batch) -> Result<()> {
+        self.strike_full("apply")?;
         self.strike("apply", |fault| match fault {
             KvFault::Apply(left) => Some(left),
             _ => None,
@@ -198,6 +211,7 @@ impl Kv for MemoryKv {
     }
 
     fn flush(&self) -> Result<()> {
+        self.strike_full("flush")?;
         self.strike("flush", |fault| match fault {
             KvFault::Flush(left) => Some(left),
             _ => None,

@@ -45,13 +45,14 @@ enum Kind {
     Full,
     DiskRead,
     Apply,
+    IndexNoSpace,
     Flush,
     Compact,
     KvRead,
 }
 
 impl Kind {
-    const ALL: [(Self, &'static str); 10] = [
+    const ALL: [(Self, &'static str); 11] = [
         (Self::PowerCut, "power-cut"),
         (Self::Change, "change"),
         (Self::ShortWrite, "short-write"),
@@ -59,6 +60,7 @@ impl Kind {
         (Self::Full, "full"),
         (Self::DiskRead, "disk-read"),
         (Self::Apply, "apply"),
+        (Self::IndexNoSpace, "index-no-space"),
         (Self::Flush, "flush"),
         (Self::Compact, "compact"),
         (Self::KvRead, "index-read"),
@@ -77,6 +79,7 @@ impl Kind {
             Self::Full => world.disk.inject(Fault::Full(nth)),
             Self::DiskRead => world.disk.inject(Fault::Read(nth)),
             Self::Apply => world.kv.inject(KvFault::Apply(nth)),
+            Self::IndexNoSpace => world.kv.inject(KvFault::NoSpace(nth)),
             Self::Flush => world.kv.inject(KvFault::Flush(nth)),
             Self::Compact => world.kv.inject(KvFault::Compact(nth)),
             Self::KvRead => world.kv.inject(KvFault::Read(nth)),
@@ -158,7 +161,7 @@ fn is_expected(kind: Kind, error: ErrorKind) -> bool {
         Kind::PowerCut | Kind::Change | Kind::Apply => {
             matches!(error, ErrorKind::Io | ErrorKind::Poisoned)
         }
-        Kind::NoSpace | Kind::Full => error == ErrorKind::NoSpace,
+        Kind::NoSpace | Kind::Full | Kind::IndexNoSpace => error == ErrorKind::NoSpace,
         Kind::ShortWrite | Kind::DiskRead | Kind::Flush | Kind::Compact | Kind::KvRead => {
             error == ErrorKind::Io
         }
@@ -380,6 +383,11 @@ fn any_read_of_the_disk_fails() {
 #[test]
 fn any_batch_is_refused_by_the_index() {
     at_every_call(Kind::Apply, 1..3);
+}
+
+#[test]
+fn any_change_of_the_index_finds_no_space() {
+    at_every_call(Kind::IndexNoSpace, 1..3);
 }
 
 #[test]
