@@ -3,7 +3,8 @@
 
 mod common;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::disk::Disk;
@@ -126,7 +127,7 @@ fn wait_for_room(server: &Server, bytes: u64) {
 /// Snapshots and files can be deleted, their room comes back, and writes work again.
 #[test]
 fn a_full_disk_takes_deletes_and_then_writes_again() {
-    let disk = Disk::new(768 << 20);
+    let disk = Disk::new(512 << 20);
     let server = start(&disk);
     let mut client = Client::connect(server.nfs);
     let kept = create(&mut client, "kept");
@@ -172,8 +173,8 @@ fn a_full_disk_takes_deletes_and_then_writes_again() {
 }
 
 /// One client's work during the stall: writes, COMMITs, no error.
-fn write_and_commit(server: &Server, number: u64, stop: &AtomicBool) -> u64 {
-    let mut client = Client::connect(server.nfs);
+fn write_and_commit(nfs: SocketAddr, number: u64, stop: &AtomicBool) -> u64 {
+    let mut client = Client::connect(nfs);
     let name = format!("w{number}");
     let file = create(&mut client, &name);
     let mut written = 0;
@@ -187,10 +188,10 @@ fn write_and_commit(server: &Server, number: u64, stop: &AtomicBool) -> u64 {
 
 /// What a client does that hears nothing for long: the same WRITE again, by the same connection
 /// and by a new one.
-fn resend(server: &Server, file: &Handle) {
+fn resend(nfs: SocketAddr, file: &Handle) {
     let data = piece(77, 0);
-    let mut client = Client::connect(server.nfs);
-    let mut other = Client::connect(server.nfs);
+    let mut client = Client::connect(nfs);
+    let mut other = Client::connect(nfs);
     for _ in 0..3 {
         client.resend_write(900, file, 0, &data);
         other.resend_write(900, file, 0, &data);
@@ -211,22 +212,21 @@ fn a_disk_that_stops_for_ten_seconds_is_no_error() {
     let file = create(&mut client, "cached");
     client.write(&file, 0, &piece(7, 0));
     client.commit(&file);
-    let (stop, answered) = (AtomicBool::new(false), AtomicU64::new(0));
+    let (nfs, stop, mut answered) = (server.nfs, &AtomicBool::new(false), 0);
     let written = std::thread::scope(|scope| {
         let writers: Vec<_> = (0..4)
-            .map(|number| scope.spawn(|| (number, write_and_commit(&server, number, &stop))))
+            .map(|number| scope.spawn(move || (number, write_and_commit(nfs, number, stop))))
             .collect();
         let frozen = disk.freeze();
         let begin = Instant::now();
-        let resender = scope.spawn(|| resend(&server, &file));
+        let resender = scope.spawn(|| resend(nfs, &file));
         while begin.elapsed() < STALL {
             assert_eq!(client.getattr(&file), OK);
-            answered.fetch_add(1, Ordering::SeqCst);
+            answered += 1;
         }
-        let during_stall = answered.load(Ordering::SeqCst);
         drop(frozen);
         // A reply that waited for the disk would be one of a few.
-        assert!(during_stall > 100, "{during_stall} GETATTRs in {STALL:?}");
+        assert!(answered > 100, "{answered} GETATTRs in {STALL:?}");
         resender.join().unwrap();
         stop.store(true, Ordering::SeqCst);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect::<Vec<_>>()
