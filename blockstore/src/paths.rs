@@ -347,9 +347,11 @@ impl Walk<'_> {
         if bytes[..shared] != self.prefix[..shared] {
             return Ok(());
         }
-        // It may have been deleted since the page was read.
-        let Ok(record) = self.core.inode(inode) else {
-            return Ok(());
+        let record = match self.core.inode(inode) {
+            Ok(record) => record,
+            // It was deleted since the page was read.
+            Err(Error::Stale { .. }) => return Ok(()),
+            Err(error) => return Err(error),
         };
         match record.kind() {
             FileKind::Directory => self.directory(inode, names, after),

@@ -105,7 +105,11 @@ fn work(core: &Core, job: Job) -> Result<u64> {
             // A flush resolves the layers below its open layer before its transaction: they
             // must not change in between, so collapse next to an open layer takes turns with it.
             let owner = open_child_owner(core, layer)?;
-            let file = owner.and_then(|owner| core.file(owner).ok());
+            let file = match owner.map(|owner| core.file(owner)) {
+                // One that is gone is flushed by nobody.
+                None | Some(Err(Error::Stale { .. })) => None,
+                Some(found) => Some(found?),
+            };
             let _flush = file.as_ref().map(|file| file.flush.lock());
             commit(core, weight, move |txn| collapse_slice(txn, layer, owner))?
         }

@@ -11,6 +11,7 @@ use common::disk::Disk;
 use common::nfs::{Client, Handle, OK};
 use common::{Server, on_free_ports, slackwaterd};
 use serde_json::{Value, json};
+use slackwater_blockstore::{FilePath, Options, Stability, Store};
 
 /// Statuses of RFC 1813 section 2.6.
 const IO: u32 = 5;
@@ -294,4 +295,47 @@ fn create_while_it_lasts(client: &mut Client) -> Option<Handle> {
             None
         }
     }
+}
+
+/// RocksDB finds no room for its files. Nothing is lied about: deletes wait until it goes on with what
+/// was kept for that, and the index is whole.
+#[test]
+fn an_index_without_room_goes_on_and_loses_nothing() {
+    let disk = Disk::new(256 << 20);
+    let mut options = Options::new(disk.path().join("store"));
+    options.background = false;
+    options.memory_bytes = Options::MEMORY_BYTES_MIN;
+    options.segment_bytes = 8 << 20;
+    let store = Store::open(options.clone()).unwrap();
+    let name = |number: u64| FilePath::parse(&format!("d/f{number}")).unwrap();
+    for number in 0..500 {
+        let inode = store.create_file(&name(number), 0).unwrap().attributes.inode;
+        let data = piece(number, 0)[..8192].to_vec().into();
+        store.write(inode, 0, data, Stability::Unstable).unwrap();
+    }
+    store.commit_all().unwrap();
+    disk.fill();
+    let reserve = disk.path().join("store/reserve");
+    let held = std::fs::metadata(&reserve).unwrap().len();
+    assert!(held > 0, "room is kept");
+    // A flush finds no byte; then it has the reserve, at once or when RocksDB looks again.
+    let flushed = store.checkpoint();
+    assert_eq!(std::fs::metadata(&reserve).unwrap().len(), 0, "it was given back: {flushed:?}");
+    for number in 0..400 {
+        store.remove_path(&name(number)).expect("a delete, whatever the index waits for");
+    }
+    store.healthy().unwrap();
+    disk.empty();
+    store.checkpoint().unwrap();
+    store.gc().unwrap();
+    let is_sound = |store: &Store| {
+        assert_eq!(store.list_files("", None, 1000).unwrap().len(), 100);
+        let report = store.check(true).unwrap();
+        assert!(report.is_clean(), "{:?}", report.problems);
+    };
+    is_sound(&store);
+    assert!(std::fs::metadata(&reserve).unwrap().len() >= held, "room is kept again");
+    // As after a kill: nothing is closed, and the index is what RocksDB has on the disk.
+    drop(store);
+    is_sound(&Store::open(options).unwrap());
 }

@@ -315,18 +315,11 @@ fn at_every_call(kind: Kind, default: Range<u64>) {
         only.map(run);
         return;
     }
-    let (mut cases, mut workloads) = (0, 0);
     for seed in seeds(default) {
-        workloads += 1;
-        for nth in 0.. {
-            if !run(Case { kind, seed, nth }) {
-                assert!(nth > 0, "the fault never struck");
-                break;
-            }
-            cases += 1;
-        }
+        let cases = (0..).take_while(|nth| run(Case { kind, seed, nth: *nth })).count();
+        assert!(cases > 0, "the fault never struck");
+        println!("{}: {cases} cases of workload {seed}", kind.name());
     }
-    println!("{}: {cases} cases of {workloads} workloads", kind.name());
 }
 
 /// Strikes at some calls, of which there are too many; at every one if the variable asks for it.
