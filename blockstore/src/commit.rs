@@ -321,7 +321,7 @@ fn lead(core: &Core, leader: &mut Leader, group: Vec<Op>) {
         }
         return;
     }
-    let space = core.space();
+    let space = reserve::space_for_index(core);
     let first = (leader.log.segment(), leader.log.next_chunk_index());
     let stored = Stored { dedup: &core.dedup, segments: &core.segments };
     let counters = leader.counters;

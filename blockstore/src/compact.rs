@@ -29,6 +29,7 @@ use crate::transaction::Transaction;
 /// Makes the index durable and notes how far; log files before that may go.
 pub(crate) fn checkpoint(core: &Core) -> Result<()> {
     let position = *core.committer.position.lock();
+    reserve::space_for_index(core);
     reserve::with_reserve(core, || core.kv.flush())
         .map_err(|error| reserve::full_or(core, error))?;
     core.index_bytes.store(core.kv.disk_bytes(), Ordering::Relaxed);

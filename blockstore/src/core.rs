@@ -100,6 +100,8 @@ pub(crate) struct Space {
     pub(crate) room_bytes: u64,
     /// See [`crate::reserve`].
     pub(crate) reserve_bytes: u64,
+    /// Free on the disk, the reserve left out.
+    pub(crate) disk_free_bytes: u64,
 }
 
 impl Space {
@@ -211,6 +213,7 @@ impl Core {
             used_bytes,
             room_bytes: capacity_bytes.saturating_sub(used_bytes).saturating_sub(reserve_bytes),
             reserve_bytes,
+            disk_free_bytes: free.saturating_sub(held),
         }
     }
 }

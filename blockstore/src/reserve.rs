@@ -59,7 +59,7 @@ pub(crate) fn take(core: &Core) {
     let (held, wanted) = (core.disk.reserved_bytes(), space.reserve_bytes);
     // What is held beyond what is wanted now was wanted by a larger store, and does no harm.
     let missing = wanted.saturating_sub(held);
-    let free = core.disk.space().map_or(0, |space| space.available_bytes);
+    let free = space.disk_free_bytes.saturating_sub(core.kv.needed_bytes());
     if missing == 0 || free / FREE_MULTIPLE < missing {
         return;
     }
@@ -83,9 +83,20 @@ pub(crate) fn give_back(core: &Core) -> bool {
     }
 }
 
+/// How full the store is, once the index has the room that its next flush needs: it gets the reserve
+/// before it fails. RocksDB that found no room takes nothing for as long as less than all its write
+/// buffers is free, which may be more than the reserve.
+pub(crate) fn space_for_index(core: &Core) -> Space {
+    let space = core.space();
+    if space.disk_free_bytes < core.kv.needed_bytes() && give_back(core) {
+        return core.space();
+    }
+    space
+}
+
 /// Applies a durable batch to the index and answers the structure lock, held exclusively. An index
-/// that found no room for its files takes nothing, and RocksDB looks every five seconds whether there
-/// is some: the reserve is given to it, and it is waited for.
+/// that found no room all the same takes nothing, and RocksDB looks every few seconds whether there is
+/// some: it is waited for.
 pub(crate) fn apply_to_index<'a>(
     core: &'a Core,
     batch: &Batch,

@@ -297,8 +297,7 @@ fn create_while_it_lasts(client: &mut Client) -> Option<Handle> {
     }
 }
 
-/// RocksDB finds no room for its files. Nothing is lied about: deletes wait until it goes on with what
-/// was kept for that, and the index is whole.
+/// RocksDB has to write its files while the disk has no free byte: it gets what was kept.
 #[test]
 fn an_index_without_room_goes_on_and_loses_nothing() {
     let disk = Disk::new(256 << 20);
@@ -308,7 +307,7 @@ fn an_index_without_room_goes_on_and_loses_nothing() {
     options.segment_bytes = 8 << 20;
     let store = Store::open(options.clone()).unwrap();
     let name = |number: u64| FilePath::parse(&format!("d/f{number}")).unwrap();
-    for number in 0..500 {
+    for number in 0..120 {
         let inode = store.create_file(&name(number), 0).unwrap().attributes.inode;
         let data = piece(number, 0)[..8192].to_vec().into();
         store.write(inode, 0, data, Stability::Unstable).unwrap();
@@ -318,10 +317,10 @@ fn an_index_without_room_goes_on_and_loses_nothing() {
     let reserve = disk.path().join("store/reserve");
     let held = std::fs::metadata(&reserve).unwrap().len();
     assert!(held > 0, "room is kept");
-    // A flush finds no byte; then it has the reserve, at once or when RocksDB looks again.
-    let flushed = store.checkpoint();
-    assert_eq!(std::fs::metadata(&reserve).unwrap().len(), 0, "it was given back: {flushed:?}");
-    for number in 0..400 {
+    // A flush would find no byte: it has the reserve.
+    store.checkpoint().unwrap();
+    assert_eq!(std::fs::metadata(&reserve).unwrap().len(), 0, "it was given back");
+    for number in 0..100 {
         store.remove_path(&name(number)).expect("a delete, whatever the index waits for");
     }
     store.healthy().unwrap();
@@ -329,7 +328,7 @@ fn an_index_without_room_goes_on_and_loses_nothing() {
     store.checkpoint().unwrap();
     store.gc().unwrap();
     let is_sound = |store: &Store| {
-        assert_eq!(store.list_files("", None, 1000).unwrap().len(), 100);
+        assert_eq!(store.list_files("", None, 1000).unwrap().len(), 20);
         let report = store.check(true).unwrap();
         assert!(report.is_clean(), "{:?}", report.problems);
     };

@@ -190,6 +190,11 @@ pub trait Kv: KvRead + Send + Sync + fmt::Debug {
 
     /// Bytes that the index takes in memory.
     fn memory_bytes(&self) -> u64;
+
+    /// Room on the disk that it may need at any moment, for what it has not flushed.
+    fn needed_bytes(&self) -> u64 {
+        0
+    }
 }
 
 /// The key just after all keys that begin with `prefix`; for the `to` of a scan.

@@ -320,7 +320,7 @@ fn create(store: &Store, after: &mut Model, name: u64, pick: u64) -> Result<(), 
     let chosen = after
         .nth_snapshot(pick)
         .and_then(|(key, found)| Some((key, found.id?, found.content.clone())));
-    match chosen.filter(|_| pick % 3 > 0) {
+    match chosen.filter(|_| !pick.is_multiple_of(3)) {
         Some((key, id, content)) => {
             after.add(name, content, Some(key));
             if let Some(snapshot) = after.snapshots.get_mut(&key) {
