@@ -21,7 +21,6 @@ fn a_refused_roll_fails_nobody_while_the_segment_takes_more() {
     let world = World::new(options(64 << 10), None);
     let inode = world.create("f");
     world.create("g");
-    world.create("g2");
     // By one append, too large to be followed by zeros.
     let seeds: Vec<u64> = (1..=60).collect();
     world.put(inode, 0, &seeds);
@@ -31,7 +30,6 @@ fn a_refused_roll_fails_nobody_while_the_segment_takes_more() {
     let content = world.content(inode);
     // What adds nothing goes on; the room that is left is for that.
     world.remove("g");
-    world.remove("g2");
     assert_eq!(open_segment(&world), segment, "no room for the next");
     world.check();
     // There is room again, but each try would cost a directory.
