@@ -208,10 +208,13 @@ impl Core {
             self.options.capacity_bytes.map_or(of_disk, |capacity| capacity.min(of_disk));
         let reserve_bytes =
             reserve::wanted_bytes(capacity_bytes, self.options.segment_bytes).max(held);
+        // Twice, as deletes add to it: or a full store would give its reserve to the index while it
+        // could still be kept for the time when somebody else fills the disk.
+        let kept_bytes = reserve_bytes.saturating_add(self.kv.needed_bytes().saturating_mul(2));
         Space {
             capacity_bytes,
             used_bytes,
-            room_bytes: capacity_bytes.saturating_sub(used_bytes).saturating_sub(reserve_bytes),
+            room_bytes: capacity_bytes.saturating_sub(used_bytes).saturating_sub(kept_bytes),
             reserve_bytes,
             disk_free_bytes: free.saturating_sub(held),
         }
