@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::compact::{checkpoint, compact_once};
-use crate::core::Core;
+use crate::core::{Core, Space};
 use crate::error::{Error, Result};
 use crate::flush::flush;
 use crate::id::SegmentId;
@@ -210,7 +210,10 @@ fn compact_some(core: &Core, bell: &Bell) -> Result<()> {
         let position = *core.committer.position.lock();
         let known = *core.checkpoint.lock();
         let segments = position.segment.get().saturating_sub(known.segment.get());
+        // Log files go only when the index is durable behind them. A store that is short of room may
+        // never write as much as the bound.
         segments * core.options.segment_bytes >= CHECKPOINT_BYTES
+            || (segments > 0 && !has_room(&core.space()))
     };
     if behind {
         checkpoint(core)?;
@@ -238,9 +241,12 @@ const ROOM_DIVISOR: u64 = 4;
 const UNHURRIED_DIVISOR: u64 = 4;
 
 fn compaction_rate(core: &Core) -> u64 {
-    let (rate, space) = (core.options.compaction_bytes_per_second, core.space());
-    let has_room = space.room_bytes >= space.capacity_bytes / ROOM_DIVISOR;
-    if has_room { rate / UNHURRIED_DIVISOR } else { rate }
+    let rate = core.options.compaction_bytes_per_second;
+    if has_room(&core.space()) { rate / UNHURRIED_DIVISOR } else { rate }
+}
+
+const fn has_room(space: &Space) -> bool {
+    space.room_bytes >= space.capacity_bytes / ROOM_DIVISOR
 }
 
 /// Moves in a row that writers may stop, by writing again what was about to be dropped, before
