@@ -128,11 +128,7 @@ pub(crate) fn gc_report(report: store::GcReport) -> types::GcReport {
 
 /// Every field by name: a figure that the store gains fails to compile here until it is shown.
 pub(crate) fn stats(
-    stats: store::Stats,
-    store_id: store::StoreId,
-    export_path: &str,
-) -> types::Stats {
-    let store::Stats {
+    store::Stats {
         capacity_bytes,
         used_bytes,
         available_bytes,
@@ -162,8 +158,13 @@ pub(crate) fn stats(
         scrub_segment,
         scrub_finished_at_seconds,
         damaged_chunks,
+        reclaim_failures,
+        reclaim_jobs_set_aside,
         poisoned,
-    } = stats;
+    }: store::Stats,
+    store_id: store::StoreId,
+    export_path: &str,
+) -> types::Stats {
     types::Stats {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         store_id: store_id.to_string(),
@@ -197,6 +198,8 @@ pub(crate) fn stats(
         scrub_segment,
         scrub_finished_at_seconds,
         damaged_chunks,
+        reclaim_failures,
+        reclaim_jobs_set_aside,
         poisoned,
     }
 }

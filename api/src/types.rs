@@ -410,6 +410,12 @@ pub struct Stats {
     /// Chunks that are known to be damaged, found since start.
     #[serde(default)]
     pub damaged_chunks: u64,
+    /// Since start: slices of reclaim and collapse that failed.
+    #[serde(default)]
+    pub reclaim_failures: u64,
+    /// Jobs of reclaim and collapse whose last slice failed; they are tried again later.
+    #[serde(default)]
+    pub reclaim_jobs_set_aside: u64,
     /// A sync failed: writes are refused until restart.
     pub poisoned: bool,
 }

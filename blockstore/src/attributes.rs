@@ -213,6 +213,9 @@ impl Cut {
     ) -> Result<()> {
         let old_end = blocks_in(record.size_bytes);
         let first = blocks_in(self.size_bytes);
+        if first < old_end {
+            txn.frees();
+        }
         record.size_bytes = self.size_bytes;
         write_blocks(txn, record, self.tail, &self.ground)?;
         if first < old_end {

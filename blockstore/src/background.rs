@@ -2,6 +2,7 @@
 //! checkpoints, expiry, hashes of old segments on their way into the index, scrubbing. One thread
 //! commits, one cleans, one indexes, one scrubs; all stop within a slice.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -9,13 +10,14 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 
 use crate::compact::{checkpoint, compact_once};
-use crate::core::Core;
+use crate::core::{Core, Space};
 use crate::error::{Error, Result};
 use crate::flush::flush;
 use crate::id::SegmentId;
 use crate::index_copy;
 use crate::reclaim;
 use crate::record::SegmentRecord;
+use crate::reserve;
 use crate::scrub;
 use crate::snapshot;
 use crate::types::GcReport;
@@ -182,7 +184,9 @@ pub(crate) fn settle(core: &Core) -> Result<()> {
         let is_sealed = |record: &SegmentRecord| record.directory_offset_bytes.is_some();
         leader.segments.iter().filter(|(_, record)| is_sealed(record)).map(|(id, _)| *id).collect()
     };
-    core.dedup.settle(core.kv.as_ref(), &core.segments, sealed)
+    core.dedup
+        .settle(core.kv.as_ref(), &core.segments, sealed)
+        .map_err(|error| reserve::full_or(core, error))
 }
 
 fn clean(core: &Core, bell: &Bell) {
@@ -195,10 +199,12 @@ fn clean_once(core: &Core, bell: &Bell) -> Result<()> {
     snapshot::expire(core, EXPIRY_BATCH)?;
     loop {
         for _ in 0..SLICES_AT_ONCE {
-            let Some(job) = reclaim::next_job(core)? else {
+            let may_run = |job| core.aside.lock().is_due(job, Instant::now());
+            let Some(job) = reclaim::next_job(core, may_run)? else {
                 return compact_some(core, bell);
             };
-            reclaim::work(core, job)?;
+            // What failed was told, and waits; the others go on.
+            let _ = reclaim::work_or_set_aside(core, job)?;
             std::thread::yield_now();
         }
         if !bell.sleep(SLICE_PAUSE) {
@@ -208,11 +214,15 @@ fn clean_once(core: &Core, bell: &Bell) -> Result<()> {
 }
 
 fn compact_some(core: &Core, bell: &Bell) -> Result<()> {
+    reserve::take(core);
     let behind = {
         let position = *core.committer.position.lock();
         let known = *core.checkpoint.lock();
         let segments = position.segment.get().saturating_sub(known.segment.get());
+        // Log files go only when the index is durable behind them. A store that is short of room may
+        // never write as much as the bound.
         segments * core.options.segment_bytes >= CHECKPOINT_BYTES
+            || (segments > 0 && !has_room(&core.space()))
     };
     if behind {
         checkpoint(core)?;
@@ -254,26 +264,30 @@ const ROOM_DIVISOR: u64 = 4;
 const UNHURRIED_DIVISOR: u64 = 4;
 
 fn compaction_rate(core: &Core) -> u64 {
-    let (rate, space) = (core.options.compaction_bytes_per_second, core.space());
-    let has_room = space.room_bytes >= space.capacity_bytes / ROOM_DIVISOR;
-    if has_room { rate / UNHURRIED_DIVISOR } else { rate }
+    let rate = core.options.compaction_bytes_per_second;
+    if has_room(&core.space()) { rate / UNHURRIED_DIVISOR } else { rate }
+}
+
+const fn has_room(space: &Space) -> bool {
+    space.room_bytes >= space.capacity_bytes / ROOM_DIVISOR
 }
 
 /// Moves in a row that writers may stop, by writing again what was about to be dropped, before
 /// a garbage collection leaves the rest to the background.
 const REFUSED_MOVES_MAX: usize = 8;
 
-/// Reclaims, collapses and compacts until nothing is left to do.
+/// Reclaims, collapses, puts hashes into the index and compacts until nothing is left to do.
 pub(crate) fn gc(core: &Core) -> Result<GcReport> {
     core.committer.healthy()?;
     let mut report = GcReport::default();
     let layers_before = core.committer.counters.read().layers;
     snapshot::expire(core, usize::MAX)?;
-    reclaim_all(core, &mut report)?;
+    let failure = reclaim_all(core, &mut report)?;
     report.layers = layers_before.saturating_sub(core.committer.counters.read().layers);
     // The open segment may hold the dead chunks: seal it, and make the index durable behind it.
     seal(core)?;
     checkpoint(core)?;
+    settle(core)?;
     let mut refused = 0;
     while refused < REFUSED_MOVES_MAX {
         // Not held from one to the next: hashes go into the index in between.
@@ -294,16 +308,26 @@ pub(crate) fn gc(core: &Core) -> Result<GcReport> {
         report.segments += renewed.files_removed;
         report.freed_bytes += renewed.bytes_freed.saturating_sub(renewed.bytes_written);
     }
-    Ok(report)
+    reserve::take(core);
+    failure.map_or(Ok(report), Err)
 }
 
-/// Works off the queue of dead and collapsing layers.
-fn reclaim_all(core: &Core, report: &mut GcReport) -> Result<()> {
+/// Works off the queue of dead and collapsing layers, each job until it is done or has failed;
+/// answers the first failure.
+fn reclaim_all(core: &Core, report: &mut GcReport) -> Result<Option<Error>> {
     let _gc = core.gc.lock();
-    while let Some(job) = reclaim::next_job(core)? {
-        report.entries += reclaim::work(core, job)?;
+    let mut failed = HashSet::new();
+    let mut failure = None;
+    while let Some(job) = reclaim::next_job(core, |job| !failed.contains(&job))? {
+        match reclaim::work_or_set_aside(core, job)? {
+            Ok(visited) => report.entries += visited,
+            Err(error) => {
+                failed.insert(job);
+                failure.get_or_insert(error);
+            }
+        }
     }
-    Ok(())
+    Ok(failure)
 }
 
 /// Seals the open segment if it holds anything dead, and enters that into the index.

@@ -25,6 +25,7 @@ use crate::id::{ChunkId, SegmentId};
 use crate::kv::{Batch, Family, Write};
 use crate::log::{AppendError, Log, Sealed, log_file};
 use crate::record::{Counters, LogPosition, SegmentRecord, key};
+use crate::reserve;
 use crate::segment_format::PreparedChunk;
 use crate::transaction::{Effects, Stored, Transaction};
 
@@ -320,7 +321,7 @@ fn lead(core: &Core, leader: &mut Leader, group: Vec<Op>) {
         }
         return;
     }
-    let space = core.space();
+    let space = reserve::space_for_index(core);
     let first = (leader.log.segment(), leader.log.next_chunk_index());
     let stored = Stored { dedup: &core.dedup, segments: &core.segments };
     let counters = leader.counters;
@@ -334,7 +335,7 @@ fn lead(core: &Core, leader: &mut Leader, group: Vec<Op>) {
     let mut accepted = Vec::new();
     for op in group {
         txn.begin_op();
-        match (op.work)(&mut txn) {
+        match (op.work)(&mut txn).and_then(|()| txn.check_room(space.is_low())) {
             Ok(()) => {
                 txn.keep_op();
                 accepted.push(op.verdict);
@@ -367,11 +368,12 @@ pub(crate) fn seal(core: &Core, segment: SegmentId) -> Result<()> {
         let mut leader = core.committer.leader.lock();
         core.committer.healthy()?;
         if leader.log.segment() == segment {
-            roll(core, &mut leader)?;
+            reserve::with_reserve(core, || roll(core, &mut leader))?;
         }
     }
     // Any commit takes the records of sealed segments along; counters are in each.
     commit(core, Weight::default(), |txn| {
+        txn.frees();
         let counters = txn.counters().encode();
         txn.put(Family::Meta, key::META_COUNTERS.to_vec(), counters);
         Ok(())
@@ -413,13 +415,14 @@ fn roll(core: &Core, leader: &mut Leader) -> Result<()> {
             leader.note_open();
             Ok(())
         }
-        Err(AppendError::Refused(error)) => Err(full_or(core, error)),
+        Err(AppendError::Refused(error)) => Err(reserve::full_or(core, error)),
         Err(AppendError::Fatal(error)) => Err(core.committer.poison(&error)),
     }
 }
 
 fn write_group(core: &Core, leader: &mut Leader, txn: Transaction<'_>) -> Result<()> {
     let mut updates = leader.segment_writes(txn.live_deltas(), txn.chunks());
+    let may_use_reserve = txn.group_frees();
     let (mut batch, effects, counters, chunks) = txn.finish()?;
     // What compaction moved, its own op wrote.
     updates.retain(|id, _| !effects.segments.contains_key(id));
@@ -430,14 +433,21 @@ fn write_group(core: &Core, leader: &mut Leader, txn: Transaction<'_>) -> Result
     let (end_bytes, written_bytes) =
         (leader.log.position().offset_bytes, leader.log.written_bytes());
     let first = ChunkId::new(leader.log.segment(), leader.log.next_chunk_index());
-    let outcome = leader.log.append(&chunks, &batch);
+    let mut outcome = leader.log.append(&chunks, &batch);
+    if let Err(AppendError::Refused(error)) = &outcome
+        && reserve::is_full(error)
+        && may_use_reserve
+        && reserve::give_back(core)
+    {
+        outcome = leader.log.append(&chunks, &batch);
+    }
     // The file grows by whole sectors, and by zeros for appends to come; by a failed one too:
     // the log takes what it gave back as written already.
     core.file_bytes.fetch_add(leader.log.written_bytes() - written_bytes, Ordering::Relaxed);
     core.spare_bytes.store(leader.log.spare_bytes(), Ordering::Relaxed);
     let position = match outcome {
         Ok(position) => position,
-        Err(AppendError::Refused(error)) => return Err(full_or(core, error)),
+        Err(AppendError::Refused(error)) => return Err(reserve::full_or(core, error)),
         Err(AppendError::Fatal(error)) => return Err(core.committer.poison(&error)),
     };
     let appended = position.offset_bytes - end_bytes;
@@ -467,8 +477,7 @@ fn put(family: Family, key: Vec<u8>, value: Vec<u8>) -> Write {
 
 /// Makes a durable batch visible, to the index and to memory at one moment.
 fn apply(core: &Core, batch: &Batch, effects: Effects) -> Result<()> {
-    let _moment = core.resolver.structure.write();
-    core.kv.apply(batch)?;
+    let _moment = reserve::apply_to_index(core, batch)?;
     for (segment, record) in effects.segments {
         match record.map(|record| (record, record.directory_offset_bytes)) {
             Some((record, Some(offset))) => {
@@ -494,16 +503,6 @@ fn apply(core: &Core, batch: &Batch, effects: Effects) -> Result<()> {
         core.files.inode_changed(inode, record);
     }
     Ok(())
-}
-
-/// An error of the disk that means "full" is told as such.
-fn full_or(core: &Core, error: Error) -> Error {
-    match &error {
-        Error::Io { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
-            core.space().full()
-        }
-        _ => error,
-    }
 }
 
 /// The same error for another who waited for the same commit.

@@ -23,13 +23,16 @@ use crate::error::{Error, Result};
 use crate::id::{ChunkId, ContentHash, SegmentId, StoreId};
 use crate::kv::Family;
 use crate::record::{CountPage, SegmentRecord, decode_chunk, key};
+use crate::reserve;
 use crate::segment_format::{self as format, Directory, GROUP_CHUNKS_MAX, Place, PreparedChunk};
 use crate::transaction::Transaction;
 
 /// Makes the index durable and notes how far; log files before that may go.
 pub(crate) fn checkpoint(core: &Core) -> Result<()> {
     let position = *core.committer.position.lock();
-    core.kv.flush()?;
+    reserve::space_for_index(core);
+    reserve::with_reserve(core, || core.kv.flush())
+        .map_err(|error| reserve::full_or(core, error))?;
     core.index_bytes.store(core.kv.disk_bytes(), Ordering::Relaxed);
     let mut known = core.checkpoint.lock();
     *known = (*known).max(position);
@@ -224,12 +227,14 @@ fn move_segments(
     }
     let written = if any_live { u64::try_from(bytes.len()).unwrap_or(u64::MAX) } else { 0 };
     if any_live {
-        if let Err(error) = write_file(core, name, &bytes) {
-            // Nothing names it yet; what cannot be removed goes at the next start.
-            core.segments.close_file(name);
-            let _ = core.disk.remove(name);
-            return Err(error);
-        }
+        reserve::with_reserve(core, || {
+            write_file(core, name, &bytes).inspect_err(|_| {
+                // Nothing names it yet; what cannot be removed goes at the next start.
+                core.segments.close_file(name);
+                let _ = core.disk.remove(name);
+            })
+        })
+        .map_err(|error| reserve::full_or(core, error))?;
         core.file_bytes.fetch_add(written, Ordering::Relaxed);
     }
     let weight = Weight { bytes: 0, alone: true };
@@ -381,6 +386,7 @@ fn dead_chunks(core: &Core, segment: SegmentId) -> Result<HashSet<u32>> {
 
 /// Moves the segments, unless a dropped chunk lives again; answers whether it did.
 fn switch(txn: &mut Transaction<'_>, moving: Vec<Moving>) -> Result<bool> {
+    txn.frees();
     for m in &moving {
         for (chunk, _) in &m.dropped {
             if txn.count(*chunk)? != 0 {

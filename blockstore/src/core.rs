@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
+use crate::aside::Aside;
 use crate::background::Bell;
 use crate::commit::{Committer, Weight, commit};
 use crate::dedup::DedupIndex;
@@ -19,6 +20,7 @@ use crate::index_copy::IndexCopies;
 use crate::kv::{Family, Kv};
 use crate::options::Options;
 use crate::record::{InodeRecord, LogPosition, key};
+use crate::reserve;
 use crate::resolve::Resolver;
 use crate::scrub::Scrub;
 use crate::segments::Segments;
@@ -26,13 +28,6 @@ use crate::stats::Summary;
 use crate::time::Clock;
 use crate::transaction::Transaction;
 use crate::units::BLOCK_BYTES_U64;
-
-/// The share of the capacity that only deletes may use: they append a commit record each, and
-/// compaction needs room to write before it can free.
-const RESERVE_DIVISOR: u64 = 50;
-
-/// The reserve of a large store: a few segments suffice.
-const RESERVE_BYTES_MAX: u64 = 1 << 30;
 
 /// How the store's memory budget is divided, in sixteenths of it; what is left is for what is
 /// not counted: batches under way, RocksDB's own bookkeeping, the allocator's slack.
@@ -96,6 +91,7 @@ pub(crate) struct Tally {
     pub(crate) reclaimed_entries: AtomicU64,
     pub(crate) compacted_bytes: AtomicU64,
     pub(crate) scrubbed_bytes: AtomicU64,
+    pub(crate) reclaim_failures: AtomicU64,
 }
 
 /// How full the store is.
@@ -105,6 +101,10 @@ pub(crate) struct Space {
     pub(crate) used_bytes: u64,
     /// What data may still take: less than what is free by the reserve.
     pub(crate) room_bytes: u64,
+    /// See [`crate::reserve`].
+    pub(crate) reserve_bytes: u64,
+    /// Free on the disk, the reserve left out.
+    pub(crate) disk_free_bytes: u64,
 }
 
 impl Space {
@@ -148,6 +148,8 @@ pub(crate) struct Core {
     /// Wakes the thread that commits files of which much is dirty.
     pub(crate) much_dirty: Arc<Bell>,
     pub(crate) scrub: Scrub,
+    /// Jobs of reclaim that failed of late.
+    pub(crate) aside: Mutex<Aside>,
     /// One compaction or garbage collection at a time.
     pub(crate) gc: Mutex<()>,
 }
@@ -207,15 +209,22 @@ impl Core {
             self.file_bytes.load(Ordering::Relaxed) + self.index_bytes.load(Ordering::Relaxed);
         let used_bytes = used_bytes.saturating_sub(self.spare_bytes.load(Ordering::Relaxed));
         let on_disk = self.disk.space().ok();
-        let free = on_disk.map_or(u64::MAX, |space| space.available_bytes);
+        let held = self.disk.reserved_bytes();
+        let free = on_disk.map_or(u64::MAX, |space| space.available_bytes.saturating_add(held));
         let of_disk = used_bytes.saturating_add(free);
         let capacity_bytes =
             self.options.capacity_bytes.map_or(of_disk, |capacity| capacity.min(of_disk));
-        let reserve = (capacity_bytes / RESERVE_DIVISOR).min(RESERVE_BYTES_MAX);
+        let reserve_bytes =
+            reserve::wanted_bytes(capacity_bytes, self.options.segment_bytes).max(held);
+        // Twice, as deletes add to it: or a full store would give its reserve to the index while it
+        // could still be kept for the time when somebody else fills the disk.
+        let kept_bytes = reserve_bytes.saturating_add(self.kv.needed_bytes().saturating_mul(2));
         Space {
             capacity_bytes,
             used_bytes,
-            room_bytes: capacity_bytes.saturating_sub(used_bytes).saturating_sub(reserve),
+            room_bytes: capacity_bytes.saturating_sub(used_bytes).saturating_sub(kept_bytes),
+            reserve_bytes,
+            disk_free_bytes: free.saturating_sub(held),
         }
     }
 }

@@ -28,7 +28,7 @@ use crate::segment_format::Directory;
 use crate::segments::Segments;
 
 /// Bytes that a recent chunk takes in memory at worst: right after the table has doubled.
-const RECENT_CHUNK_BYTES: u64 = 34;
+pub(crate) const RECENT_CHUNK_BYTES: u64 = 34;
 
 /// Look-ups that one call of the index answers together.
 const LOOK_UPS_AT_ONCE: usize = 64;

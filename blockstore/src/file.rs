@@ -43,6 +43,8 @@ pub(crate) struct FileState {
     /// Bytes of large writes since the last flush: what of them was written over meanwhile still
     /// takes memory, as blocks are slices of what came in.
     pub(crate) large_bytes: usize,
+    /// The same of the blocks that are being flushed.
+    pub(crate) flushing_large_bytes: usize,
     /// Since when there have been dirty blocks or a pending change.
     pub(crate) dirty_since: Option<Instant>,
     /// Taken by the flush under way, and not yet in the layer.
@@ -99,7 +101,12 @@ impl FileState {
 
     /// Bytes that were written and are not in the layer yet.
     pub(crate) fn unflushed_bytes(&self) -> usize {
-        self.large_bytes.max(self.dirty.len() * BLOCK_BYTES) + self.flushing.len() * BLOCK_BYTES
+        self.dirty_bytes() + self.flushing.len() * BLOCK_BYTES
+    }
+
+    /// Memory that the dirty blocks hold.
+    pub(crate) fn dirty_bytes(&self) -> usize {
+        self.large_bytes.max(self.dirty.len() * BLOCK_BYTES)
     }
 
     /// There is something to flush.
@@ -188,6 +195,8 @@ const FILES_IN_MEMORY: usize = 4096;
 pub(crate) struct FileTable {
     files: RwLock<HashMap<InodeId, Arc<File>>>,
     dirty_bytes: AtomicU64,
+    /// Memory of the large writes whose blocks are not flushed, in all files.
+    large_bytes: AtomicU64,
     /// The last flush found no room.
     is_full: AtomicBool,
 }
@@ -216,6 +225,7 @@ impl FileTable {
                     pending: None,
                     dirty: Blocks::new(),
                     large_bytes: 0,
+                    flushing_large_bytes: 0,
                     dirty_since: None,
                     flushing: Blocks::new(),
                     deleted: false,
@@ -244,6 +254,7 @@ impl FileTable {
                 let bytes = bytes_of(state.dirty.len());
                 state.dirty.clear();
                 self.dirty_bytes.fetch_sub(bytes, Ordering::AcqRel);
+                self.sub_large(&mut state.large_bytes);
                 drop(state);
                 self.files.write().remove(&inode);
             }
@@ -262,6 +273,24 @@ impl FileTable {
 
     pub(crate) fn dirty_bytes(&self) -> u64 {
         self.dirty_bytes.load(Ordering::Acquire)
+    }
+
+    /// Memory that dirty blocks take: their own bytes, or those of the writes that they came in,
+    /// which one block that is left of each still holds.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        self.dirty_bytes().max(self.large_bytes.load(Ordering::Acquire))
+    }
+
+    /// A large write came to a file.
+    pub(crate) fn add_large(&self, of_file: &mut usize, bytes: usize) {
+        *of_file += bytes;
+        self.large_bytes.fetch_add(u64::try_from(bytes).unwrap_or(u64::MAX), Ordering::AcqRel);
+    }
+
+    /// None of a file's large writes is held any more.
+    pub(crate) fn sub_large(&self, of_file: &mut usize) {
+        let bytes = u64::try_from(std::mem::take(of_file)).unwrap_or(u64::MAX);
+        self.large_bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
 
     pub(crate) fn add_dirty(&self, blocks: usize) {

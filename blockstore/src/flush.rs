@@ -63,12 +63,14 @@ pub(crate) fn flush_locked(core: &Core, file: &File) -> Result<()> {
     let (blocks, pending) = {
         let mut state = file.state.write();
         if state.deleted || !state.is_dirty() {
+            // A truncate may have taken the last dirty block.
+            core.files.sub_large(&mut state.large_bytes);
             return core.committer.healthy();
         }
         // What a flush left that panicked was acknowledged, too.
         put_back(core, &mut state);
         state.flushing = std::mem::take(&mut state.dirty);
-        state.large_bytes = 0;
+        state.flushing_large_bytes = std::mem::take(&mut state.large_bytes);
         state.dirty_since = None;
         let blocks = state.flushing.iter().map(|(block, bytes)| (*block, bytes.clone()));
         (blocks.collect::<Vec<_>>(), state.pending)
@@ -78,6 +80,7 @@ pub(crate) fn flush_locked(core: &Core, file: &File) -> Result<()> {
     match &outcome {
         Ok(()) => {
             debug_assert!(state.flushing.is_empty(), "every part was committed");
+            core.files.sub_large(&mut state.flushing_large_bytes);
             if state.pending == pending {
                 state.pending = None;
             }
@@ -94,8 +97,10 @@ pub(crate) fn flush_locked(core: &Core, file: &File) -> Result<()> {
 /// meanwhile.
 fn put_back(core: &Core, state: &mut crate::file::FileState) {
     let blocks = std::mem::take(&mut state.flushing);
+    state.large_bytes += std::mem::take(&mut state.flushing_large_bytes);
     if state.deleted {
         core.files.sub_dirty(blocks.len());
+        core.files.sub_large(&mut state.large_bytes);
         return;
     }
     for (block, bytes) in blocks {
@@ -251,8 +256,14 @@ fn commit_part(
         }
     }
     let inode = file.inode;
+    let is_zeros = zeros > 0 && zeros == prepared.blocks.len();
     let weight = Weight { bytes, alone: false };
     let dedup = commit(core, weight, move |txn| {
+        if is_zeros {
+            txn.frees();
+        } else if !prepared.blocks.is_empty() {
+            txn.grows()?;
+        }
         let mut record = txn.inode(inode)?;
         let dedup = write_blocks(txn, &mut record, prepared, &ground)?;
         if let Some(pending) = pending {
@@ -265,6 +276,7 @@ fn commit_part(
     })?;
     core.tally.dedup_hits.fetch_add(dedup.hits, Ordering::Relaxed);
     core.tally.dedup_misses.fetch_add(dedup.misses, Ordering::Relaxed);
+    let zeros = u64::try_from(zeros).unwrap_or(u64::MAX);
     core.tally.zero_blocks.fetch_add(zeros, Ordering::Relaxed);
     Ok(())
 }

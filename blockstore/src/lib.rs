@@ -25,6 +25,7 @@
 //!
 //! The invariants are listed in ARCHITECTURE.md, the bytes on the disk in FORMAT.md.
 
+mod aside;
 mod attributes;
 mod background;
 mod check;
@@ -61,6 +62,7 @@ mod rebuild;
 mod reclaim;
 mod record;
 mod repair;
+mod reserve;
 mod resolve;
 mod scrub;
 mod segment_format;

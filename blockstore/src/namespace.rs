@@ -150,6 +150,7 @@ pub(crate) fn create(
                 .and_then(|()| created(txn, (directory, before), found.inode))
                 .map(|created| (created, true));
         }
+        txn.grows()?;
         let inode = txn.take_inode();
         let layer = txn.make_layer(&open_layer(inode, None));
         let verifier = match mode {
@@ -210,6 +211,7 @@ fn add_directory(
     name: &Name,
     (generation, set): (u32, &Requested),
 ) -> Result<InodeId> {
+    txn.grows()?;
     let inode = txn.take_inode();
     let body = Body::Directory { parent, next_cookie: FIRST_COOKIE };
     let record = new_record(txn, generation, set, body);
@@ -258,6 +260,7 @@ pub(crate) fn make_symlink(
         if entry_in(txn, directory, &wanted)?.is_some() {
             return Err(Error::exists(format!("`{wanted}`")));
         }
+        txn.grows()?;
         let inode = txn.take_inode();
         let record = new_record(txn, generation, &requested, Body::Symlink { target });
         txn.put_inode(inode, &record);
@@ -331,6 +334,7 @@ fn remove_in(
     name: &Name,
     removal: Removal,
 ) -> Result<Change> {
+    txn.frees();
     let before = before(txn, directory)?;
     let found =
         entry_in(txn, directory, name)?.ok_or_else(|| Error::not_found(format!("`{name}`")))?;
@@ -368,6 +372,7 @@ pub(crate) fn link(
         if entry_in(txn, directory, &wanted)?.is_some() {
             return Err(Error::exists(format!("`{wanted}`")));
         }
+        txn.grows()?;
         record.link_count += 1;
         record.changed_at = txn.now();
         txn.put_inode(inode, &record);

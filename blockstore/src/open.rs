@@ -24,7 +24,7 @@ use quick_cache::sync::Cache;
 use crate::codec::{Decoder, Encoder};
 use crate::commit::{Committer, Leader};
 use crate::core::{BlockWeight, Budget, Core, Tally};
-use crate::dedup::DedupIndex;
+use crate::dedup::{DedupIndex, RECENT_CHUNK_BYTES};
 use crate::disk::{Disk, FileRole, LocalDisk};
 use crate::error::{Error, Result};
 use crate::file::FileTable;
@@ -34,6 +34,7 @@ use crate::kv::{Family, Kv, RocksKv, Write, prefix_end};
 use crate::log::{Recovered, Recovery, log_file};
 use crate::options::Options;
 use crate::record::{Body, Counters, InodeRecord, LogPosition, SegmentRecord, key};
+use crate::reserve;
 use crate::resolve::Resolver;
 use crate::scrub::Scrub;
 use crate::segments::Segments;
@@ -137,7 +138,15 @@ pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk
         return Err(Error::IndexLost { reason: format!("{} has no CURRENT", path.display()) });
     }
     let budget = Budget::of(options);
-    let kv = RocksKv::open(&path, budget.index_bytes)?;
+    let open = || RocksKv::open(&path, budget.index_bytes);
+    let kv = match open() {
+        // It writes as it opens; what it deletes then, and what is deleted later, makes room.
+        Err(error) if reserve::is_full(&error) && disk.reserved_bytes() > 0 => {
+            disk.reserve(0)?;
+            open()?
+        }
+        outcome => outcome?,
+    };
     Ok((Arc::new(kv), Arc::new(disk)))
 }
 
@@ -170,8 +179,10 @@ pub(crate) fn open_core(
     let copies = open_copies(disk.as_ref(), (recovered.log.store(), &records), kept, opening)?;
     let ids: Vec<SegmentId> =
         records.iter().filter(|(_, record)| record.chunks > 0).map(|(id, _)| *id).collect();
-    let dedup =
-        DedupIndex::open(kv.as_ref(), &segments, ids.into_iter(), budget.directories_bytes / 2)?;
+    let recent_bytes = options.recent_chunks_max.map_or(budget.directories_bytes / 2, |chunks| {
+        u64::try_from(chunks).unwrap_or(u64::MAX).saturating_mul(RECENT_CHUNK_BYTES)
+    });
+    let dedup = DedupIndex::open(kv.as_ref(), &segments, ids.into_iter(), recent_bytes)?;
     let file_bytes = total_bytes(disk.as_ref(), &segments)?;
     let (store, handle_key, counters) = identity(kv.as_ref(), &recovered)?;
     let start = LogPosition { segment: kept_from, offset_bytes: 0, sequence: 0 };
@@ -210,6 +221,7 @@ pub(crate) fn open_core(
         summary: Mutex::new(Summary::default()),
         much_dirty: Arc::default(),
         scrub: Scrub::default(),
+        aside: Mutex::default(),
         gc: Mutex::new(()),
         options,
     })

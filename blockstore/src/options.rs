@@ -29,6 +29,9 @@ pub struct Options {
     pub background: bool,
     /// Compress chunks with lz4 where it saves at least one eighth.
     pub compress: bool,
+    /// Chunks whose hashes stay in memory at most, before they go into the index; `None`: as many
+    /// as the memory budget has room for.
+    pub recent_chunks_max: Option<usize>,
 }
 
 impl Options {
@@ -51,6 +54,7 @@ impl Options {
             scrub_bytes_per_second: 4 << 20,
             background: true,
             compress: true,
+            recent_chunks_max: None,
         }
     }
 }

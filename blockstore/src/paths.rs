@@ -200,6 +200,7 @@ pub(crate) fn create_file(core: &Core, path: &FilePath, size_bytes: u64) -> Resu
     let (inode, record) = core.commit(move |txn| {
         let (directory, name) = parent_or_make(txn, &wanted)?;
         refuse_existing(txn, directory, &name, &wanted)?;
+        txn.grows()?;
         let inode = txn.take_inode();
         let layer = txn.make_layer(&open_layer(inode, None));
         let now = txn.now();
@@ -346,9 +347,11 @@ impl Walk<'_> {
         if bytes[..shared] != self.prefix[..shared] {
             return Ok(());
         }
-        // It may have been deleted since the page was read.
-        let Ok(record) = self.core.inode(inode) else {
-            return Ok(());
+        let record = match self.core.inode(inode) {
+            Ok(record) => record,
+            // It was deleted since the page was read.
+            Err(Error::Stale { .. }) => return Ok(()),
+            Err(error) => return Err(error),
         };
         match record.kind() {
             FileKind::Directory => self.directory(inode, names, after),

@@ -13,10 +13,11 @@
 
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use crate::commit::{Weight, commit};
 use crate::core::Core;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::id::{InodeId, LayerId};
 use crate::kv::Family;
 use crate::mapping;
@@ -50,29 +51,51 @@ pub(crate) fn layer_released(txn: &mut Transaction<'_>, id: LayerId) -> Result<(
 }
 
 /// A piece of work that waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Job {
     Reclaim(LayerId),
     Collapse(LayerId),
 }
 
-/// The next piece of work.
-pub(crate) fn next_job(core: &Core) -> Result<Option<Job>> {
+/// The next piece of work of those that `may_run` takes.
+pub(crate) fn next_job(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Option<Job>> {
     let mut job = None;
     let (from, to) = ([key::QUEUE_DEAD], [key::QUEUE_COLLAPSE + 1]);
     core.kv.scan(Family::Queue, &from, &to, &mut |key, _| {
         let mut decoder = crate::codec::Decoder::new("queue key", key);
         let kind = decoder.u8()?;
         let layer = LayerId::new(decoder.u64()?);
-        job =
-            Some(if kind == key::QUEUE_DEAD { Job::Reclaim(layer) } else { Job::Collapse(layer) });
+        let found =
+            if kind == key::QUEUE_DEAD { Job::Reclaim(layer) } else { Job::Collapse(layer) };
+        if !may_run(found) {
+            return Ok(ControlFlow::Continue(()));
+        }
+        job = Some(found);
         Ok(ControlFlow::Break(()))
     })?;
     Ok(job)
 }
 
+/// Does one slice of a job; answers the entries it visited. A job that fails while the store goes
+/// on is set aside; the error is for who wants to tell of it.
+pub(crate) fn work_or_set_aside(core: &Core, job: Job) -> Result<std::result::Result<u64, Error>> {
+    match work(core, job) {
+        Ok(visited) => {
+            core.aside.lock().note_success(job);
+            Ok(Ok(visited))
+        }
+        Err(error) => {
+            core.committer.healthy()?;
+            core.tally.reclaim_failures.fetch_add(1, Ordering::Relaxed);
+            let wait = core.aside.lock().note_failure(job, Instant::now());
+            tracing::warn!(?job, %error, ?wait, "reclaim failed; the job is set aside");
+            Ok(Err(error))
+        }
+    }
+}
+
 /// Does one slice of a job; answers the entries it visited.
-pub(crate) fn work(core: &Core, job: Job) -> Result<u64> {
+fn work(core: &Core, job: Job) -> Result<u64> {
     // Collapse moves entries between layers, which other ops of a group would read from the
     // index half moved.
     let weight = Weight { bytes: 0, alone: true };
@@ -82,7 +105,11 @@ pub(crate) fn work(core: &Core, job: Job) -> Result<u64> {
             // A flush resolves the layers below its open layer before its transaction: they
             // must not change in between, so collapse next to an open layer takes turns with it.
             let owner = open_child_owner(core, layer)?;
-            let file = owner.and_then(|owner| core.file(owner).ok());
+            let file = match owner.map(|owner| core.file(owner)) {
+                // One that is gone is flushed by nobody.
+                None | Some(Err(Error::Stale { .. })) => None,
+                Some(found) => Some(found?),
+            };
             let _flush = file.as_ref().map(|file| file.flush.lock());
             commit(core, weight, move |txn| collapse_slice(txn, layer, owner))?
         }
@@ -123,6 +150,7 @@ fn still_there(txn: &Transaction<'_>, id: LayerId) -> Result<Option<LayerRecord>
 fn reclaim_slice(txn: &mut Transaction<'_>, id: LayerId) -> Result<u64> {
     let Some(layer) = still_there(txn, id)? else { return Ok(0) };
     debug_assert_eq!(layer.state, LayerState::Dead, "only dead layers are reclaimed");
+    txn.frees();
     txn.moves_entries();
     let entries = first_entries(txn, id)?;
     for run in &entries {
@@ -188,6 +216,7 @@ fn collapse_slice(
     locked: Option<InodeId>,
 ) -> Result<u64> {
     let Some(record) = still_there(txn, parent)? else { return Ok(0) };
+    txn.frees();
     let wanted = record.state == LayerState::Frozen && record.snapshots == 0;
     let child = if wanted && record.children == 1 { only_child(txn, parent)? } else { None };
     let Some(child) = child else {
@@ -219,8 +248,10 @@ fn move_down(
     child: LayerId,
 ) -> Result<u64> {
     let entries = first_entries(txn, parent)?;
+    let mut left = SliceLeft::default();
     for run in &entries {
-        for part in mapping::take(txn, parent, (run.first, run.end()))? {
+        let end = left.end_of(txn, child, run)?;
+        for part in mapping::take(txn, parent, (run.first, end))? {
             let over = mapping::runs(txn, child, (part.first, part.end()), usize::MAX)?;
             let mut at = part.first;
             for hiding in over {
@@ -231,6 +262,9 @@ fn move_down(
                 }
             }
             show(txn, child, part.cut(at, part.end()), record.parent)?;
+        }
+        if end < run.end() {
+            break;
         }
     }
     if txn.layer(parent)?.runs == 0 {
@@ -246,6 +280,39 @@ fn move_down(
         remove_layer(txn, parent, key::QUEUE_COLLAPSE)?;
     }
     Ok(count(&entries))
+}
+
+/// What a slice may still meet in the layer that the entries move to: one entry, a hole over all of
+/// a disk say, may meet millions.
+struct SliceLeft {
+    entries: usize,
+    chunks: u64,
+}
+
+impl Default for SliceLeft {
+    fn default() -> Self {
+        Self { entries: SLICE_ENTRIES, chunks: SLICE_CHUNKS }
+    }
+}
+
+impl SliceLeft {
+    /// How far the run may move: to its end, or to where it would meet too much. That is behind its
+    /// first block for the first run of a slice.
+    fn end_of(&mut self, txn: &Transaction<'_>, other: LayerId, run: &Run) -> Result<u64> {
+        let met = mapping::runs(txn, other, (run.first, run.end()), self.entries + 1)?;
+        for part in met.iter().filter_map(|met| met.cut(run.first, run.end())) {
+            let Some(entries) = self.entries.checked_sub(1) else { return Ok(part.first) };
+            self.entries = entries;
+            if matches!(part.target, Target::Chunks(_)) {
+                let chunks = self.chunks.min(part.count);
+                self.chunks -= chunks;
+                if chunks < part.count {
+                    return Ok(part.first + chunks);
+                }
+            }
+        }
+        Ok(run.end())
+    }
 }
 
 /// Puts what shows through into the child. A hole over nothing needs no entry.
@@ -271,11 +338,16 @@ fn move_up(
     owner: InodeId,
 ) -> Result<u64> {
     let entries = first_entries(txn, child)?;
+    let mut left = SliceLeft::default();
     for run in &entries {
-        for part in mapping::take(txn, child, (run.first, run.end()))? {
+        let end = left.end_of(txn, parent, run)?;
+        for part in mapping::take(txn, child, (run.first, end))? {
             let hidden = mapping::take(txn, parent, (part.first, part.end()))?;
             mapping::release(txn, &hidden)?;
             show(txn, parent, Some(part), record.parent)?;
+        }
+        if end < run.end() {
+            break;
         }
     }
     if txn.layer(child)?.runs == 0 {

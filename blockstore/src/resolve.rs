@@ -268,15 +268,20 @@ impl Resolver {
 
     /// The layer, loaded if need be. The caller holds the structure lock.
     fn layer(&self, id: LayerId) -> Result<Arc<Layer>> {
-        if let Some(layer) = self.layers.get(&id) {
-            return Ok(layer);
-        }
-        let bytes = self.kv.get(Family::Layer, &key::layer(id))?.ok_or_else(|| {
+        self.layer_if_there(id)?.ok_or_else(|| {
             Error::corrupt(format!("layer {id}"), "a file or layer names it, yet it does not exist")
-        })?;
+        })
+    }
+
+    /// The layer, unless it is gone by now.
+    fn layer_if_there(&self, id: LayerId) -> Result<Option<Arc<Layer>>> {
+        if let Some(layer) = self.layers.get(&id) {
+            return Ok(Some(layer));
+        }
+        let Some(bytes) = self.kv.get(Family::Layer, &key::layer(id))? else { return Ok(None) };
         let layer = Arc::new(in_memory(&LayerRecord::decode(&bytes)?));
         self.layers.insert(id, Arc::clone(&layer));
-        Ok(layer)
+        Ok(Some(layer))
     }
 
     fn owns(&self, id: LayerId, layer: &Layer, window: u64) -> Result<bool> {
@@ -321,7 +326,7 @@ impl Resolver {
         let _walk = self.structure.read();
         let mut next = None;
         for &id in layers {
-            let Ok(layer) = self.layer(id) else { continue };
+            let Some(layer) = self.layer_if_there(id)? else { continue };
             self.owns(id, &layer, window)?;
             let found = layer.windows.lock().as_ref().and_then(|windows| {
                 let set = if data { &windows.data } else { &windows.owned };

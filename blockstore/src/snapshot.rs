@@ -47,6 +47,15 @@ fn load_in(txn: &Transaction<'_>, id: SnapshotId) -> Result<SnapshotRecord> {
     }
 }
 
+/// A record that may be gone by now. An index that cannot be read does not say that it is.
+fn if_there(loaded: Result<SnapshotRecord>) -> Result<Option<SnapshotRecord>> {
+    match loaded {
+        Ok(record) => Ok(Some(record)),
+        Err(Error::NotFound { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 fn unknown(id: SnapshotId) -> Error {
     Error::not_found(format!("snapshot {id}"))
 }
@@ -201,6 +210,7 @@ pub(crate) const fn open_layer(owner: InodeId, parent: Option<LayerId>) -> Layer
 }
 
 fn insert(txn: &mut Transaction<'_>, id: SnapshotId, record: &SnapshotRecord) -> Result<()> {
+    txn.grows()?;
     if let Some(name) = &record.name {
         let name_key = key::snapshot_name(name);
         if txn.get(Family::Snapshot, &name_key)?.is_some() {
@@ -250,6 +260,7 @@ pub(crate) fn remove(
     id: SnapshotId,
     record: &SnapshotRecord,
 ) -> Result<()> {
+    txn.frees();
     if let Some(name) = &record.name {
         txn.delete(Family::Snapshot, key::snapshot_name(name));
     }
@@ -275,6 +286,7 @@ pub(crate) fn clone(core: &Core, id: SnapshotId, path: &FilePath) -> Result<File
     let wanted = path.clone();
     let (inode, record) = core.commit(move |txn| {
         let mut snapshot = load_in(txn, id)?;
+        txn.grows()?;
         let (directory, name) = paths::parent_or_make(txn, &wanted)?;
         paths::refuse_existing(txn, directory, &name, &wanted)?;
         let inode = txn.take_inode();
@@ -310,7 +322,7 @@ pub(crate) fn clone(core: &Core, id: SnapshotId, path: &FilePath) -> Result<File
 /// A clone is gone: its snapshot counts one fewer, and may go with the last one.
 pub(crate) fn clone_deleted(txn: &mut Transaction<'_>, origin: SnapshotId) -> Result<()> {
     // The snapshot may have been deleted before its clones.
-    let Ok(mut record) = load_in(txn, origin) else {
+    let Some(mut record) = if_there(load_in(txn, origin))? else {
         return Ok(());
     };
     record.clone_count = record.clone_count.saturating_sub(1);
@@ -331,7 +343,7 @@ pub(crate) fn expire(core: &Core, limit: usize) -> Result<usize> {
         let mut decoder = crate::codec::Decoder::new("expiry key", entry);
         let (_kind, _nanos) = (decoder.u8()?, decoder.u64()?);
         let id = SnapshotId::from_bytes(decoder.array()?);
-        if load(core, id).is_ok_and(|record| record.clone_count == 0) {
+        if if_there(load(core, id))?.is_some_and(|record| record.clone_count == 0) {
             due.push(id);
         }
         Ok(if due.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
@@ -343,12 +355,10 @@ pub(crate) fn expire(core: &Core, limit: usize) -> Result<usize> {
         let mut deleted = 0;
         for id in due {
             // It may have been cloned or deleted since.
-            match load_in(txn, id) {
-                Ok(record) if record.clone_count == 0 => {
-                    remove(txn, id, &record)?;
-                    deleted += 1;
-                }
-                _ => {}
+            let record = if_there(load_in(txn, id))?.filter(|record| record.clone_count == 0);
+            if let Some(record) = record {
+                remove(txn, id, &record)?;
+                deleted += 1;
             }
         }
         Ok(deleted)
@@ -387,7 +397,7 @@ pub(crate) fn list(core: &Core, filter: &SnapshotFilter, limit: usize) -> Result
         };
         let id = SnapshotId::from_bytes(bytes);
         // It may have been deleted since the scan began.
-        if let Ok(record) = load(core, id)
+        if let Some(record) = if_there(load(core, id))?
             && matches(filter, id, &record)
         {
             found.push(describe(id, record));

@@ -78,6 +78,8 @@ pub(crate) fn stats(core: &Core) -> Stats {
         scrub_segment: scrub.segment(),
         scrub_finished_at_seconds: scrub.finished_at_seconds,
         damaged_chunks: core.segments.damaged_count(),
+        reclaim_failures: of(&core.tally.reclaim_failures),
+        reclaim_jobs_set_aside: u64::try_from(core.aside.lock().count()).unwrap_or(u64::MAX),
         poisoned: core.committer.is_poisoned(),
     }
 }

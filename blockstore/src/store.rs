@@ -23,8 +23,8 @@ use crate::types::{
     SnapshotRequest, Source, Stability, Stats, Written,
 };
 use crate::{
-    attributes, check, compact, data, diff, file_commit, namespace, open, paths, repair, snapshot,
-    stats, write,
+    attributes, check, compact, data, diff, file_commit, namespace, open, paths, repair, reserve,
+    snapshot, stats, write,
 };
 
 /// An open store. All methods are synchronous and may be called from many threads; those that
@@ -82,6 +82,7 @@ impl Store {
         let background = options.background;
         let core = Arc::new(open::open_core(kv, disk, options, Opening::Serve)?);
         open::initialize(&core)?;
+        reserve::take(&core);
         let store = Self { core, background: Background::default(), _lock: lock };
         if background {
             store.background.start(&store.core)?;

@@ -110,6 +110,9 @@ pub(crate) struct Transaction<'a> {
     moves_entries: bool,
     savepoint: Option<Savepoint>,
     room_bytes: u64,
+    /// Whether the op under way, and any of the group, gives room back.
+    op_frees: bool,
+    group_frees: bool,
 }
 
 impl<'a> Transaction<'a> {
@@ -138,6 +141,8 @@ impl<'a> Transaction<'a> {
             moves_entries: false,
             savepoint: None,
             room_bytes,
+            op_frees: false,
+            group_frees: false,
         }
     }
 
@@ -145,6 +150,7 @@ impl<'a> Transaction<'a> {
 
     pub(crate) fn begin_op(&mut self) {
         debug_assert!(self.savepoint.is_none(), "ops do not nest");
+        self.op_frees = false;
         self.savepoint = Some(Savepoint {
             counters: self.counters,
             undo: self.undo.len(),
@@ -157,6 +163,7 @@ impl<'a> Transaction<'a> {
 
     pub(crate) fn keep_op(&mut self) {
         self.savepoint = None;
+        self.group_frees |= self.op_frees;
         for (segment, delta) in self.live_of_op.drain() {
             *self.live.entry(segment).or_insert(0) += delta;
         }
@@ -185,6 +192,31 @@ impl<'a> Transaction<'a> {
         self.dropped.clear();
         self.windows.truncate(savepoint.windows);
         self.live_of_op.clear();
+    }
+
+    // ---- room (see `reserve.rs`)
+
+    /// This op gives room back, sooner or later: it may use the reserve.
+    pub(crate) fn frees(&mut self) {
+        self.op_frees = true;
+    }
+
+    /// Whether an op that was kept gives room back.
+    pub(crate) const fn group_frees(&self) -> bool {
+        self.group_frees
+    }
+
+    /// This op adds something that will stay.
+    ///
+    /// # Errors
+    /// `NoSpace` when only the reserve is left.
+    pub(crate) fn grows(&self) -> Result<()> {
+        if self.room_bytes == 0 { Err(full()) } else { Ok(()) }
+    }
+
+    /// Refuses an op that gives no room back when little is left.
+    pub(crate) const fn check_room(&self, is_low: bool) -> Result<()> {
+        if is_low && !self.op_frees { Err(full()) } else { Ok(()) }
     }
 
     /// Nothing was changed.
@@ -430,11 +462,11 @@ impl<'a> Transaction<'a> {
     /// `NoSpace` when the store is full.
     pub(crate) fn add_chunk(&mut self, chunk: PreparedChunk) -> Result<ChunkId> {
         let bytes = u64::try_from(chunk.stored.len()).unwrap_or(u64::MAX);
-        self.room_bytes = self.room_bytes.checked_sub(bytes).ok_or(Error::NoSpace {
-            // The leader, which knows both, fills them in.
-            used_bytes: 0,
-            capacity_bytes: 0,
-        })?;
+        self.room_bytes = match self.room_bytes.checked_sub(bytes) {
+            Some(left) => left,
+            None if self.op_frees => 0,
+            None => return Err(full()),
+        };
         let (segment, first) = self.first_chunk;
         let index = u32::try_from(self.chunks.len()).unwrap_or(u32::MAX);
         let id = ChunkId::new(segment, first + index);
@@ -493,6 +525,11 @@ impl<'a> Transaction<'a> {
         }
         self.dropped.push((chunk, hash));
     }
+}
+
+/// The leader, which knows the numbers, fills them in.
+const fn full() -> Error {
+    Error::NoSpace { used_bytes: 0, capacity_bytes: 0 }
 }
 
 fn number_of(key: &[u8]) -> Result<u64> {

@@ -46,7 +46,7 @@ pub(crate) fn write(
     // sends again (RFC 1813 section 4.8).
     let verifier = core.committer.verifier();
     let file = core.file(inode)?;
-    if core.files.is_full() && over(core.files.dirty_bytes(), core.budget.dirty_bytes) {
+    if core.files.is_full() && over(core.files.held_bytes(), core.budget.dirty_bytes) {
         // What is dirty stays so until there is room: taking more would only fill the memory.
         return Err(core.space().full());
     }
@@ -54,7 +54,7 @@ pub(crate) fn write(
     // After the data, not before it: a client that hears nothing for long sends the same write
     // again, and one that waited here in between would put its old bytes over newer ones. Over
     // the budget by what the callers bring at once, which the lanes of NFS and REST bound.
-    if over(core.files.dirty_bytes(), core.budget.dirty_bytes) {
+    if over(core.files.held_bytes(), core.budget.dirty_bytes) {
         flush_fullest(core, &file)?;
     }
     if stability == Stability::Unstable {
@@ -99,7 +99,7 @@ pub(crate) fn try_write(
     }
     let length = u64::try_from(data.len()).ok()?;
     let end = offset_bytes.checked_add(length).filter(|end| *end <= FILE_BYTES_MAX)?;
-    if over(core.files.dirty_bytes().saturating_add(length), core.budget.dirty_bytes) {
+    if over(core.files.held_bytes().saturating_add(length), core.budget.dirty_bytes) {
         return None;
     }
     let verifier = core.committer.verifier();
@@ -124,11 +124,11 @@ pub(crate) fn try_write(
 
 /// Over the budget, a writer flushes its own file; if that has little, the file with most.
 fn flush_fullest(core: &Core, own: &Arc<File>) -> Result<()> {
-    let dirty = |file: &File| file.state.read().dirty.len();
+    let dirty = |file: &File| file.state.read().dirty_bytes();
     let sized = core.files.all().into_iter().map(|file| (dirty(&file), file));
-    let own_blocks = dirty(own);
-    match sized.max_by_key(|(blocks, _)| *blocks) {
-        Some((blocks, file)) if blocks > own_blocks => {
+    let own_bytes = dirty(own);
+    match sized.max_by_key(|(bytes, _)| *bytes) {
+        Some((bytes, file)) if bytes > own_bytes => {
             // Its owner learns of a failure at COMMIT; this writer is only helping.
             match flush(core, &file) {
                 Ok(()) | Err(Error::Stale { .. }) => Ok(()),
@@ -193,7 +193,7 @@ fn put_dirty(
     }
     let before = state.attributes(file.inode);
     if data.len() > SMALL_WRITE_BYTES_MAX {
-        state.large_bytes += data.len();
+        core.files.add_large(&mut state.large_bytes, data.len());
     }
     let mut at = 0;
     while at < data.len() {

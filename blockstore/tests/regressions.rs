@@ -10,9 +10,10 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use common::{Fixture, assert_sound, bytes, options, path};
 use slackwater_blockstore::disk::{Disk, Fault, FileRole, MemoryDisk};
-use slackwater_blockstore::kv::{Kv, MemoryKv};
+use slackwater_blockstore::kv::{Kv, KvFault, MemoryKv};
 use slackwater_blockstore::{
-    InodeId, Options, SetAttributes, SnapshotRequest, Source, Stability, Store,
+    DeletionPolicy, ErrorKind, InodeId, Options, SetAttributes, SnapshotFilter, SnapshotRequest,
+    Source, Stability, Store,
 };
 
 fn set_size(store: &Store, inode: InodeId, size_bytes: u64) {
@@ -75,6 +76,8 @@ fn a_failed_sync_of_a_compaction_loses_nothing() {
 fn a_compaction_on_a_full_disk_leaves_no_file() {
     let fixture = worn();
     for _ in 0..3 {
+        // No room was kept, either.
+        fixture.disk.reserve(0).unwrap();
         fixture.disk.inject(Fault::NoSpace(0));
         fixture.store.gc().unwrap_err();
     }
@@ -194,4 +197,56 @@ fn a_truncate_works_when_the_store_is_full() {
     set_size(&store, inode, 0);
     store.commit(inode).unwrap();
     assert_sound(&store);
+}
+
+/// What lists, compares or counts clones says so when it cannot read the index: it does not leave
+/// out what it did not see.
+#[test]
+fn an_index_that_cannot_be_read_leaves_nothing_out() {
+    let fixture = Fixture::new();
+    let store = &fixture.store;
+    let inode = store.create_file(&path("d/f"), 0).unwrap().attributes.inode;
+    let snapshot = |deletion| {
+        let request = SnapshotRequest { deletion, ..SnapshotRequest::default() };
+        store.snapshot(&path("d/f"), request).unwrap().id
+    };
+    write(store, inode, 0, bytes(8, 40_960));
+    let base = snapshot(DeletionPolicy::Keep);
+    // More than one layer of changes.
+    for block in [3, 700] {
+        write(store, inode, block, bytes(20 + block, 8192));
+        snapshot(DeletionPolicy::Keep);
+    }
+    let target = snapshot(DeletionPolicy::OnZeroClones);
+    store.clone_snapshot(target, &path("d/c")).unwrap();
+    store.create_file(&path("d/g"), 0).unwrap();
+    let ask = |store: &Store| -> slackwater_blockstore::Result<_> {
+        let files = store.list_files("", None, 100)?.len();
+        let snapshots = store.list_snapshots(&SnapshotFilter::default(), 100)?.len();
+        let changed = store.diff(Some(base), target, 0, 100)?.extents;
+        store.remove_path(&path("d/c"))?;
+        Ok((files, snapshots, changed))
+    };
+    store.checkpoint().unwrap();
+    let copy = || Fixture::open(Arc::new(fixture.kv.crash()), fixture.disk.crash(|| true));
+    let expected = ask(&copy().store).unwrap();
+    assert_eq!((expected.0, expected.1), (3, 4));
+    assert_eq!(expected.2.len(), 2);
+    for reads in 0.. {
+        let copy = copy();
+        copy.kv.inject(KvFault::Read(reads));
+        let answer = ask(&copy.store);
+        if copy.kv.disarm() {
+            assert!(reads > 20, "the reads were not reached");
+            return;
+        }
+        match answer {
+            Ok(answer) => assert_eq!(answer, expected, "read {reads}"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::Io, "read {reads}: {error}"),
+        }
+        // The snapshot goes with its clone, or both are still there.
+        let has_clone = copy.store.resolve(&path("d/c")).is_ok();
+        assert_eq!(copy.store.snapshot_info(target).is_ok(), has_clone, "read {reads}");
+        copy.check();
+    }
 }

@@ -34,7 +34,7 @@ use crate::lane_writes::LaneWrite;
 use crate::limits;
 use crate::outlet::{self, Outgoing, Outlet, Reply, WriteError, outlet};
 use crate::procedure::{Lane, NfsProcedure, Procedure};
-use crate::record::{Record, RecordError, RecordReader};
+use crate::record::{Record, RecordError, RecordReader, charge_unless_gone};
 use crate::rpc::{self, NotACall, Unrunnable};
 use crate::server::Shared;
 
@@ -76,7 +76,7 @@ impl Ended {
         match self {
             Self::ByClient | Self::Stopping | Self::GaveWay | Self::Silent { .. } => true,
             // In the middle of a call, as one that was killed.
-            Self::Record(RecordError::Truncated { .. }) => true,
+            Self::Record(RecordError::Truncated { .. } | RecordError::Gone) => true,
             Self::Record(RecordError::Io(error))
             | Self::Write(WriteError::Io(error))
             | Self::Socket(error) => is_gone(error.kind()),
@@ -265,45 +265,50 @@ impl Reader {
                 self.shared.metrics.calls_refused.add(1);
                 let charge = match charge {
                     Some(charge) => charge,
-                    None => self.charge(Purpose::Read, 0).await,
+                    None => self.charge(Purpose::Read, 0).await?,
                 };
                 self.send(reply.into(), charge);
                 Ok(())
             }
             Plan::Run(request) => {
                 drop(bytes);
-                self.start(request, charge).await;
-                Ok(())
+                self.start(request, charge).await
             }
         }
     }
 
-    async fn charge(&mut self, purpose: Purpose, bytes: usize) -> Charge {
+    async fn charge(&mut self, purpose: Purpose, bytes: usize) -> Result<Charge, Ended> {
         if let Some(charge) = self.budget.try_charge(purpose, bytes) {
-            return charge;
+            return Ok(charge);
         }
         // The replies that are held back are charged, too.
         self.flush();
-        self.budget.charge(purpose, bytes).await
+        Ok(charge_unless_gone(self.records.source(), &self.budget, purpose, bytes).await?)
     }
 
-    async fn start(&mut self, mut request: Box<Request>, charge: Option<Charge>) {
+    async fn start(
+        &mut self,
+        mut request: Box<Request>,
+        charge: Option<Charge>,
+    ) -> Result<(), Ended> {
         let is_write = request.procedure == Procedure::Nfs(NfsProcedure::Write);
         let charge = match charge {
             Some(charge) if is_write => charge,
             Some(charge) => {
                 // No other call is that large.
                 let reply = rpc::unrunnable(request.xid, Unrunnable::GarbageArguments);
-                return self.send(reply.into(), charge);
+                self.send(reply.into(), charge);
+                return Ok(());
             }
-            None => self.charge(purpose(&request), request.charged_bytes()).await,
+            None => self.charge(purpose(&request), request.charged_bytes()).await?,
         };
         match request.check_resent(&self.shared) {
             Resent::No => {}
-            Resent::Drop => return,
+            Resent::Drop => return Ok(()),
             Resent::Replay(head) => {
                 let finished = Finished { head: head.to_vec(), pieces: Vec::new() };
-                return self.send(finished, charge);
+                self.send(finished, charge);
+                return Ok(());
             }
         }
         // A WRITE must not overtake one that came before it and waits, by whichever connection:
@@ -315,12 +320,14 @@ impl Reader {
             Lane::Namespace | Lane::Read => false,
         };
         if !may_run {
-            return self.submit(request, charge, is_write);
+            self.submit(request, charge, is_write);
+            return Ok(());
         }
         match request.execute_inline(&self.shared) {
             Ok(finished) => self.send(finished, charge),
             Err(request) => self.submit(request, charge, is_write),
         }
+        Ok(())
     }
 
     fn would_overtake(&self, write: &Request) -> bool {

@@ -26,7 +26,7 @@ use crate::limits::{self, Patience};
 use crate::metrics::NfsMetrics;
 use crate::options::{ClientAccess, NfsOptions, Squash};
 use crate::portmap::{MOUNT, NFS, PORTMAP, Program};
-use crate::record::RecordReader;
+use crate::record::{RecordReader, Source};
 use crate::server::Shared;
 use crate::xdr::LAST_FRAGMENT;
 
@@ -450,6 +450,13 @@ impl AsyncRead for Pieces<'_> {
         buffer.put_slice(now);
         self.stream = later;
         Poll::Ready(Ok(()))
+    }
+}
+
+impl Source for Pieces<'_> {
+    /// Nobody waits for a budget here.
+    fn is_gone(&self) -> bool {
+        false
     }
 }
 

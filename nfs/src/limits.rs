@@ -104,6 +104,9 @@ pub(crate) const DUPLICATES_BYTES_MAX: usize = 8 << 20;
 /// How long a reply is kept: longer than a client's major timeout (60 s for TCP on Linux).
 pub(crate) const DUPLICATES_AGE: Duration = Duration::from_secs(120);
 
+/// How often a reader that waits for the budget looks whether its client is still there.
+pub(crate) const GONE_PERIOD: Duration = Duration::from_millis(100);
+
 /// Parts that one vectored write is given at most; the system's limit is 1,024.
 pub(crate) const WRITE_PARTS_MAX: usize = 128;
 

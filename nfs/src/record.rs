@@ -11,12 +11,15 @@
 #![deny(clippy::indexing_slicing)]
 
 use std::io;
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::net::TcpStream;
 use tokio::net::tcp::OwnedReadHalf;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::budget::{Charge, ConnectionBudget, Purpose};
 use crate::limits;
@@ -73,9 +76,47 @@ pub(crate) enum RecordError {
         /// The time it had.
         limit: Duration,
     },
+    /// The client closed its end while one of its calls waited for the budget.
+    #[error("the client is gone, and its calls were not begun")]
+    Gone,
     /// Reading failed.
     #[error("read: {0}")]
     Io(#[from] io::Error),
+}
+
+/// What records are read from.
+pub(crate) trait Source: AsyncRead + Unpin {
+    /// Whether the other end was closed, whatever is still to be read.
+    fn is_gone(&self) -> bool;
+}
+
+impl Source for OwnedReadHalf {
+    fn is_gone(&self) -> bool {
+        let stream: &TcpStream = self.as_ref();
+        let mut asked = [PollFd::new(stream, PollFlags::RDHUP)];
+        // Where it cannot be told the client counts as there: its call is answered in vain.
+        poll(&mut asked, Some(&Timespec::default())).is_ok_and(|found| found > 0)
+    }
+}
+
+/// Waits for the budget, but no longer than the client is there: calls that were begun after it
+/// had sent them again, by another connection, would put old bytes over newer ones.
+pub(crate) async fn charge_unless_gone(
+    source: &impl Source,
+    budget: &ConnectionBudget,
+    purpose: Purpose,
+    bytes: usize,
+) -> Result<Charge, RecordError> {
+    let mut waiting = pin!(budget.charge(purpose, bytes));
+    loop {
+        let charge = timeout(limits::GONE_PERIOD, &mut waiting).await;
+        if source.is_gone() {
+            return Err(RecordError::Gone);
+        }
+        if let Ok(charge) = charge {
+            return Ok(charge);
+        }
+    }
 }
 
 /// Reads records from a stream.
@@ -103,11 +144,16 @@ impl RecordReader<OwnedReadHalf> {
     }
 }
 
-impl<R: AsyncRead + Unpin> RecordReader<R> {
+impl<R: Source> RecordReader<R> {
     /// A reader of records of at most `bytes_max` bytes, each of which has `patience` to
     /// arrive once it has begun.
     pub(crate) fn new(source: R, bytes_max: usize, patience: Duration) -> Self {
         Self { source, buffer: BytesMut::new(), bytes_max, patience, deadline: None }
+    }
+
+    /// The stream.
+    pub(crate) const fn source(&self) -> &R {
+        &self.source
     }
 
     /// The stream, for reading what is no longer looked at.
@@ -204,7 +250,11 @@ impl<R: AsyncRead + Unpin> RecordReader<R> {
         if record_bytes > limits::FRAME_BYTES_SMALL && assembly.charge.is_none() {
             // How much more will come is known of the last fragment only.
             let bytes = if is_last { record_bytes } else { self.bytes_max };
-            assembly.charge = Some(budget.charge(Purpose::Change, bytes).await);
+            let charge = match budget.try_charge(Purpose::Change, bytes) {
+                Some(charge) => charge,
+                None => charge_unless_gone(&self.source, budget, Purpose::Change, bytes).await?,
+            };
+            assembly.charge = Some(charge);
             // The wait for others' calls to end is not the client's slowness.
             self.deadline = None;
         }
@@ -286,6 +336,12 @@ mod tests {
     use crate::metrics::NfsMetrics;
 
     const PATIENCE: Duration = Duration::from_secs(5);
+
+    impl Source for tokio::io::DuplexStream {
+        fn is_gone(&self) -> bool {
+            false
+        }
+    }
 
     fn budget() -> ConnectionBudget {
         Budget::new(limits::IN_FLIGHT_BYTES_DEFAULT, Arc::new(NfsMetrics::new())).connection()

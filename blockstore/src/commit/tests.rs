@@ -20,6 +20,7 @@ fn assert_counted(world: &World, given_back_bytes: u64) {
 fn a_refused_roll_fails_nobody_while_the_segment_takes_more() {
     let world = World::new(options(64 << 10), None);
     let inode = world.create("f");
+    world.create("g");
     // By one append, too large to be followed by zeros.
     let seeds: Vec<u64> = (1..=60).collect();
     world.put(inode, 0, &seeds);
@@ -27,7 +28,7 @@ fn a_refused_roll_fails_nobody_while_the_segment_takes_more() {
     // Room for some records, but not for a directory of 11 KiB.
     world.disk.set_capacity(world.disk.used_bytes() + (8 << 10));
     let content = world.content(inode);
-    world.create("g");
+    // What adds nothing goes on; the room that is left is for that.
     world.remove("g");
     assert_eq!(open_segment(&world), segment, "no room for the next");
     world.check();

@@ -3,13 +3,14 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::num::NonZeroU64;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use parking_lot::Mutex;
 use rustix::buffer::spare_capacity;
-use rustix::fs::{Advice, Mode, OFlags, fadvise};
+use rustix::fs::{Advice, FallocateFlags, Mode, OFlags, fadvise};
 use rustix::io::{Errno, ReadWriteFlags};
 
 use super::{Disk, DiskFile, DiskSpace, FileName, FileRole};
@@ -22,6 +23,12 @@ const READAHEAD_MIN_BYTES: usize = 256 << 10;
 /// Bytes behind such a read that are fetched along: the next few reads of a stream.
 const READAHEAD_BYTES: u64 = 4 << 20;
 
+/// The file whose blocks are the reserve: nobody reads it, and it may go at any time.
+const RESERVE_FILE: &str = "reserve";
+
+/// The unit in which the system counts a file's blocks (`st_blocks`).
+const STAT_BLOCK_BYTES: u64 = 512;
+
 /// Segment files in the folders `log` and `compacted` of one directory, copies of the index in
 /// `copies`.
 #[derive(Debug)]
@@ -31,6 +38,8 @@ pub struct LocalDisk {
     folders: [(PathBuf, File); 3],
     /// The file system takes no direct writes: they go through the page cache.
     refuses_direct: Arc<AtomicBool>,
+    /// What the file [`RESERVE_FILE`] holds; locked while it is changed.
+    reserved: Mutex<u64>,
 }
 
 impl LocalDisk {
@@ -48,7 +57,27 @@ impl LocalDisk {
             .and_then(|opened| opened.sync_all())
             .map_err(|source| Error::io("sync", directory.display().to_string(), source))?;
         let refuses_direct = Arc::new(AtomicBool::new(false));
-        Ok(Self { directory: directory.to_path_buf(), folders, refuses_direct })
+        let directory = directory.to_path_buf();
+        // Blocks, not bytes: a crash may have left a file that is long and empty.
+        let found = std::fs::metadata(directory.join(RESERVE_FILE));
+        let reserved = Mutex::new(found.map_or(0, |found| found.blocks() * STAT_BLOCK_BYTES));
+        Ok(Self { directory, folders, refuses_direct, reserved })
+    }
+
+    /// Makes the file of the reserve this long, with all its blocks or without any change.
+    fn set_reserve(&self, held: u64, bytes: u64) -> io::Result<()> {
+        let path = self.directory.join(RESERVE_FILE);
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
+        file.set_len(bytes.min(held))?;
+        if let Some(missing) = bytes.checked_sub(held).filter(|missing| *missing > 0) {
+            let outcome = rustix::fs::fallocate(&file, FallocateFlags::empty(), held, missing);
+            if let Err(error) = outcome {
+                file.set_len(held)?;
+                return Err(error.into());
+            }
+        }
+        // Blocks that are given back can be written to once the file system has noted that.
+        file.sync_all()
     }
 
     fn path(&self, name: FileName) -> PathBuf {
@@ -172,6 +201,19 @@ impl Disk for LocalDisk {
             total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
             available_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
         })
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<()> {
+        let mut reserved = self.reserved.lock();
+        let path = self.directory.join(RESERVE_FILE);
+        self.set_reserve(*reserved, bytes)
+            .map_err(|source| Error::io("reserve", path.display().to_string(), source))?;
+        *reserved = bytes;
+        Ok(())
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        *self.reserved.lock()
     }
 }
 

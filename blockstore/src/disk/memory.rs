@@ -29,14 +29,31 @@ pub enum Fault {
     /// The `n`-th call of any kind that changes something, and all after it, fail: the power
     /// is gone.
     PowerCut(u64),
+    /// The `n`-th call of any kind that changes something fails with EIO; of a write half of the
+    /// bytes are there.
+    Change(u64),
+    /// From the `n`-th call of any kind that changes something on, somebody else has taken all
+    /// room: nothing grows until [`MemoryDisk::set_capacity`].
+    Full(u64),
+    /// The `n`-th read from now fails with EIO.
+    Read(u64),
+}
+
+/// What was done to a file and not synced.
+#[derive(Debug)]
+enum Pending {
+    /// These bytes were written at this offset.
+    Write(usize, Vec<u8>),
+    /// It was cut to this length.
+    Cut(usize),
 }
 
 #[derive(Debug, Default)]
 struct FileState {
     synced: Vec<u8>,
     live: Vec<u8>,
-    /// Writes since the last sync: (offset, bytes), in order.
-    pending: Vec<(usize, Vec<u8>)>,
+    /// Since the last sync, in order.
+    pending: Vec<Pending>,
 }
 
 #[derive(Debug, Default)]
@@ -52,6 +69,7 @@ struct State {
     changes: u64,
     syncs: u64,
     capacity_bytes: Option<u64>,
+    reserved_bytes: u64,
 }
 
 /// A medium in memory.
@@ -72,9 +90,16 @@ impl MemoryDisk {
         self.state.lock().fault = Some(fault);
     }
 
-    /// Writes beyond this many bytes in all files fail with ENOSPC.
+    /// Takes back a failure that has not struck yet, and answers whether there was one.
+    pub fn disarm(&self) -> bool {
+        self.state.lock().fault.take().is_some()
+    }
+
+    /// Writes beyond this many bytes in all files fail with ENOSPC. Nothing is reserved then.
     pub fn set_capacity(&self, capacity_bytes: u64) {
-        self.state.lock().capacity_bytes = Some(capacity_bytes);
+        let mut state = self.state.lock();
+        state.capacity_bytes = Some(capacity_bytes);
+        state.reserved_bytes = 0;
     }
 
     /// Calls that changed something so far.
@@ -115,20 +140,16 @@ impl MemoryDisk {
         for (name, file) in &names {
             let file = file.lock();
             let mut bytes = file.synced.clone();
-            for (offset, written) in &file.pending {
-                for (position, sector) in written.chunks(TORN_BYTES).enumerate() {
-                    let start = offset + position * TORN_BYTES;
-                    if keep() {
-                        overwrite(&mut bytes, start, sector);
-                    }
-                }
+            for pending in &file.pending {
+                pending.survive(&mut bytes, &mut keep);
             }
             let after = FileState { synced: bytes.clone(), live: bytes, pending: Vec::new() };
             files.insert(*name, Arc::new(Mutex::new(after)));
         }
         let durable_names = files.keys().copied().collect();
-        let capacity_bytes = state.capacity_bytes;
-        let state = State { files, durable_names, capacity_bytes, ..State::default() };
+        let (capacity_bytes, reserved_bytes) = (state.capacity_bytes, state.reserved_bytes);
+        let state =
+            State { files, durable_names, capacity_bytes, reserved_bytes, ..State::default() };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -138,6 +159,26 @@ impl MemoryDisk {
             let mut file = file.lock();
             if let Some(byte) = file.live.get_mut(offset_bytes) {
                 *byte ^= 1;
+            }
+        }
+    }
+}
+
+impl Pending {
+    /// What of it has reached the medium, as `keep` decides: each sector of a write, all of a cut.
+    fn survive(&self, bytes: &mut Vec<u8>, keep: &mut impl FnMut() -> bool) {
+        match self {
+            Self::Write(offset, written) => {
+                for (position, sector) in written.chunks(TORN_BYTES).enumerate() {
+                    if keep() {
+                        overwrite(bytes, offset + position * TORN_BYTES, sector);
+                    }
+                }
+            }
+            Self::Cut(length) => {
+                if keep() {
+                    bytes.truncate(*length);
+                }
             }
         }
     }
@@ -170,7 +211,16 @@ impl State {
         self.changes += 1;
         match &mut self.fault {
             Some(Fault::PowerCut(0)) => Err(eio()),
-            Some(Fault::PowerCut(left)) => {
+            Some(Fault::Change(0)) => {
+                self.fault = None;
+                Err(eio())
+            }
+            Some(Fault::Full(0)) => {
+                self.fault = None;
+                self.capacity_bytes = Some(used_bytes(self) + self.reserved_bytes);
+                Ok(())
+            }
+            Some(Fault::PowerCut(left) | Fault::Change(left) | Fault::Full(left)) => {
                 *left -= 1;
                 Ok(())
             }
@@ -263,8 +313,22 @@ impl Disk for MemoryDisk {
     fn space(&self) -> Result<DiskSpace> {
         let state = self.state.lock();
         let total_bytes = state.capacity_bytes.unwrap_or(1 << 40);
-        let available_bytes = total_bytes.saturating_sub(used_bytes(&state));
+        let taken_bytes = used_bytes(&state) + state.reserved_bytes;
+        let available_bytes = total_bytes.saturating_sub(taken_bytes);
         Ok(DiskSpace { total_bytes, available_bytes })
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<()> {
+        let mut state = self.state.lock();
+        if state.capacity_bytes.is_some_and(|capacity| used_bytes(&state) + bytes > capacity) {
+            return Err(Error::io("reserve", "the medium", enospc()));
+        }
+        state.reserved_bytes = bytes;
+        Ok(())
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.state.lock().reserved_bytes
     }
 }
 
@@ -303,7 +367,9 @@ impl MemoryFile {
         let end = offset + u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let growth = end.saturating_sub(length);
         match state.capacity_bytes {
-            Some(capacity) if used_bytes(&state) + growth > capacity => (0, Some(enospc())),
+            Some(capacity) if used_bytes(&state) + state.reserved_bytes + growth > capacity => {
+                (0, Some(enospc()))
+            }
             _ => (bytes.len(), None),
         }
     }
@@ -311,6 +377,12 @@ impl MemoryFile {
 
 impl DiskFile for MemoryFile {
     fn read_at(&self, offset_bytes: u64, length: usize) -> Result<Vec<u8>> {
+        if self.disk.state.lock().strikes(|fault| match fault {
+            Fault::Read(left) => Some(left),
+            _ => None,
+        }) {
+            return Err(self.fail("read")(eio()));
+        }
         let file = self.file.lock();
         let start = usize::try_from(offset_bytes).unwrap_or(usize::MAX);
         file.live
@@ -326,7 +398,7 @@ impl DiskFile for MemoryFile {
         let written = &bytes[..count];
         let mut file = self.file.lock();
         overwrite(&mut file.live, start, written);
-        file.pending.push((start, written.to_vec()));
+        file.pending.push(Pending::Write(start, written.to_vec()));
         match error {
             Some(error) => Err(self.fail("write")(error)),
             None => Ok(()),
@@ -368,12 +440,7 @@ impl DiskFile for MemoryFile {
         let length = usize::try_from(length_bytes).unwrap_or(usize::MAX);
         let mut file = self.file.lock();
         file.live.truncate(length);
-        // A cut is taken as durable at once; the store syncs after each in any case.
-        file.synced.truncate(length);
-        for (offset, written) in &mut file.pending {
-            written.truncate(length.saturating_sub(*offset));
-        }
-        file.pending.retain(|(_, written)| !written.is_empty());
+        file.pending.push(Pending::Cut(length));
         Ok(())
     }
 }

@@ -122,11 +122,25 @@ pub trait Disk: Send + Sync + fmt::Debug {
     /// `Io`.
     fn sync_names(&self) -> Result<()>;
 
-    /// Room on the medium.
+    /// Room on the medium; what is reserved is not part of what is available.
     ///
     /// # Errors
     /// `Io`.
     fn space(&self) -> Result<DiskSpace>;
+
+    /// Makes the reserve this large: room that nobody can take until it is given back, by a
+    /// smaller one. A medium that knows no such thing reserves nothing.
+    ///
+    /// # Errors
+    /// `Io`, when there is not so much room; the reserve stays as it was.
+    fn reserve(&self, _bytes: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// What is reserved.
+    fn reserved_bytes(&self) -> u64 {
+        0
+    }
 }
 
 /// One segment file.

@@ -10,7 +10,7 @@ mod rocks;
 use std::fmt;
 use std::ops::ControlFlow;
 
-pub use memory::MemoryKv;
+pub use memory::{KvFault, MemoryKv};
 pub use rocks::RocksKv;
 
 use crate::error::Result;
@@ -230,6 +230,11 @@ pub trait Kv: KvRead + Send + Sync + fmt::Debug {
 
     /// Bytes that the index takes in memory.
     fn memory_bytes(&self) -> u64;
+
+    /// Room on the disk that it may need at any moment, for what it has not flushed.
+    fn needed_bytes(&self) -> u64 {
+        0
+    }
 }
 
 /// The key just after all keys that begin with `prefix`; for the `to` of a scan.

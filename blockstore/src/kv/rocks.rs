@@ -26,6 +26,9 @@ const MEMTABLE_BLOOM_RATIO: f64 = 0.05;
 /// Entries to buckets of the index inside a block of a table.
 const HASH_INDEX_RATIO: f64 = 0.75;
 
+/// What a flush writes beside the entries: tables' indexes and filters, the manifest.
+const FLUSH_BYTES: u64 = 4 << 20;
+
 /// Open files of the index: a bound that leaves most of a process's usual 1024 to connections.
 const OPEN_FILES_MAX: i32 = 256;
 
@@ -295,6 +298,12 @@ impl Kv for RocksKv {
             self.db.property_int_value_cf(handle, "rocksdb.total-sst-files-size").ok().flatten()
         };
         Family::ALL.iter().filter_map(of_family).sum()
+    }
+
+    fn needed_bytes(&self) -> u64 {
+        u64::try_from(self.write_buffers.get_usage())
+            .unwrap_or(u64::MAX)
+            .saturating_add(FLUSH_BYTES)
     }
 
     fn memory_bytes(&self) -> u64 {

@@ -196,3 +196,55 @@ fn a_write_that_may_not_wait_refuses_a_deleted_file() {
     assert_eq!(outcome.unwrap_err().kind(), ErrorKind::Stale);
     assert_eq!(world.core.files.dirty_bytes(), 0);
 }
+
+/// Memory of a caller, which knows how much of it the store still holds.
+struct Lent(Vec<u8>, Arc<AtomicUsize>);
+
+impl Lent {
+    fn new(data: Vec<u8>, held: &Arc<AtomicUsize>) -> Self {
+        held.fetch_add(data.len(), Ordering::SeqCst);
+        Self(data, Arc::clone(held))
+    }
+}
+
+impl AsRef<[u8]> for Lent {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        self.1.fetch_sub(self.0.len(), Ordering::SeqCst);
+    }
+}
+
+/// Of each large write all but one block is written over by the next, and that one holds all of it:
+/// what dirty blocks hold is bounded over all files, not only what they are.
+#[test]
+fn blocks_that_hold_large_writes_count_by_what_they_hold() {
+    const FILES: u64 = 8;
+    const WRITES: u64 = 12;
+    let mut small = options(SEGMENT_BYTES);
+    small.memory_bytes = Options::MEMORY_BYTES_MIN;
+    let world = World::new(small, None);
+    let budget = usize::try_from(world.core.budget.dirty_bytes).unwrap();
+    let held = Arc::new(AtomicUsize::new(0));
+    let mut held_max = 0;
+    for file in 0..FILES {
+        let inode = world.create(&format!("f{file}"));
+        for number in 0..WRITES {
+            let data = piece(file * WRITES + number).to_vec();
+            let data = Bytes::from_owner(Lent::new(data, &held));
+            world.write(inode, number, data);
+            held_max = held_max.max(held.load(Ordering::SeqCst));
+        }
+    }
+    assert!(held_max <= budget + MIB, "{held_max} bytes are held, {budget} may be");
+    assert!(held_max > budget / 2, "the test fills the budget");
+    for file in 0..FILES {
+        world.remove(&format!("f{file}"));
+    }
+    assert_eq!(held.load(Ordering::SeqCst), 0);
+    assert_eq!(world.core.files.held_bytes(), 0);
+}

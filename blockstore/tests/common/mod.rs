@@ -16,6 +16,8 @@ pub(crate) fn options() -> Options {
     options.segment_bytes = 64 << 10;
     options.hash_threads = 1;
     options.compaction_live_ratio = 0.7;
+    // So few that hashes go into the index all the time.
+    options.recent_chunks_max = Some(24);
     options
 }
 

@@ -42,8 +42,11 @@ struct Fixture {
 
 impl Fixture {
     async fn new() -> Self {
+        Self::with(NfsOptions { io_threads: 1, ..root_options() }).await
+    }
+
+    async fn with(options: NfsOptions) -> Self {
         let disk = StallingDisk::default();
-        let options = NfsOptions { io_threads: 1, ..root_options() };
         let server = server_with(Arc::new(disk.clone()), None, options);
         let mut client = server.client().await;
         let root = client.root().await;
@@ -137,6 +140,41 @@ async fn what_waits_of_a_client_that_leaves_is_not_written() {
             assert_eq!(Body::new(leaver.receive().await).u32(), 0, "{departure:?}");
             assert!(leaver.is_closed().await, "{departure:?}");
         }
+        fixture.server.wait_until(|counters| counters.calls_in_flight == 0).await;
+        assert!(fixture.content().await == OLD, "{departure:?}");
+    }
+}
+
+/// A reader that waits for room among the calls in flight sees that its client has left, and does not
+/// begin what that client has sent again since.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_for_the_budget_of_a_client_that_leaves_is_not_begun() {
+    for departure in [Departure::HalfClose, Departure::Close, Departure::Reset] {
+        // Half of it is for changes.
+        let in_flight_bytes_max = 4 << 20;
+        let mut fixture = Fixture::with(NfsOptions { in_flight_bytes_max, ..root_options() }).await;
+        let shut = fixture.disk.gate.shut();
+        let mut others = Vec::new();
+        for data in [vec![4; 1 << 20], vec![5; (1 << 20) - (8 << 10)]] {
+            let mut other = fixture.server.client().await;
+            other.send(&write_call(0, &fixture.other, &data, FILE_SYNC)).await;
+            others.push(other);
+        }
+        fixture.server.wait_until(|counters| counters.calls_in_flight == 2).await;
+        fixture.disk.gate.wait_for_a_sync().await;
+        let before = fixture.server.counters().connections_open;
+        let mut leavers = Vec::new();
+        // One that is charged once it is whole, and one that is charged while it comes.
+        for length in [16 << 10, 1 << 20] {
+            let mut leaver = fixture.server.client().await;
+            leaver.getattr(&fixture.file).await.unwrap();
+            let call = write_call(1, &fixture.file, &vec![6; length], FILE_SYNC);
+            leaver.send(&call[..call.len().min(40 << 10)]).await;
+            leavers.extend(leave(leaver, departure).await);
+        }
+        fixture.server.wait_until(|counters| counters.connections_open == before).await;
+        assert_eq!(fixture.server.counters().calls_in_flight, 2, "the disk still stalls");
+        drop(shut);
         fixture.server.wait_until(|counters| counters.calls_in_flight == 0).await;
         assert!(fixture.content().await == OLD, "{departure:?}");
     }

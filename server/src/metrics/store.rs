@@ -66,7 +66,7 @@ fn space(stats: &Stats) -> [Plain; 7] {
 }
 
 /// What is in the store, and how the store is.
-fn objects(stats: &Stats) -> [Plain; 9] {
+fn objects(stats: &Stats) -> [Plain; 10] {
     [
         gauge("chunk_count", stats.chunk_count, "Live chunks: distinct blocks"),
         gauge("mapped_blocks", stats.mapped_blocks, "Blocks that name chunks, over all layers"),
@@ -76,12 +76,17 @@ fn objects(stats: &Stats) -> [Plain; 9] {
         gauge("layer_count", stats.layer_count, "Layers, those that wait for reclaim included"),
         gauge("dead_layer_count", stats.dead_layer_count, "Layers that wait for reclaim"),
         gauge("segment_count", stats.segment_count, "Segment files"),
+        gauge(
+            "reclaim_jobs_set_aside",
+            stats.reclaim_jobs_set_aside,
+            "Jobs of reclaim that failed and wait to be tried again",
+        ),
         gauge("poisoned", stats.poisoned.into(), "1 since a sync failed: writes are refused"),
     ]
 }
 
 /// What was done since start.
-fn work(stats: &Stats) -> [Plain; 10] {
+fn work(stats: &Stats) -> [Plain; 11] {
     [
         counter("dedup_hits", stats.dedup_hits, "Blocks found to be stored already"),
         counter("dedup_misses", stats.dedup_misses, "Blocks that were new"),
@@ -93,6 +98,7 @@ fn work(stats: &Stats) -> [Plain; 10] {
         counter("cache_misses", stats.cache_misses, "Blocks that were not in the block cache"),
         counter("reclaimed_entries", stats.reclaimed_entries, "Map entries visited by reclaim"),
         counter("compacted_bytes", stats.compacted_bytes, "Bytes rewritten by compaction"),
+        counter("reclaim_failures", stats.reclaim_failures, "Slices of reclaim that failed"),
     ]
 }
 
@@ -137,6 +143,8 @@ mod tests {
             scrub_segment: 127,
             scrub_finished_at_seconds: 128,
             damaged_chunks: 129,
+            reclaim_failures: 130,
+            reclaim_jobs_set_aside: 131,
             poisoned: true,
         }
     }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 #![allow(dead_code, unreachable_pub, reason = "each test file uses a part")]
 
+pub mod disk;
 pub mod nfs;
 
 use std::io::{BufRead, BufReader, Read, Write};

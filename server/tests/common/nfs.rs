@@ -12,6 +12,12 @@ const LOOKUP: u32 = 3;
 const READ: u32 = 6;
 const WRITE: u32 = 7;
 const COMMIT: u32 = 21;
+const GETATTR: u32 = 1;
+const CREATE: u32 = 8;
+const REMOVE: u32 = 12;
+
+/// The status of success (section 2.6).
+pub const OK: u32 = 0;
 
 /// A file handle.
 pub type Handle = Vec<u8>;
@@ -46,17 +52,70 @@ impl Client {
 
     /// WRITE (section 3.3.7), unstable.
     pub fn write(&mut self, file: &[u8], offset_bytes: u64, data: &[u8]) {
-        let length = u32::try_from(data.len()).unwrap();
-        let mut reply = self.call(NFS, WRITE, |call| {
-            opaque(call, file);
-            call.extend(offset_bytes.to_be_bytes());
-            call.extend(length.to_be_bytes());
-            call.extend(0_u32.to_be_bytes());
-            opaque(call, data);
-        });
-        reply.expect_ok("WRITE");
+        assert!(self.try_write(file, offset_bytes, data).is_ok(), "WRITE");
+    }
+
+    /// WRITE, unstable; the write verifier, or the status that is not success.
+    pub fn try_write(&mut self, file: &[u8], offset_bytes: u64, data: &[u8]) -> Result<u64, u32> {
+        let mut reply =
+            self.call(NFS, WRITE, |call| write_arguments(call, file, offset_bytes, data));
+        reply.check()?;
         reply.skip_wcc();
-        assert_eq!(reply.word(), length, "short WRITE");
+        assert_eq!(reply.word(), u32::try_from(data.len()).unwrap(), "short WRITE");
+        let _stable = reply.word();
+        Ok(reply.double())
+    }
+
+    /// COMMIT of the whole file; the write verifier, or the status that is not success.
+    pub fn try_commit(&mut self, file: &[u8]) -> Result<u64, u32> {
+        let mut reply = self.call(NFS, COMMIT, |call| {
+            opaque(call, file);
+            call.extend([0; 12]);
+        });
+        reply.check()?;
+        reply.skip_wcc();
+        Ok(reply.double())
+    }
+
+    /// GETATTR (section 3.3.1): its status.
+    pub fn getattr(&mut self, file: &[u8]) -> u32 {
+        self.call(NFS, GETATTR, |call| opaque(call, file)).word()
+    }
+
+    /// CREATE of an empty file (section 3.3.8), unchecked: its status.
+    pub fn create(&mut self, directory: &[u8], name: &str) -> u32 {
+        let mut reply = self.call(NFS, CREATE, |call| {
+            opaque(call, directory);
+            opaque(call, name.as_bytes());
+            // Unchecked, and no attribute is set.
+            call.extend([0; 28]);
+        });
+        reply.word()
+    }
+
+    /// REMOVE (section 3.3.12): its status.
+    pub fn remove(&mut self, directory: &[u8], name: &str) -> u32 {
+        let mut reply = self.call(NFS, REMOVE, |call| {
+            opaque(call, directory);
+            opaque(call, name.as_bytes());
+        });
+        reply.word()
+    }
+
+    /// Sends the WRITE that [`Client::try_write`] sent last, once more, as a client does that heard
+    /// nothing: with the same transaction id.
+    pub fn resend_write(&mut self, xid: u32, file: &[u8], offset_bytes: u64, data: &[u8]) {
+        let call =
+            encode(xid, (NFS, WRITE), |call| write_arguments(call, file, offset_bytes, data));
+        self.stream.write_all(&call).unwrap();
+    }
+
+    /// Takes a reply: its transaction id, and the status that its results begin with.
+    pub fn take_status(&mut self) -> (u32, u32) {
+        let mut reply = self.receive();
+        let head: [u32; 6] = std::array::from_fn(|_| reply.word());
+        assert_eq!(head[1..], [1, 0, 0, 0, 0], "the call was not accepted");
+        (head[0], reply.word())
     }
 
     /// READ (section 3.3.6).
@@ -75,11 +134,7 @@ impl Client {
 
     /// COMMIT (section 3.3.21) of the whole file.
     pub fn commit(&mut self, file: &[u8]) {
-        let mut reply = self.call(NFS, COMMIT, |call| {
-            opaque(call, file);
-            call.extend([0; 12]);
-        });
-        reply.expect_ok("COMMIT");
+        assert!(self.try_commit(file).is_ok(), "COMMIT");
     }
 
     /// Sends a call as root and takes its reply.
@@ -90,29 +145,51 @@ impl Client {
         arguments: impl FnOnce(&mut Vec<u8>),
     ) -> Reply {
         self.xid += 1;
-        let mut call = vec![0; 4];
-        for word in [self.xid, 0, 2, program, 3, procedure] {
-            call.extend(word.to_be_bytes());
-        }
-        // AUTH_SYS of root: stamp, empty machine name, uid, gid, no further groups.
-        for word in [1_u32, 20, 0, 0, 0, 0, 0, 0, 0] {
-            call.extend(word.to_be_bytes());
-        }
-        arguments(&mut call);
-        let mark = 0x8000_0000 | u32::try_from(call.len() - 4).unwrap();
-        call[..4].copy_from_slice(&mark.to_be_bytes());
+        let call = encode(self.xid, (program, procedure), arguments);
         self.stream.write_all(&call).unwrap();
+        let mut reply = self.receive();
+        let head: [u32; 6] = std::array::from_fn(|_| reply.word());
+        assert_eq!(head, [self.xid, 1, 0, 0, 0, 0], "the call was not accepted");
+        reply
+    }
+
+    fn receive(&mut self) -> Reply {
         let mut mark = [0; 4];
         self.stream.read_exact(&mut mark).unwrap();
         let mark = u32::from_be_bytes(mark);
         assert!(mark & 0x8000_0000 != 0, "replies of one fragment are expected");
         let mut bytes = vec![0; usize::try_from(mark & 0x7fff_ffff).unwrap()];
         self.stream.read_exact(&mut bytes).unwrap();
-        let mut reply = Reply { bytes, position: 0 };
-        let head: [u32; 6] = std::array::from_fn(|_| reply.word());
-        assert_eq!(head, [self.xid, 1, 0, 0, 0, 0], "the call was not accepted");
-        reply
+        Reply { bytes, position: 0 }
     }
+}
+
+/// A call of root, as a record.
+fn encode(
+    xid: u32,
+    (program, procedure): (u32, u32),
+    arguments: impl FnOnce(&mut Vec<u8>),
+) -> Vec<u8> {
+    let mut call = vec![0; 4];
+    for word in [xid, 0, 2, program, 3, procedure] {
+        call.extend(word.to_be_bytes());
+    }
+    // AUTH_SYS of root: stamp, empty machine name, uid, gid, no further groups.
+    for word in [1_u32, 20, 0, 0, 0, 0, 0, 0, 0] {
+        call.extend(word.to_be_bytes());
+    }
+    arguments(&mut call);
+    let mark = 0x8000_0000 | u32::try_from(call.len() - 4).unwrap();
+    call[..4].copy_from_slice(&mark.to_be_bytes());
+    call
+}
+
+fn write_arguments(call: &mut Vec<u8>, file: &[u8], offset_bytes: u64, data: &[u8]) {
+    opaque(call, file);
+    call.extend(offset_bytes.to_be_bytes());
+    call.extend(u32::try_from(data.len()).unwrap().to_be_bytes());
+    call.extend(0_u32.to_be_bytes());
+    opaque(call, data);
 }
 
 /// A reply that is being decoded.
@@ -130,6 +207,18 @@ impl Reply {
 
     fn word(&mut self) -> u32 {
         u32::from_be_bytes(self.take(4).try_into().unwrap())
+    }
+
+    fn double(&mut self) -> u64 {
+        u64::from_be_bytes(self.take(8).try_into().unwrap())
+    }
+
+    /// The status, where it is not success.
+    fn check(&mut self) -> Result<(), u32> {
+        match self.word() {
+            OK => Ok(()),
+            status => Err(status),
+        }
     }
 
     fn opaque(&mut self) -> Vec<u8> {

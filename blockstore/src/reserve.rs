@@ -1,0 +1,150 @@
+//! Room for what gives room back: a store that is full can still delete, reclaim and compact.
+//!
+//! ```text
+//! capacity   | used | room for data and names | the reserve                                   |
+//!                                             | records that change things | that free things |
+//! disk       | segments, index | free                          | DATA_DIR/reserve | others ... |
+//! ```
+//! - What adds something (data, names, snapshots, clones) is refused once only the reserve is left;
+//!   what changes something in its place (attributes, renames) once half of that is gone; what
+//!   frees something never.
+//! - The reserve is kept on the disk as a file of allocated, unused blocks, so that it is there
+//!   when somebody else fills the disk. It is given back at the first call that the disk refuses
+//!   for want of room, and that frees something or keeps the index durable; it is taken again when
+//!   there is room.
+
+use std::io::ErrorKind;
+use std::time::{Duration, Instant};
+
+use parking_lot::RwLockWriteGuard;
+
+use crate::core::{Core, Space};
+use crate::error::{Error, Result};
+use crate::kv::Batch;
+
+/// The share of the capacity that is kept.
+const SHARE_DIVISOR: u64 = 50;
+
+/// A compaction writes up to a segment before it can free one, and the log rolls meanwhile.
+const SEGMENTS: u64 = 2;
+
+/// A small store keeps no more than this share, however large its segments may be.
+const SHARE_DIVISOR_MIN: u64 = 8;
+
+/// The reserve of a large store: a few segments suffice.
+const BYTES_MAX: u64 = 1 << 30;
+
+/// Room beyond the reserve that must be free before it is taken again, as a multiple of it: it
+/// must not take what was just freed from those who waited for it.
+const FREE_MULTIPLE: u64 = 2;
+
+/// How long an index without room is waited for: several of its own looks. What it was to apply is
+/// durable, so who waited longer than that is told to restart.
+const INDEX_PATIENCE: Duration = Duration::from_secs(30);
+
+/// Pause between tries.
+const INDEX_RETRY: Duration = Duration::from_millis(100);
+
+/// What a store of this capacity keeps.
+pub(crate) fn wanted_bytes(capacity_bytes: u64, segment_bytes: u64) -> u64 {
+    let of_segments =
+        segment_bytes.saturating_mul(SEGMENTS).min(capacity_bytes / SHARE_DIVISOR_MIN);
+    (capacity_bytes / SHARE_DIVISOR).max(of_segments).min(BYTES_MAX)
+}
+
+/// Takes the reserve if it is not there and there is room for it. A disk that has none to give
+/// is no error: the reserve is then what is left free.
+pub(crate) fn take(core: &Core) {
+    let space = core.space();
+    let (held, wanted) = (core.disk.reserved_bytes(), space.reserve_bytes);
+    // What is held beyond what is wanted now was wanted by a larger store, and does no harm.
+    let missing = wanted.saturating_sub(held);
+    let free = space.disk_free_bytes.saturating_sub(core.kv.needed_bytes());
+    if missing == 0 || free / FREE_MULTIPLE < missing {
+        return;
+    }
+    if let Err(error) = core.disk.reserve(wanted) {
+        tracing::debug!(%error, "no room is kept for deletes");
+    }
+}
+
+/// Gives the reserve to the disk; answers whether there was one.
+pub(crate) fn give_back(core: &Core) -> bool {
+    if core.disk.reserved_bytes() == 0 {
+        return false;
+    }
+    tracing::warn!("the disk is full: the reserve is given back, for deletes and compaction");
+    match core.disk.reserve(0) {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::warn!(%error, "the reserve cannot be given back");
+            false
+        }
+    }
+}
+
+/// How full the store is, once the index has the room that its next flush needs: it gets the reserve
+/// before it fails. RocksDB that found no room takes nothing for as long as less than all its write
+/// buffers is free, which may be more than the reserve.
+pub(crate) fn space_for_index(core: &Core) -> Space {
+    let space = core.space();
+    if space.disk_free_bytes < core.kv.needed_bytes() && give_back(core) {
+        return core.space();
+    }
+    space
+}
+
+/// Applies a durable batch to the index and answers the structure lock, held exclusively. An index
+/// that found no room all the same takes nothing, and RocksDB looks every few seconds whether there is
+/// some: it is waited for.
+pub(crate) fn apply_to_index<'a>(
+    core: &'a Core,
+    batch: &Batch,
+) -> Result<RwLockWriteGuard<'a, ()>> {
+    let deadline = Instant::now() + INDEX_PATIENCE;
+    loop {
+        let moment = core.resolver.structure.write();
+        match core.kv.apply(batch) {
+            Ok(()) => return Ok(moment),
+            Err(error) if is_full(&error) && Instant::now() < deadline => {
+                // Readers go on meanwhile.
+                drop(moment);
+                if !give_back(core) {
+                    std::thread::sleep(INDEX_RETRY);
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Whether the disk refused a call for want of room.
+pub(crate) fn is_full(error: &Error) -> bool {
+    match error {
+        Error::NoSpace { .. } => true,
+        Error::Io { source, .. } => source.kind() == ErrorKind::StorageFull,
+        // RocksDB has only words for it: those of the system.
+        Error::Index { source } => source.as_ref().contains("No space left on device"),
+        _ => false,
+    }
+}
+
+/// Tries, and once more with the reserve if there was no room. For what frees something.
+pub(crate) fn with_reserve<T>(core: &Core, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    match attempt() {
+        Err(error) if is_full(&error) && give_back(core) => attempt(),
+        outcome => outcome,
+    }
+}
+
+/// An error that means "full" is told as such.
+pub(crate) fn full_or(core: &Core, error: Error) -> Error {
+    if is_full(&error) { core.space().full() } else { error }
+}
+
+impl Space {
+    /// Whether less than half of the reserve is left: only what frees something may go on.
+    pub(crate) const fn is_low(&self) -> bool {
+        self.capacity_bytes.saturating_sub(self.used_bytes) < self.reserve_bytes / 2
+    }
+}
