@@ -181,6 +181,7 @@ fn after_a_power_cut_at_any_call_the_index_is_made_anew() {
             assert!(has_copy(&fixture.disk).is_some(), "seed {seed} writes a copy");
             fixture.disk.changes()
         };
+        println!("seed {seed}: a power cut at each of {calls} calls");
         for cut in 0..calls {
             let (kv, disk) = (Arc::new(MemoryKv::new()), MemoryDisk::new());
             disk.inject(Fault::PowerCut(cut));
