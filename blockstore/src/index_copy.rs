@@ -24,7 +24,6 @@ mod golden;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -38,6 +37,7 @@ use crate::error::{Error, Result};
 use crate::id::{SegmentId, StoreId};
 use crate::kv::{Family, Kv, prefix_end};
 use crate::record::{LogPosition, key};
+use crate::reserve;
 
 /// Retired files are kept until they take as much as this many segments: a small store would
 /// write copies all the time else.
@@ -253,8 +253,8 @@ pub(crate) fn load(
 /// than the copy takes: for that moment the index could not be made anew.
 pub(crate) fn renew(core: &Core, go_on: &mut dyn FnMut(u64) -> bool) -> Result<Renewed> {
     let _writing = core.copies.writing.lock();
-    let outcome = match write(core, go_on) {
-        Err(error) if is_full(&error) && is_worth_the_room(core) => {
+    let outcome = match reserve::with_reserve(core, || write(core, go_on)) {
+        Err(error) if reserve::is_full(&error) && is_worth_the_room(core) => {
             tracing::warn!(%error, "no room for a copy of the index: old log files go before it is written");
             let freed = abandon(core)?;
             write(core, go_on).map(|copy| (copy, freed))
@@ -274,10 +274,6 @@ pub(crate) fn renew(core: &Core, go_on: &mut dyn FnMut(u64) -> bool) -> Result<R
             Err(error)
         }
     }
-}
-
-fn is_full(error: &Error) -> bool {
-    matches!(error, Error::Io { source, .. } if source.kind() == ErrorKind::StorageFull)
 }
 
 fn is_worth_the_room(core: &Core) -> bool {
