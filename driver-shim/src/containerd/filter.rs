@@ -23,6 +23,10 @@ const FILTERS_MAX: usize = 64;
 /// Memory of a compiled regular expression; its matching is linear in the text anyway.
 const REGEX_BYTES_MAX: usize = 1 << 20;
 
+/// Most regular expressions of a request: a filter of a few KiB could name a thousand, of a
+/// megabyte each. containerd's own commands send one.
+const REGEXES_MAX: usize = 32;
+
 #[derive(Debug)]
 enum Test {
     Present,
@@ -80,11 +84,14 @@ impl Filters {
                 expected: format!("at most {FILTERS_MAX} filters"),
             });
         }
-        filters
-            .iter()
-            .map(|filter| Parser::new(filter)?.filter())
-            .collect::<Result<_, _>>()
-            .map(Self)
+        let mut regexes_left = REGEXES_MAX;
+        let parse = |filter: &String| -> Result<Vec<Selector>, CallError> {
+            let mut parser = Parser::new(filter, regexes_left)?;
+            let selectors = parser.filter()?;
+            regexes_left = parser.regexes_left;
+            Ok(selectors)
+        };
+        filters.iter().map(parse).collect::<Result<_, _>>().map(Self)
     }
 
     pub(super) fn hold(&self, info: &Info) -> bool {
@@ -96,11 +103,13 @@ impl Filters {
 struct Parser<'a> {
     filter: &'a str,
     position: usize,
+    /// Regular expressions that may still come.
+    regexes_left: usize,
 }
 
 impl<'a> Parser<'a> {
-    fn new(filter: &'a str) -> Result<Self, CallError> {
-        let parser = Self { filter, position: 0 };
+    fn new(filter: &'a str, regexes_left: usize) -> Result<Self, CallError> {
+        let parser = Self { filter, position: 0, regexes_left };
         if filter.len() > FILTER_BYTES_MAX {
             return Err(parser.error(&format!("at most {FILTER_BYTES_MAX} bytes")));
         }
@@ -163,6 +172,10 @@ impl<'a> Parser<'a> {
             Test::NotEqual(self.value("\"'")?)
         } else if self.take("~=") {
             let position = self.position;
+            let Some(left) = self.regexes_left.checked_sub(1) else {
+                return Err(self.error(&format!("at most {REGEXES_MAX} regular expressions")));
+            };
+            self.regexes_left = left;
             let text = self.value("\"'/|")?;
             let regex = RegexBuilder::new(&text).size_limit(REGEX_BYTES_MAX).build();
             Test::Matches(Box::new(regex.map_err(|error| {
@@ -331,6 +344,13 @@ mod tests {
         assert!(Filters::parse(&vec![String::new(); FILTERS_MAX + 1]).is_err());
         assert!(Filters::parse(&[format!("a=={}", "x".repeat(FILTER_BYTES_MAX))]).is_err());
         assert!(Filters::parse(&["name~=(x{1000}){1000}".to_owned()]).is_err());
+        // The bound is on those of the whole request.
+        let regexes = |filters: usize, each: usize| {
+            Filters::parse(&vec![vec!["name~=x{100}"; each].join(","); filters])
+        };
+        assert!(regexes(4, REGEXES_MAX / 4).is_ok());
+        assert!(regexes(1, REGEXES_MAX + 1).is_err());
+        assert!(regexes(5, REGEXES_MAX / 4).is_err());
     }
 
     proptest! {
