@@ -12,7 +12,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::id::LayerId;
 use crate::kv::{Family, KvRead, Step};
 use crate::own_runs::{OwnWindow, windows_beside};
@@ -80,6 +80,10 @@ impl Loaded {
             let run = Run::decode(first, value)?;
             if run.end() <= from {
                 return Ok(Step::Next);
+            }
+            if runs.last().is_some_and(|before: &Run| before.end() > run.first) {
+                let reason = format!("block {first} is mapped twice");
+                return Err(Error::corrupt(format!("map of layer {layer}"), reason));
             }
             let behind = windows.add(&run);
             if is_whole && runs.len() < runs_max {

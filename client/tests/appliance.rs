@@ -194,7 +194,7 @@ fn the_appliance_is_looked_after() {
         assert_eq!(report["clean"], true, "{report}");
         assert_eq!(report["data_bytes"] == 0, data.is_empty(), "{report}");
     }
-    assert!(appliance.ok(&["check"]).starts_with("verdict    no problems\n"));
+    assert!(appliance.ok(&["check"]).starts_with("verdict         no problems\n"));
     appliance.ok(&["file", "rm", "a.img"]);
     assert!(appliance.json(&["gc"])["freed_bytes"].is_u64());
     assert!(appliance.ok(&["gc"]).starts_with("freed "));

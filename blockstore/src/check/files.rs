@@ -31,7 +31,8 @@ pub(super) fn check(check: &Check<'_>, findings: &mut Findings) {
 fn file(check: &Check<'_>, name: FileName) -> Result<()> {
     // Opened anew: a cached one may be of a file that was removed.
     let file: Arc<dyn DiskFile> = check.core.disk.open(name)?;
-    let position = *check.core.committer.position.lock();
+    // Where the next commit goes: behind a roll that is a file with nothing but its header.
+    let position = check.core.committer.leader.lock().log.position();
     let is_open = name.role == FileRole::Log && name.number == position.segment;
     let end = if is_open { position.offset_bytes } else { file.length_bytes()? };
     let store = decode_file_header(name, &file.read_at(0, FILE_HEADER_BYTES)?)?;
