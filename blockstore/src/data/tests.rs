@@ -1,3 +1,5 @@
+//! Reads that may not wait, on real files.
+
 use std::path::Path;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! What is read of a layer, against a plain list of its runs.
+
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
