@@ -60,7 +60,7 @@ test: check ## Install what is missing, then formatting, lints, and every test
 	SLACKWATERD=$(RELEASE)/slackwaterd tests/power/run 2
 	tests/engines/run
 
-soak: build ## Kill the server 300 times, cut its power 25 times, load it for ten minutes
+soak: build ## Kill the server 300 times, cut its power 50 times, load it for ten minutes
 	$(RELEASE)/slackwater-bench soak kill $(ARGS)
 	SLACKWATERD=$(RELEASE)/slackwaterd tests/power/run
 	$(RELEASE)/slackwater-bench soak load

@@ -250,3 +250,28 @@ fn an_index_that_cannot_be_read_leaves_nothing_out() {
         copy.check();
     }
 }
+
+#[test]
+fn a_torn_append_behind_a_long_log_is_cut_off() {
+    use std::io::Write as _;
+    let directory = tempfile::tempdir().unwrap();
+    let opened = || {
+        let mut options = Options::new(directory.path());
+        options.background = false;
+        Store::open(options).unwrap()
+    };
+    let store = opened();
+    let inode = store.create_file(&path("f"), 0).unwrap().attributes.inode;
+    // Longer than the piece of a file that recovery holds in memory.
+    let data = bytes(7, 3 << 20);
+    store.write(inode, 0, data.clone(), Stability::FileSync).unwrap();
+    drop(store);
+    let log = directory.path().join("log/0000000000000001.seg");
+    let mut file = std::fs::OpenOptions::new().append(true).open(log).unwrap();
+    file.write_all(&vec![0xab; 3 << 20]).unwrap();
+    drop(file);
+    let store = opened();
+    let reply = store.read(Source::File(inode), 0, data.len()).unwrap();
+    assert!(reply.pieces.concat() == data);
+    assert_sound(&store);
+}

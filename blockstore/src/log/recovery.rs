@@ -144,6 +144,8 @@ impl Recovery<'_> {
             return Err(Error::corrupt(name.to_string(), reason));
         }
         let mut length = reader.length_bytes();
+        // Before the file is cut: the reader reads ahead, up to the length that it knows.
+        let partial = reader.sector_before(whole)?;
         if read.directory_offset_bytes.is_none() {
             check_tail(name, (&mut reader, whole), is_last, (store, scan.sequence))?;
             if !is_zeros(&mut reader, whole)? {
@@ -151,8 +153,7 @@ impl Recovery<'_> {
                 length = whole;
             }
         }
-        let tail =
-            End { end_bytes: whole, partial: reader.sector_before(whole)?, length_bytes: length };
+        let tail = End { end_bytes: whole, partial, length_bytes: length };
         let end = FileEnd { store, tail, directory_offset_bytes: read.directory_offset_bytes };
         self.register(segment, read.directory, &end);
         Ok(end)
