@@ -9,7 +9,6 @@
 //! by window, with one look-up for each window that has entries. So a chain of many small layers,
 //! as containers and commits leave them, costs one short scan a layer, not one a layer and window.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -105,7 +104,13 @@ impl Loaded {
 fn lists(runs: &[Run]) -> Vec<(u64, OwnWindow)> {
     let spans = runs.iter().map(windows_beside);
     let short = spans.filter(|(start, end)| end - start <= LISTED_WINDOWS_MAX);
-    let windows: BTreeSet<u64> = short.flat_map(|(start, end)| start..end).collect();
+    // The runs are in order, and so are their spans, which overlap.
+    let mut listed = 0;
+    let windows = short.flat_map(|(start, end)| {
+        let fresh = start.max(listed)..end;
+        listed = end;
+        fresh
+    });
     let list = |window: u64| {
         let (start, end) = (window * WINDOW_BLOCKS, (window + 1) * WINDOW_BLOCKS);
         let first = runs.partition_point(|run| run.end() < start);
@@ -113,7 +118,7 @@ fn lists(runs: &[Run]) -> Vec<(u64, OwnWindow)> {
             runs[first..].iter().take_while(|run| run.first <= end).copied().collect();
         (window, Arc::new(list))
     };
-    windows.into_iter().map(list).collect()
+    windows.map(list).collect()
 }
 
 #[cfg(test)]

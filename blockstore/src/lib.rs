@@ -19,7 +19,7 @@
 //! - `log`, `segments`, `segment_format`: chunks and commit records on the disk.
 //! - `record`, `codec`: the values of the index.
 //! - `reclaim`, `compact`, `background`: taking back what nothing names.
-//! - `scrub`: reading all that is stored, slowly, for ever.
+//! - `scrub`: reading all that is stored, slowly, once a day.
 //! - `check`: the invariants I1 to I7; `repair`: back to them, and what that costs.
 //! - [`kv`], [`disk`]: the seam at the bottom, each with a form that fails on demand.
 //!

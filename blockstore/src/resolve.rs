@@ -32,7 +32,7 @@ use crate::own_runs::{OwnRuns, OwnWindow};
 use crate::record::{LayerRecord, LayerState, Run, key, split_two};
 use crate::transaction::Touched;
 use crate::units::WINDOW_BLOCKS;
-use crate::window::Window;
+use crate::window::{Canvas, Window};
 
 /// Bytes that a cached window takes in memory beside its runs, about.
 const WINDOW_MEMORY_BYTES: u64 = 160;
@@ -198,41 +198,40 @@ impl Resolver {
         if !self.owns(layer, &state, window)? {
             return Ok(below);
         }
-        let resolved = Arc::new(below.overlaid(&self.own_runs(layer, window)?));
+        let own = self.own_list(layer, window)?;
+        let resolved = Arc::new(below.overlaid(&inside(&own, window)));
         self.windows.insert(self.cache_key(layer, window), Arc::clone(&resolved));
         Ok(resolved)
     }
 
     fn walk_frozen(&self, layer: LayerId, window: u64) -> Result<Arc<Window>> {
-        let mut owners = Vec::new();
-        let mut base = Arc::new(Window::default());
+        let mut canvas = Canvas::new(window);
+        let mut below = None;
         let mut next = Some(layer);
-        while let Some(current) = next {
-            if let Some(found) = self.windows.get(&self.cache_key(current, window)) {
-                base = found;
+        while let Some(current) = next.filter(|_| !canvas.is_full()) {
+            below = self.windows.get(&self.cache_key(current, window));
+            if below.is_some() {
                 break;
             }
             let state = self.layer(current)?;
             if self.owns(current, &state, window)? {
-                owners.push(current);
+                canvas.add(&self.own_list(current, window)?);
             }
             next = state.parent;
         }
-        for owner in owners.into_iter().rev() {
-            base = Arc::new(base.overlaid(&self.own_runs(owner, window)?));
-        }
-        self.windows.insert(self.cache_key(layer, window), Arc::clone(&base));
-        Ok(base)
+        let below = below.unwrap_or_default();
+        let resolved = if canvas.is_blank() { below } else { Arc::new(canvas.over(&below)) };
+        self.windows.insert(self.cache_key(layer, window), Arc::clone(&resolved));
+        Ok(resolved)
     }
 
-    /// The layer's own entries in a window, in window coordinates.
-    fn own_runs(&self, layer: LayerId, window: u64) -> Result<Vec<Run>> {
+    /// The layer's own entries that meet a window, whole.
+    fn own_list(&self, layer: LayerId, window: u64) -> Result<OwnWindow> {
         if let Some(own) = self.own.get(layer, window) {
-            return Ok(inside(&own, window));
+            return Ok(own);
         }
         let start = window * WINDOW_BLOCKS;
-        let end = start + WINDOW_BLOCKS;
-        Ok(inside(&whole_runs(self.kv.as_ref(), layer, (start, end))?, window))
+        Ok(Arc::new(whole_runs(self.kv.as_ref(), layer, (start, start + WINDOW_BLOCKS))?))
     }
 
     /// The layer's own entries that meet or touch a window, whole, for one who will write to it.

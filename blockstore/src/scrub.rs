@@ -1,4 +1,4 @@
-//! Reads and verifies every live chunk again and again, slowly, so that damage is found while a
+//! Reads and verifies every live chunk, slowly, at most once a day, so that damage is found while a
 //! copy of what it hit may still be had.
 //!
 //! ```text
@@ -27,6 +27,10 @@ use crate::segment_format::{PAGE_ENTRIES, Place, restore_block};
 /// The time that a slice is for.
 pub(crate) const PERIOD: Duration = Duration::from_secs(1);
 
+/// Between the end of a pass and the next: a disk does not decay in an hour, and a small store
+/// would be read without end.
+const REST: Duration = Duration::from_hours(24);
+
 /// Slices after which the place is kept: a restart repeats a minute's work.
 const SLICES_A_NOTE: u64 = 60;
 
@@ -46,6 +50,13 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
+    /// The last pass ended lately, and no other has begun. A clock that was set back, far, ends the
+    /// rest: the next pass sets the time right.
+    fn rests(self, now_seconds: u64) -> bool {
+        let is_between = (self.segment, self.index) == (0, 0);
+        is_between && now_seconds.abs_diff(self.finished_at_seconds) < REST.as_secs()
+    }
+
     pub(crate) const fn segment(self) -> u64 {
         self.segment
     }
@@ -83,8 +94,12 @@ impl Scrub {
     }
 }
 
-/// One slice; nothing if the rate is 0, or if others need the disk more.
+/// One slice; nothing if the rate is 0, if others need the disk more, or between passes.
 pub(crate) fn slice(core: &Core) -> Result<()> {
+    slice_at(core, core.clock.now().seconds())
+}
+
+fn slice_at(core: &Core, now_seconds: u64) -> Result<()> {
     let budget_bytes = core.options.scrub_bytes_per_second;
     let is_busy = core.files.dirty_bytes() > core.budget.dirty_bytes / 2;
     if budget_bytes == 0 || is_busy {
@@ -94,10 +109,15 @@ pub(crate) fn slice(core: &Core) -> Result<()> {
     // Only the one thread that scrubs changes the state, and whoever asks for figures waits for
     // no disk.
     let before = core.scrub.state.lock().progress;
+    if before.is_some_and(|progress| progress.rests(now_seconds)) {
+        return Ok(());
+    }
+    // A start begins without a rest: what was known to be damaged is to be found again.
     let before = before.map_or_else(|| load(core), Ok)?;
     let after = {
         let Some(_gc) = core.gc.try_lock() else { return Ok(()) };
-        walk(core, before, budget_bytes, &mut damaged)?
+        let walked = walk(core, before, budget_bytes, &mut damaged)?;
+        walked.unwrap_or(Progress { segment: 0, index: 0, finished_at_seconds: now_seconds })
     };
     let is_new_pass = after.finished_at_seconds != before.finished_at_seconds;
     let (is_due, may_search) = {
@@ -139,20 +159,17 @@ fn store(core: &Core, progress: Progress) -> Result<()> {
     core.kv.apply(&vec![Write { family: Family::Meta, key, value }])
 }
 
-/// Goes on from a place until the budget is used up, or the pass ends.
+/// Goes on from a place until the budget is used up; `None` when the pass ended.
 fn walk(
     core: &Core,
     from: Progress,
     budget_bytes: u64,
     damaged: &mut Vec<ChunkId>,
-) -> Result<Progress> {
+) -> Result<Option<Progress>> {
     let mut at = from;
     let mut left_bytes = budget_bytes;
     while left_bytes > 0 {
-        let Some((segment, chunks)) = next_segment(core, at.segment) else {
-            let finished_at_seconds = core.clock.now().seconds();
-            return Ok(Progress { segment: 0, index: 0, finished_at_seconds });
-        };
+        let Some((segment, chunks)) = next_segment(core, at.segment) else { return Ok(None) };
         if segment.get() != at.segment {
             at = Progress { segment: segment.get(), index: 0, ..at };
         }
@@ -166,7 +183,7 @@ fn walk(
         left_bytes = left_bytes.saturating_sub(verify_page(core, first, count, damaged)?);
         at.index += count;
     }
-    Ok(at)
+    Ok(Some(at))
 }
 
 /// The first segment from a number on, and the chunks given out in it.
@@ -255,10 +272,16 @@ mod tests {
         file.sync().unwrap();
     }
 
-    /// Slices until the next pass ends.
+    fn scrubbed_bytes(world: &World) -> u64 {
+        crate::stats::stats(&world.core).scrubbed_bytes
+    }
+
+    /// Slices until the next pass ends, a rest after the last.
     fn pass(world: &World) -> usize {
+        let last = world.core.scrub.progress().finished_at_seconds;
+        let now_seconds = last.max(world.core.clock.now().seconds()) + REST.as_secs();
         let slices = (1..1000).find(|_| {
-            slice(&world.core).unwrap();
+            slice_at(&world.core, now_seconds).unwrap();
             world.core.scrub.progress().segment == 0
         });
         slices.unwrap()
@@ -306,8 +329,28 @@ mod tests {
         assert_eq!(world.core.scrub.progress(), Progress::default());
         slice(&world.core).unwrap();
         let now = world.core.scrub.progress();
-        assert_eq!(now, Progress { segment: 1, index: 256, ..ended });
+        assert_eq!(now, Progress { segment: 1, index: 256, ..ended }, "a start does not rest");
         assert_eq!(Progress::decode(&now.encode()).unwrap(), now);
+    }
+
+    #[test]
+    fn a_day_lies_between_passes_and_none_inside_one() {
+        let world = slow();
+        let file = world.create("one");
+        world.put(file, 0, &(1..=600).collect::<Vec<u64>>());
+        pass(&world);
+        let (ended, read_bytes) = (world.core.scrub.progress(), scrubbed_bytes(&world));
+        let day = ended.finished_at_seconds..ended.finished_at_seconds + REST.as_secs();
+        for now_seconds in [day.start, day.end - 1] {
+            slice_at(&world.core, now_seconds).unwrap();
+            assert_eq!(world.core.scrub.progress(), ended);
+        }
+        assert_eq!(scrubbed_bytes(&world), read_bytes);
+        slice_at(&world.core, day.end).unwrap();
+        slice_at(&world.core, day.end).unwrap();
+        assert_eq!(world.core.scrub.progress(), Progress { segment: 1, index: 512, ..ended });
+        // A clock that was wrong does not keep the next pass away.
+        assert!(!ended.rests(ended.finished_at_seconds - REST.as_secs()));
     }
 
     #[test]
@@ -324,6 +367,6 @@ mod tests {
         let world = World::new(crate::testing::options(1 << 20), None);
         assert_eq!(world.core.options.scrub_bytes_per_second, 0);
         slice(&world.core).unwrap();
-        assert_eq!(crate::stats::stats(&world.core).scrubbed_bytes, 0);
+        assert_eq!(scrubbed_bytes(&world), 0);
     }
 }

@@ -1,4 +1,8 @@
 //! A window of a file as it reads: the unit in which resolved layers are cached.
+//!
+//! One list of entries goes over a window as an overlay, run by run. The lists of many layers are
+//! laid under each other block by block, from the highest down, until no block is open
+//! ([`Canvas`]).
 
 use crate::record::{Run, Target};
 use crate::units::WINDOW_BLOCKS;
@@ -61,14 +65,6 @@ impl Window {
         let mut below = self.runs.iter();
         let mut current = below.next().copied();
         let mut covered = 0;
-        let keep = |runs: &mut Vec<Run>, run: Run| match runs.last_mut() {
-            Some(last)
-                if last.end() == run.first && last.target.continues(last.count, run.target) =>
-            {
-                last.count += run.count;
-            }
-            _ => runs.push(run),
-        };
         let end_of_window = Run { first: WINDOW_BLOCKS, count: 1, target: Target::Hole };
         for over in own.iter().chain([&end_of_window]) {
             // What lies below and before this entry shows through.
@@ -90,11 +86,79 @@ impl Window {
     }
 }
 
+/// The blocks of a window while its layers are walked from the highest down: the first that has
+/// an entry for a block decides what the block is.
+#[derive(Debug)]
+pub(crate) struct Canvas {
+    /// The window's first block in the file.
+    start: u64,
+    blocks: [Option<Target>; WINDOW_BLOCKS as usize],
+    open: usize,
+}
+
+impl Canvas {
+    pub(crate) fn new(window: u64) -> Self {
+        let blocks = [None; WINDOW_BLOCKS as usize];
+        Self { start: window * WINDOW_BLOCKS, open: blocks.len(), blocks }
+    }
+
+    /// No layer further down can be seen.
+    pub(crate) fn is_full(&self) -> bool {
+        self.open == 0
+    }
+
+    /// No layer had an entry yet.
+    pub(crate) fn is_blank(&self) -> bool {
+        self.open == self.blocks.len()
+    }
+
+    /// Lays the entries of a layer under what is there: whole, in the file's coordinates.
+    pub(crate) fn add(&mut self, entries: &[Run]) {
+        let (start, end) = (self.start, self.start + WINDOW_BLOCKS);
+        for run in entries.iter().filter_map(|run| run.cut(start, end)) {
+            self.lay(Run { first: run.first - start, ..run });
+        }
+    }
+
+    /// What is seen, with the window of all layers further down under it.
+    pub(crate) fn over(mut self, below: &Window) -> Window {
+        below.runs.iter().for_each(|run| self.lay(*run));
+        let mut runs = Vec::new();
+        for (first, target) in (0..).zip(self.blocks) {
+            if let Some(target) = target.filter(|target| *target != Target::Hole) {
+                keep(&mut runs, Run { first, count: 1, target });
+            }
+        }
+        Window { runs }
+    }
+
+    fn lay(&mut self, run: Run) {
+        let blocks = usize::try_from(run.first).ok().and_then(|first| self.blocks.get_mut(first..));
+        for (step, block) in (0..run.count).zip(blocks.unwrap_or_default()) {
+            if block.is_none() {
+                *block = Some(run.target.skip(step));
+                self.open -= 1;
+            }
+        }
+    }
+}
+
+/// Adds a run behind the others; what goes on with the last becomes part of it.
+fn keep(runs: &mut Vec<Run>, run: Run) {
+    match runs.last_mut() {
+        Some(last) if last.end() == run.first && last.target.continues(last.count, run.target) => {
+            last.count += run.count;
+        }
+        _ => runs.push(run),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::id::ChunkId;
     use proptest::prelude::*;
+    use std::collections::BTreeSet;
 
     fn runs() -> impl Strategy<Value = Vec<Run>> {
         prop::collection::vec((0u64..256, 1u64..40, prop::option::of(1u64..10)), 0..12).prop_map(
@@ -120,6 +184,23 @@ mod tests {
         )
     }
 
+    /// The same entries in a file, where the window begins at `start`: the outer ones, if they
+    /// are chunks at its edges, are parts of longer ones.
+    fn reaching_out(runs: Vec<Run>, start: u64) -> Vec<Run> {
+        let in_file = |run: Run| match run.target {
+            Target::Chunks(chunk) if run.first == 0 && start > 0 => Run {
+                first: start - 5,
+                count: run.count + 5,
+                target: Target::Chunks(ChunkId::from_raw(chunk.get() - 5)),
+            },
+            _ => {
+                let over = if run.end() == WINDOW_BLOCKS { 7 } else { 0 };
+                Run { first: start + run.first, count: run.count + over, ..run }
+            }
+        };
+        runs.into_iter().map(in_file).collect()
+    }
+
     proptest! {
         #[test]
         fn an_overlay_shows_what_is_above_else_what_is_below(below in runs(), above in runs()) {
@@ -137,6 +218,24 @@ mod tests {
                 prop_assert_eq!(target, expected, "block {}", block);
             }
             prop_assert!(result.runs().windows(2).all(|pair| pair[0].end() <= pair[1].first));
+        }
+
+        #[test]
+        fn many_layers_at_once_show_what_they_show_one_by_one(
+            below in runs(),
+            layers in prop::collection::vec(runs(), 0..6),
+            window in 0u64..3,
+        ) {
+            let below = Window::default().overlaid(&below);
+            let expected = layers.iter().fold(below.clone(), |window, own| window.overlaid(own));
+            let mut canvas = Canvas::new(window);
+            let mut decided = BTreeSet::new();
+            for own in layers.into_iter().rev() {
+                decided.extend(own.iter().flat_map(|run| run.first..run.end()));
+                canvas.add(&reaching_out(own, window * WINDOW_BLOCKS));
+                prop_assert_eq!(canvas.is_full(), decided.len() == 256);
+            }
+            prop_assert_eq!(canvas.over(&below), expected);
         }
     }
 }

@@ -87,7 +87,7 @@ class Machine:
         command = [
             "qemu-system-x86_64", "-accel", ACCELERATOR, "-cpu", "max", "-smp", "2",
             "-m", str(MEMORY_MEBIBYTES), "-kernel", str(kernel), "-initrd", str(initramfs),
-            "-append", "console=ttyS0 quiet panic=-1 mitigations=off nokaslr",
+            "-append", "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check",
             "-no-reboot", "-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none",
             "-serial", f"file:{self.console_path}",
             "-netdev", "user,id=network", "-device", "virtio-net-pci,netdev=network",
