@@ -9,8 +9,6 @@
 //! by window, with one look-up for each window that has entries. So a chain of many small layers,
 //! as containers and commits leave them, costs one short scan a layer, not one a layer and window.
 
-use std::sync::Arc;
-
 use crate::error::{Error, Result};
 use crate::id::LayerId;
 use crate::kv::{Family, KvRead, Step};
@@ -114,9 +112,8 @@ fn lists(runs: &[Run]) -> Vec<(u64, OwnWindow)> {
     let list = |window: u64| {
         let (start, end) = (window * WINDOW_BLOCKS, (window + 1) * WINDOW_BLOCKS);
         let first = runs.partition_point(|run| run.end() < start);
-        let list: Vec<Run> =
-            runs[first..].iter().take_while(|run| run.first <= end).copied().collect();
-        (window, Arc::new(list))
+        let behind = runs.partition_point(|run| run.first <= end);
+        (window, OwnWindow::from(&runs[first..behind]))
     };
     windows.map(list).collect()
 }

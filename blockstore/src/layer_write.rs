@@ -114,7 +114,7 @@ fn write_targets(
         };
         let known = ground.windows.get(&window);
         let runs = match known.filter(|_| holds) {
-            Some(known) => known.own.as_ref().clone(),
+            Some(known) => known.own.to_vec(),
             None => mapping::beside_window(txn, layer, window)?,
         };
         let mut current = Written { window, runs, has_data: false };
@@ -294,7 +294,7 @@ fn touched(layer: LayerId, written: Vec<Written>, stale: Vec<(u64, u64)>) -> Tou
             }),
         }
     }
-    let known = written.into_iter().map(|part| (part.window, Arc::new(part.runs))).collect();
+    let known = written.into_iter().map(|part| (part.window, part.runs.into())).collect();
     Touched { layer, windows, stale, known }
 }
 

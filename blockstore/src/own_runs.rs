@@ -22,7 +22,7 @@ use crate::record::Run;
 use crate::units::WINDOW_BLOCKS;
 
 /// The entries that meet or touch one window, whole, in order.
-pub(crate) type OwnWindow = Arc<Vec<Run>>;
+pub(crate) type OwnWindow = Arc<[Run]>;
 
 /// Bytes that a cached list takes in memory beside its runs, about.
 const LIST_MEMORY_BYTES: u64 = 160;
@@ -42,7 +42,7 @@ struct ListWeight;
 
 impl Weighter<(LayerId, u32, u64), OwnWindow> for ListWeight {
     fn weight(&self, _: &(LayerId, u32, u64), runs: &OwnWindow) -> u64 {
-        let bytes = runs.capacity() * size_of::<Run>();
+        let bytes = size_of_val::<[Run]>(runs);
         LIST_MEMORY_BYTES + u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 }

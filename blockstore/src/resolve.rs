@@ -18,7 +18,7 @@
 use std::collections::HashMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use quick_cache::Weighter;
@@ -54,6 +54,9 @@ pub(crate) struct Layer {
     pub(crate) is_open: bool,
     /// Loaded at first use.
     windows: Mutex<Option<Windows>>,
+    /// A window of it was resolved and cached, maybe long ago. In a chain of layers few are ever
+    /// looked up themselves, and the others need no look into the cache.
+    was_resolved: AtomicBool,
 }
 
 /// A cached window weighs what its runs take.
@@ -209,11 +212,13 @@ impl Resolver {
         let mut below = None;
         let mut next = Some(layer);
         while let Some(current) = next.filter(|_| !canvas.is_full()) {
-            below = self.windows.get(&self.cache_key(current, window));
-            if below.is_some() {
-                break;
-            }
             let state = self.layer(current)?;
+            if state.was_resolved.load(Ordering::Relaxed) {
+                below = self.windows.get(&self.cache_key(current, window));
+                if below.is_some() {
+                    break;
+                }
+            }
             if self.owns(current, &state, window)? {
                 canvas.add(&self.own_list(current, window)?);
             }
@@ -221,6 +226,7 @@ impl Resolver {
         }
         let below = below.unwrap_or_default();
         let resolved = if canvas.is_blank() { below } else { Arc::new(canvas.over(&below)) };
+        self.layer(layer)?.was_resolved.store(true, Ordering::Relaxed);
         self.windows.insert(self.cache_key(layer, window), Arc::clone(&resolved));
         Ok(resolved)
     }
@@ -231,7 +237,7 @@ impl Resolver {
             return Ok(own);
         }
         let start = window * WINDOW_BLOCKS;
-        Ok(Arc::new(whole_runs(self.kv.as_ref(), layer, (start, start + WINDOW_BLOCKS))?))
+        Ok(whole_runs(self.kv.as_ref(), layer, (start, start + WINDOW_BLOCKS))?.into())
     }
 
     /// The layer's own entries that meet or touch a window, whole, for one who will write to it.
@@ -244,8 +250,7 @@ impl Resolver {
             OwnWindow::default()
         } else {
             let (start, behind) = (window * WINDOW_BLOCKS, (window + 1) * WINDOW_BLOCKS + 1);
-            let runs = whole_runs(self.kv.as_ref(), layer, (start.saturating_sub(1), behind))?;
-            Arc::new(runs)
+            whole_runs(self.kv.as_ref(), layer, (start.saturating_sub(1), behind))?.into()
         };
         self.own.put(layer, window, Arc::clone(&own));
         Ok(own)
@@ -399,6 +404,8 @@ impl Resolver {
                 let fresh = in_memory(record);
                 if let Some(old) = self.layers.get(&id) {
                     *fresh.windows.lock() = old.windows.lock().take();
+                    let was_resolved = old.was_resolved.load(Ordering::Relaxed);
+                    fresh.was_resolved.store(was_resolved, Ordering::Relaxed);
                     self.layers.insert(id, Arc::new(fresh));
                 }
             }
@@ -411,6 +418,7 @@ fn in_memory(record: &LayerRecord) -> Layer {
         parent: record.parent,
         is_open: matches!(record.state, LayerState::Open(_)),
         windows: Mutex::new(None),
+        was_resolved: AtomicBool::new(false),
     }
 }
 
