@@ -2,7 +2,9 @@
 //!
 //! Both files are written with the same pattern in the same order, so that both end in as many
 //! runs of blocks; but in the deep one a snapshot is taken after each pass, so that each pass is
-//! a layer of its own, and every layer has blocks in every window.
+//! a layer of its own, and every layer has blocks in every window. They are written by turns, pass
+//! by pass. After an opening both are read; what is read first also warms what both need, so each
+//! round opens the store for each order.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -43,8 +45,8 @@ const READ_STRIDE_BLOCKS: u64 = 12_289;
 /// How long one sample of reads of 4 KiB takes.
 const SAMPLE_TIME: Duration = Duration::from_millis(200);
 
-/// Samples of these in a round: they are short, and what else the machine does weighs on them.
-const CACHED_TURNS: usize = 4;
+/// Samples of these for each order of a round: they are short, and what else the machine does weighs on them.
+const CACHED_TURNS: usize = 2;
 
 /// The deep file may be slower by this much.
 const RATIO_MIN: f64 = 0.9;
@@ -54,9 +56,7 @@ pub(super) fn run(context: &Context, stop: &Stop) -> Result<Vec<Row>, Failure> {
     let folder = folder(context)?;
     let data_dir = folder.path().join("data");
     let mut store = Store::open(options(&data_dir))?;
-    let deep = write_passes(&store, "deep.img", true, stop)?;
-    let flat = write_passes(&store, "flat.img", false, stop)?;
-    let files = Files { deep, flat };
+    let files = write_passes(&store, stop)?;
     let of = |key: &str, unit: &str, work: &str| Row {
         subject: format!("{LAYERS} layers"),
         rival: Some("1 layer".to_owned()),
@@ -80,17 +80,18 @@ pub(super) fn run(context: &Context, stop: &Stop) -> Result<Vec<Row>, Failure> {
         "first 4 KiB read in each window after opening the store, windows resolved anew",
     );
     progress("reads by turns");
-    for round in 0..context.rounds {
-        // What is read first after opening also warms what both need: each is it in turn.
-        let deep_first = round % 2 == 0;
-        store = reopen(store, &data_dir)?;
-        files.by_turns(deep_first, &mut first_touch, |file| touch_windows(&store, file, stop))?;
-        store = reopen(store, &data_dir)?;
-        files.by_turns(deep_first, &mut anew, |file| read_sequentially(&store, file, stop))?;
-        // All is cached from here on.
-        for turn in 0..CACHED_TURNS {
-            let deep_first = (round + turn) % 2 == 0;
-            files.by_turns(deep_first, &mut cached, |file| read_randomly(&store, file, stop))?;
+    for _ in 0..context.rounds {
+        for deep_first in [true, false] {
+            store = reopen(store, &data_dir)?;
+            files
+                .by_turns(deep_first, &mut first_touch, |file| touch_windows(&store, file, stop))?;
+            store = reopen(store, &data_dir)?;
+            files.by_turns(deep_first, &mut anew, |file| read_sequentially(&store, file, stop))?;
+            // All is cached from here on.
+            for _ in 0..CACHED_TURNS {
+                files
+                    .by_turns(deep_first, &mut cached, |file| read_randomly(&store, file, stop))?;
+            }
         }
     }
     Ok(vec![cached, anew, first_touch])
@@ -137,29 +138,35 @@ fn options(data_dir: &Path) -> Options {
     options
 }
 
-/// Writes all passes; of a deep file each becomes a layer.
-fn write_passes(store: &Store, path: &str, is_deep: bool, stop: &Stop) -> Result<InodeId, Failure> {
-    let path = FilePath::parse(path)?;
-    let inode = store.create_file(&path, FILE_BLOCKS * BLOCK_BYTES_U64)?.attributes.inode;
-    let mut content = Content::new(if is_deep { 31 } else { 32 });
-    for first in (0..FILE_BLOCKS).step_by(1024) {
-        let data = content.blocks(1024);
-        store.write(inode, first * BLOCK_BYTES_U64, data, Stability::Unstable)?;
+/// Writes all passes to both files; of the deep one each becomes a layer.
+fn write_passes(store: &Store, stop: &Stop) -> Result<Files, Failure> {
+    let (deep_path, flat_path) = (FilePath::parse("deep.img")?, FilePath::parse("flat.img")?);
+    let create = |path| store.create_file(path, FILE_BLOCKS * BLOCK_BYTES_U64);
+    let deep = create(&deep_path)?.attributes.inode;
+    let flat = create(&flat_path)?.attributes.inode;
+    let mut content = Content::new(31);
+    for file in [deep, flat] {
+        for first in (0..FILE_BLOCKS).step_by(1024) {
+            let data = content.blocks(1024);
+            store.write(file, first * BLOCK_BYTES_U64, data, Stability::Unstable)?;
+        }
+        store.commit(file)?;
     }
     for pass in 1..LAYERS {
         stop.check()?;
-        store.commit(inode)?;
-        if is_deep {
-            store.snapshot(&path, SnapshotRequest::default())?;
-        }
-        for strip in 0..FILE_BLOCKS / PASS_STRIDE_BLOCKS {
-            let block = strip * PASS_STRIDE_BLOCKS + 2 * pass % PASS_STRIDE_BLOCKS;
-            let data = content.blocks(1);
-            store.write(inode, block * BLOCK_BYTES_U64, data, Stability::Unstable)?;
+        store.snapshot(&deep_path, SnapshotRequest::default())?;
+        // Who was written last has no place of its own.
+        let turns = if pass % 2 == 0 { [deep, flat] } else { [flat, deep] };
+        for file in turns {
+            for strip in 0..FILE_BLOCKS / PASS_STRIDE_BLOCKS {
+                let block = strip * PASS_STRIDE_BLOCKS + 2 * pass % PASS_STRIDE_BLOCKS;
+                let data = content.blocks(1);
+                store.write(file, block * BLOCK_BYTES_U64, data, Stability::Unstable)?;
+            }
+            store.commit(file)?;
         }
     }
-    store.commit(inode)?;
-    Ok(inode)
+    Ok(Files { deep, flat })
 }
 
 /// Reads one block; answers an error for a short read.
