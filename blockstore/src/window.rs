@@ -86,20 +86,23 @@ impl Window {
     }
 }
 
+#[expect(clippy::cast_possible_truncation, reason = "256")]
+const SLOTS: usize = WINDOW_BLOCKS as usize;
+
 /// The blocks of a window while its layers are walked from the highest down: the first that has
 /// an entry for a block decides what the block is.
 #[derive(Debug)]
 pub(crate) struct Canvas {
     /// The window's first block in the file.
     start: u64,
-    blocks: [Option<Target>; WINDOW_BLOCKS as usize],
+    blocks: [Option<Target>; SLOTS],
     open: usize,
 }
 
 impl Canvas {
     pub(crate) fn new(window: u64) -> Self {
-        let blocks = [None; WINDOW_BLOCKS as usize];
-        Self { start: window * WINDOW_BLOCKS, open: blocks.len(), blocks }
+        let blocks = [None; SLOTS];
+        Self { start: window * WINDOW_BLOCKS, open: SLOTS, blocks }
     }
 
     /// No layer further down can be seen.
@@ -109,7 +112,7 @@ impl Canvas {
 
     /// No layer had an entry yet.
     pub(crate) fn is_blank(&self) -> bool {
-        self.open == self.blocks.len()
+        self.open == SLOTS
     }
 
     /// Lays the entries of a layer under what is there: whole, in the file's coordinates.
