@@ -233,7 +233,7 @@ pub(crate) fn load(
                 let file = disk.open(name)?;
                 let mut reader = Reader::begin(file.as_ref(), name)?;
                 while let Some(batch) = reader.next_part()? {
-                    kv.apply(&batch)?;
+                    reserve::fill_index(kv, disk, &batch)?;
                 }
                 return Ok(Ok(Loaded { name, entries }));
             }

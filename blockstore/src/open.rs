@@ -139,14 +139,8 @@ pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk
     }
     let budget = Budget::of(options);
     let open = || RocksKv::open(&path, budget.index_bytes);
-    let kv = match open() {
-        // It writes as it opens; what it deletes then, and what is deleted later, makes room.
-        Err(error) if reserve::is_full(&error) && disk.reserved_bytes() > 0 => {
-            disk.reserve(0)?;
-            open()?
-        }
-        outcome => outcome?,
-    };
+    // It writes as it opens; what it deletes then, and what is deleted later, makes room.
+    let kv = reserve::or_give_back(&disk, open)?;
     Ok((Arc::new(kv), Arc::new(disk)))
 }
 
@@ -182,7 +176,9 @@ pub(crate) fn open_core(
     let recent_bytes = options.recent_chunks_max.map_or(budget.directories_bytes / 2, |chunks| {
         u64::try_from(chunks).unwrap_or(u64::MAX).saturating_mul(RECENT_CHUNK_BYTES)
     });
-    let dedup = DedupIndex::open(kv.as_ref(), &segments, ids.into_iter(), recent_bytes)?;
+    let dedup = reserve::or_give_back(disk.as_ref(), || {
+        DedupIndex::open(kv.as_ref(), &segments, ids.iter().copied(), recent_bytes)
+    })?;
     let file_bytes = total_bytes(disk.as_ref(), &segments)?;
     let (store, handle_key, counters) = identity(kv.as_ref(), &recovered)?;
     let start = LogPosition { segment: kept_from, offset_bytes: 0, sequence: 0 };
@@ -247,7 +243,7 @@ fn recover(
         apply: &mut |mut batch, position| {
             let key = key::META_POSITION.to_vec();
             batch.push(Write { family: Family::Meta, key, value: Some(position.encode()) });
-            kv.apply(&batch)
+            reserve::fill_index(kv.as_ref(), disk.as_ref(), &batch)
         },
     }
     .run()

@@ -17,6 +17,7 @@ use crate::index_copy;
 use crate::kv::{Kv, RocksKv};
 use crate::open::{self, Opening};
 use crate::options::Options;
+use crate::reserve;
 use crate::segment_format::{FILE_HEADER_BYTES, decode_file_header};
 use crate::store::Store;
 
@@ -69,7 +70,8 @@ fn rebuild_local(options: &Options) -> Result<Rebuilt> {
     let new = data_dir.join(NEW_INDEX);
     remove_folder(&new)?;
     let mut rebuilt = {
-        let kv = RocksKv::open(&new, Budget::of(options).index_bytes)?;
+        let open = || RocksKv::open(&new, Budget::of(options).index_bytes);
+        let kv = reserve::or_give_back(disk.as_ref(), open)?;
         rebuild(Arc::new(kv), disk, options.clone())?
     };
     rebuilt.set_aside = swap(data_dir, &new)?;

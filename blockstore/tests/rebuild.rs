@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use common::{Fixture, assert_sound, bytes, content, open, options, path};
 use slackwater_blockstore::disk::{Disk, Fault, FileName, FileRole, MemoryDisk};
-use slackwater_blockstore::kv::{Family, Kv, MemoryKv};
+use slackwater_blockstore::kv::{Family, Kv, KvFault, MemoryKv};
 use slackwater_blockstore::{
     Error, ErrorKind, FilePath, Rebuilt, SnapshotId, SnapshotRequest, Source, Stability, Store,
 };
@@ -359,4 +359,29 @@ fn an_index_that_is_lost_is_not_taken_for_a_new_store() {
     assert!(matches!(error, Error::IndexLost { .. }), "{error}");
     assert!(error.to_string().contains("slackwaterd check --rebuild"), "{error}");
     assert_eq!(disk.list().unwrap(), before);
+}
+
+/// The disk is full but for the reserve while an index is filled.
+#[test]
+fn a_replay_gets_the_reserve() {
+    let (fixture, _) = compacted();
+    let (mut starts, mut rebuilds) = (0, 0);
+    for nth in 0..40 {
+        let full = |disk: &MemoryDisk, kv: &MemoryKv| {
+            disk.reserve(1 << 20).unwrap();
+            kv.inject(KvFault::NoSpace(nth));
+        };
+        let (kv, disk) = (Arc::new(MemoryKv::new()), fixture.disk.crash(|| true));
+        full(&disk, &kv);
+        let (index, medium): (Arc<dyn Kv>, Arc<dyn Disk>) = (kv.clone(), Arc::new(disk.clone()));
+        Store::rebuild_index_with(index, medium, options()).unwrap();
+        rebuilds += u64::from(!kv.disarm() && disk.reserved_bytes() == 0);
+
+        let (kv, disk) = (Arc::new(fixture.kv.crash()), fixture.disk.crash(|| true));
+        full(&disk, &kv);
+        assert_sound(&open(&kv, &disk).unwrap());
+        starts += u64::from(!kv.disarm() && disk.reserved_bytes() == 0);
+    }
+    assert!(rebuilds > 3, "{rebuilds}");
+    println!("{starts} starts, {rebuilds} rebuilds without room");
 }
