@@ -1,6 +1,8 @@
 //! The log by itself, on a medium in memory and on a real one: tails rewritten at every
 //! alignment, zeros ahead, power cuts between, and the bytes that files take.
 
+mod forged;
+
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -9,7 +11,7 @@ use super::*;
 use crate::disk::{Fault, LocalDisk, MemoryDisk};
 use crate::id::ContentHash;
 use crate::kv::{Family, Write};
-use crate::segment_format::Codec;
+use crate::segment_format::{Codec, stream};
 
 const SECTOR: u64 = crate::disk::SECTOR_BYTES_U64;
 
