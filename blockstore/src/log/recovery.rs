@@ -47,15 +47,18 @@ impl Recovery<'_> {
         // killed before its sync. It must outlast a power cut before anything is built on it:
         // the names here, the bytes of each file as it is read.
         self.disk.sync_names()?;
-        let files = self.disk.list()?;
-        let last_number = files.iter().map(|name| name.number.get()).max().unwrap_or(0);
-        let mut logs: Vec<SegmentId> = files
+        let mut logs: Vec<SegmentId> = self
+            .disk
+            .list()?
             .iter()
             .filter(|name| name.role == FileRole::Log)
             .map(|name| name.number)
             .filter(|&number| self.position.is_none_or(|at| number >= at.segment))
             .collect();
         self.drop_headless(&mut logs)?;
+        // Without the file that was dropped: the log of a new store begins with number 1.
+        let numbers = self.disk.list()?.into_iter().map(|name| name.number.get());
+        let last_number = numbers.max().unwrap_or(0);
         match (self.position, logs.first()) {
             (None, None) => return self.fresh(last_number),
             (Some(at), first) if first != Some(&at.segment) => {
@@ -110,8 +113,13 @@ impl Recovery<'_> {
     }
 
     fn fresh(self, last_number: u64) -> Result<Recovered> {
+        if last_number > 0 {
+            let reason =
+                "there is no log file, yet other files of a store are there: the log was lost";
+            return Err(Error::corrupt("log", reason));
+        }
         let store = StoreId::random();
-        let segment = SegmentId::new(last_number + 1);
+        let segment = SegmentId::new(1);
         let (file, end) = create_log_file(self.disk.as_ref(), store, segment)?;
         self.segments.put_open(segment, log_file(segment), Directory::default());
         let log = Log {
@@ -121,7 +129,7 @@ impl Recovery<'_> {
             store,
             segment,
             sequence: 0,
-            next_number: last_number + 2,
+            next_number: 2,
             written_bytes: 0,
             returned_bytes: 0,
         };
