@@ -8,8 +8,8 @@ use std::ops::RangeInclusive;
 
 use super::{
     CHUNK_ENTRY_BYTES, COMMIT_HEADER_BYTES, COMMIT_MAGIC, CRC_BYTES, DIRECTORY_HEADER_BYTES,
-    DIRECTORY_MAGIC, Found, GROUP_CHUNKS_MAX, GROUP_HEADER_BYTES, GROUP_MAGIC, HASH_PAGE_BYTES,
-    PAGE_ENTRIES, PLACE_PAGE_BYTES, page_body, record_at, record_crc,
+    DIRECTORY_MAGIC, FILE_HEADER_BYTES, Found, GROUP_CHUNKS_MAX, GROUP_HEADER_BYTES, GROUP_MAGIC,
+    HASH_PAGE_BYTES, PAGE_ENTRIES, PLACE_PAGE_BYTES, page_body, record_at, record_crc,
 };
 use crate::codec::Decoder;
 use crate::error::Result;
@@ -187,6 +187,46 @@ fn walk_commits(
             _ => return Ok(at),
         }
     }
+}
+
+/// The sequence number of the first commit of a log file.
+pub(crate) fn first_commit(source: &mut impl ReadAt, store: StoreId) -> Result<Option<u64>> {
+    let mut first = None;
+    walk_commits(source, store, length(FILE_HEADER_BYTES), |sequence, _| {
+        first = Some(sequence);
+        false
+    })?;
+    Ok(first)
+}
+
+/// Where the last append of a log file begins, as its records tell: all before it was acknowledged,
+/// since an append is begun only after the one before it was synced.
+pub(crate) fn last_append(source: &mut impl ReadAt, store: StoreId) -> Result<u64> {
+    let begin = length(FILE_HEADER_BYTES);
+    // Of the last two commits.
+    let (mut before, mut last) = (begin, None);
+    walk_commits(source, store, begin, |sequence, end| {
+        if let Some((expected, at)) = last {
+            if sequence != expected {
+                return false;
+            }
+            before = at;
+        }
+        last = Some((sequence.saturating_add(1), end));
+        true
+    })?;
+    Ok(before)
+}
+
+/// The segment and the number of chunks of the directory whose header is whole here.
+pub(crate) fn directory_at(
+    source: &mut impl ReadAt,
+    offset: u64,
+) -> Result<Option<(SegmentId, u32)>> {
+    Ok(match source.bytes(offset, DIRECTORY_HEADER_BYTES)?.and_then(claim) {
+        Some(Claim::Directory { segment, chunks }) => Some((segment, chunks)),
+        _ => None,
+    })
 }
 
 /// The sequence number of a commit of the store behind commit `sequence`, if one proves that this
