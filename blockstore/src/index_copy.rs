@@ -88,7 +88,7 @@ pub(crate) struct Renewed {
 
 impl IndexCopies {
     /// Finds the copy of `store`, and takes away drafts and older copies. One that cannot be
-    /// read is left alone.
+    /// read stays until there is a new one.
     pub(crate) fn open(disk: &dyn Disk, store: StoreId) -> Result<Self> {
         let mut state = State::default();
         for name in list(disk)?.into_iter().rev() {
@@ -110,11 +110,7 @@ impl IndexCopies {
                 Err(error) => tracing::warn!(%name, %error, "a copy of the index is damaged"),
             }
         }
-        let mut logs = disk.list()?.into_iter().filter(|name| name.role == FileRole::Log);
-        // A release that knew no copies may have removed what the copy needs.
-        let needed = state.current.map_or(SegmentId::new(1), |copy| copy.position.segment);
-        let has_logs = logs.clone().next().is_some();
-        state.is_lacking = has_logs && !logs.any(|name| name.number == needed);
+        state.is_lacking = is_lacking(&disk.list()?, state.current.as_ref());
         Ok(Self { state: Mutex::new(state), writing: Mutex::new(()) })
     }
 
@@ -134,6 +130,21 @@ impl IndexCopies {
             state.retired.insert(name, length_bytes);
         }
         is_needed
+    }
+
+    /// The log files in which no segment lies any more, and which only a rebuild needs.
+    pub(crate) fn retired(&self) -> Vec<FileName> {
+        self.state.lock().retired.keys().copied().collect()
+    }
+
+    /// The log file from which on a rebuild needs all; `None`: from the very first.
+    pub(crate) fn needed_from(&self) -> Option<SegmentId> {
+        self.state.lock().current.map(|copy| copy.position.segment)
+    }
+
+    /// A log file that a rebuild needs is damaged or missing: a copy is due.
+    pub(crate) fn note_lacking(&self) {
+        self.state.lock().is_lacking = true;
     }
 
     /// Whether a rebuild would need something that only a new copy can give, or retired files
@@ -160,6 +171,26 @@ impl IndexCopies {
         let is_short = retired_bytes > room_bytes && retired_bytes >= copy.length_bytes;
         state.is_lacking || retired_bytes >= enough || (is_idle && retired_bytes > 0 && is_short)
     }
+}
+
+/// Whether something that a rebuild would need may be gone: a release that knew no copies removed
+/// log files, and so does [`abandon`].
+fn is_lacking(files: &[FileName], current: Option<&Copy>) -> bool {
+    let logs: Vec<u64> = files
+        .iter()
+        .filter(|name| name.role == FileRole::Log)
+        .map(|name| name.number.get())
+        .collect();
+    let needed = current.map_or(1, |copy| copy.position.segment.get());
+    let (Some(&first), Some(&last)) = (logs.iter().min(), logs.iter().max()) else {
+        return false;
+    };
+    if current.is_some() {
+        return !logs.contains(&needed);
+    }
+    // Only compaction, and copies, take numbers from the log and files away.
+    let has_gap = u64::try_from(logs.len()).ok() != (last - first).checked_add(1);
+    first != needed || has_gap || files.iter().any(|name| name.role == FileRole::Compacted)
 }
 
 /// Names of copies and drafts, in order.
@@ -233,7 +264,7 @@ pub(crate) fn load(
                 let file = disk.open(name)?;
                 let mut reader = Reader::begin(file.as_ref(), name)?;
                 while let Some(batch) = reader.next_part()? {
-                    kv.apply(&batch)?;
+                    reserve::fill_index(kv, disk, &batch)?;
                 }
                 return Ok(Ok(Loaded { name, entries }));
             }
@@ -354,8 +385,23 @@ fn adopt(core: &Core, copy: Copy) -> Result<Renewed> {
         core.disk.remove(old.name)?;
         core.lower_file_bytes(old.length_bytes);
     }
+    remove_useless(core, copy.name)?;
     remove_retired(core, copy.position.segment, &mut renewed)?;
     Ok(renewed)
+}
+
+/// Removes copies whose header is damaged: nothing knows them, and none is as good as the new one.
+/// Those of another store are somebody's mistake, and not ours to remove.
+fn remove_useless(core: &Core, current: FileName) -> Result<()> {
+    for name in list(core.disk.as_ref())? {
+        let is_other = name.role == FileRole::IndexCopy && name != current;
+        if is_other && look_at(core.disk.as_ref(), name).map_or(true, |(of, _)| of == core.store) {
+            let length_bytes = core.disk.open(name).and_then(|file| file.length_bytes());
+            core.disk.remove(name)?;
+            core.lower_file_bytes(length_bytes.unwrap_or(0));
+        }
+    }
+    Ok(())
 }
 
 /// Makes room without a copy.
@@ -382,10 +428,14 @@ fn remove_retired(core: &Core, until: SegmentId, renewed: &mut Renewed) -> Resul
         state.retired.keys().copied().filter(|name| name.number < until).collect()
     };
     for name in names {
-        core.disk.remove(name)?;
+        // Before it goes: a check that does not find it looks here why.
+        let length_bytes = core.copies.state.lock().retired.remove(&name).unwrap_or(0);
+        if let Err(error) = core.disk.remove(name) {
+            core.copies.state.lock().retired.insert(name, length_bytes);
+            return Err(error);
+        }
         // Behind it: a reader in between would open the file that is going.
         core.segments.close_file(name);
-        let length_bytes = core.copies.state.lock().retired.remove(&name).unwrap_or(0);
         core.lower_file_bytes(length_bytes);
         renewed.files_removed += 1;
         renewed.bytes_freed += length_bytes;

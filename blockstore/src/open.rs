@@ -139,14 +139,8 @@ pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk
     }
     let budget = Budget::of(options);
     let open = || RocksKv::open(&path, budget.index_bytes);
-    let kv = match open() {
-        // It writes as it opens; what it deletes then, and what is deleted later, makes room.
-        Err(error) if reserve::is_full(&error) && disk.reserved_bytes() > 0 => {
-            disk.reserve(0)?;
-            open()?
-        }
-        outcome => outcome?,
-    };
+    // It writes as it opens; what it deletes then, and what is deleted later, makes room.
+    let kv = reserve::or_give_back(&disk, open)?;
     Ok((Arc::new(kv), Arc::new(disk)))
 }
 
@@ -154,9 +148,12 @@ pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opening {
     Serve,
-    /// The index is being made anew: no file is removed, and chunks that are damaged do not end
-    /// the replay, if it is sure that they were acknowledged.
-    Rebuild,
+    /// The index is being made anew: nothing of a file is removed, and chunks that are damaged do
+    /// not end the replay, if it is sure that they were acknowledged. All up to `known` was: the
+    /// index that is to be replaced has it.
+    Rebuild {
+        known: Option<LogPosition>,
+    },
 }
 
 /// Recovers the log into the index and builds what is held in memory.
@@ -182,7 +179,9 @@ pub(crate) fn open_core(
     let recent_bytes = options.recent_chunks_max.map_or(budget.directories_bytes / 2, |chunks| {
         u64::try_from(chunks).unwrap_or(u64::MAX).saturating_mul(RECENT_CHUNK_BYTES)
     });
-    let dedup = DedupIndex::open(kv.as_ref(), &segments, ids.into_iter(), recent_bytes)?;
+    let dedup = reserve::or_give_back(disk.as_ref(), || {
+        DedupIndex::open(kv.as_ref(), &segments, ids.iter().copied(), recent_bytes)
+    })?;
     let file_bytes = total_bytes(disk.as_ref(), &segments)?;
     let (store, handle_key, counters) = identity(kv.as_ref(), &recovered)?;
     let start = LogPosition { segment: kept_from, offset_bytes: 0, sequence: 0 };
@@ -233,7 +232,8 @@ fn recover(
     durable: Option<LogPosition>,
     opening: Opening,
 ) -> Result<Recovered> {
-    if durable.is_none() && index_copy::any(disk.as_ref())? {
+    // A rebuild has looked at the copies, and found none whole.
+    if opening == Opening::Serve && durable.is_none() && index_copy::any(disk.as_ref())? {
         let reason = "it is empty, yet there is a copy of it: the index was lost".to_owned();
         return Err(Error::IndexLost { reason });
     }
@@ -243,11 +243,11 @@ fn recover(
         // Nothing is changed before it is sure that index and log belong together.
         store: known_store(kv.as_ref())?.map(|(store, _)| store),
         position: durable,
-        damaged_chunks_stop: opening == Opening::Serve,
+        opening,
         apply: &mut |mut batch, position| {
             let key = key::META_POSITION.to_vec();
             batch.push(Write { family: Family::Meta, key, value: Some(position.encode()) });
-            kv.apply(&batch)
+            reserve::fill_index(kv.as_ref(), disk.as_ref(), &batch)
         },
     }
     .run()
@@ -260,7 +260,7 @@ fn open_copies(
     kept: (SegmentId, SegmentId),
     opening: Opening,
 ) -> Result<IndexCopies> {
-    if opening == Opening::Rebuild {
+    if opening != Opening::Serve {
         return Ok(IndexCopies::default());
     }
     let copies = IndexCopies::open(disk, store)?;
@@ -340,14 +340,18 @@ fn identity(kv: &dyn Kv, recovered: &Recovered) -> Result<(StoreId, [u8; 32], Co
 
 /// The store that the index is of and its key of handles; refuses another format.
 fn known_store(kv: &dyn Kv) -> Result<Option<(StoreId, [u8; 32])>> {
-    let Some(bytes) = kv.get(Family::Meta, key::META_STORE)? else { return Ok(None) };
-    let mut d = Decoder::versioned("store record", &bytes, STORE_RECORD_VERSION)?;
+    let bytes = kv.get(Family::Meta, key::META_STORE)?;
+    bytes.as_deref().map(decode_store).transpose()
+}
+
+pub(crate) fn decode_store(bytes: &[u8]) -> Result<(StoreId, [u8; 32])> {
+    let mut d = Decoder::versioned("store record", bytes, STORE_RECORD_VERSION)?;
     let (got, store, handle_key) = (d.u32()?, StoreId::from_bytes(d.array()?), d.array()?);
     d.end()?;
     if got != FORMAT_VERSION {
         return Err(Error::Format { got, expected: FORMAT_VERSION });
     }
-    Ok(Some((store, handle_key)))
+    Ok((store, handle_key))
 }
 
 /// The first commit of a new store: its identity and its root directory.

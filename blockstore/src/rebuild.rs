@@ -1,8 +1,9 @@
 //! Making the index anew: the newest whole copy of it, and what the log says from there on. A
 //! store that nothing was ever compacted in needs no copy: its log has all.
 //!
-//! Invariants: nothing of the log is removed, and the old index stays as it was until the new
-//! one is whole and durable. What cannot be made whole is refused, and named.
+//! Invariants: nothing of the log is removed or cut, and the old index stays as it was until the
+//! new one is whole and durable. What cannot be made whole is refused, and named; so is a log that
+//! has less than the old index.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -14,9 +15,11 @@ use crate::disk::{Disk, FileName, FileRole, LocalDisk};
 use crate::error::{Error, Result};
 use crate::id::StoreId;
 use crate::index_copy;
-use crate::kv::{Kv, RocksKv};
+use crate::kv::{Family, Kv, RocksKv};
 use crate::open::{self, Opening};
 use crate::options::Options;
+use crate::record::{LogPosition, key};
+use crate::reserve;
 use crate::segment_format::{FILE_HEADER_BYTES, decode_file_header};
 use crate::store::Store;
 
@@ -39,7 +42,8 @@ pub struct Rebuilt {
 impl Store {
     /// Makes the index of the store in `options.data_dir` anew, from its newest whole copy and the
     /// log, and sets the old one aside. No server may have the store open. If it fails, the old
-    /// index is where it was.
+    /// index is where it was. An old index that can be read has to be in the new one: what it has
+    /// was acknowledged.
     ///
     /// # Errors
     /// `Locked`, `Format` as [`Store::open`]; `Corrupt` when a part of what is needed is missing or
@@ -57,7 +61,7 @@ impl Store {
         disk: Arc<dyn Disk>,
         options: Options,
     ) -> Result<Rebuilt> {
-        rebuild(kv, disk, options)
+        rebuild(kv, disk, options, None)
     }
 }
 
@@ -68,30 +72,54 @@ fn rebuild_local(options: &Options) -> Result<Rebuilt> {
     let disk: Arc<dyn Disk> = Arc::new(LocalDisk::open(data_dir)?);
     let new = data_dir.join(NEW_INDEX);
     remove_folder(&new)?;
+    let known = known(&data_dir.join("index"));
     let mut rebuilt = {
-        let kv = RocksKv::open(&new, Budget::of(options).index_bytes)?;
-        rebuild(Arc::new(kv), disk, options.clone())?
+        let open = || RocksKv::open(&new, Budget::of(options).index_bytes);
+        let kv = reserve::or_give_back(disk.as_ref(), open)?;
+        rebuild(Arc::new(kv), disk, options.clone(), known)?
     };
     rebuilt.set_aside = swap(data_dir, &new)?;
     Ok(rebuilt)
 }
 
-/// Fills an empty index, and makes it durable.
-fn rebuild(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) -> Result<Rebuilt> {
+/// The store that an index is of, and up to where it has the log. One that cannot be read tells
+/// nothing: that is why it is made anew.
+fn known(index: &Path) -> Option<(StoreId, LogPosition)> {
+    let read = || -> Result<Option<(StoreId, LogPosition)>> {
+        let [store, position] =
+            RocksKv::peek(index, Family::Meta, [key::META_STORE, key::META_POSITION])?;
+        let (Some(store), Some(position)) = (store, position) else { return Ok(None) };
+        Ok(Some((open::decode_store(&store)?.0, LogPosition::decode(&position)?)))
+    };
+    read().unwrap_or_else(|error| {
+        tracing::warn!(%error, "the old index does not tell up to where it has the log");
+        None
+    })
+}
+
+/// Fills an empty index, and makes it durable. `old`: see [`known`].
+fn rebuild(
+    kv: Arc<dyn Kv>,
+    disk: Arc<dyn Disk>,
+    options: Options,
+    old: Option<(StoreId, LogPosition)>,
+) -> Result<Rebuilt> {
     let logs: Vec<FileName> =
         disk.list()?.into_iter().filter(|name| name.role == FileRole::Log).collect();
     let Some(first) = logs.first().copied() else {
         return Err(Error::corrupt("log", "there is no log file: nothing to make an index from"));
     };
     let store = logs.iter().find_map(|name| store_of(disk.as_ref(), *name));
+    let known = old.filter(|(of, _)| store == Some(*of)).map(|(_, position)| position);
     let mut rebuilt = Rebuilt::default();
+    let mut of_no_use = Vec::new();
     match index_copy::load(kv.as_ref(), disk.as_ref(), store)? {
         Ok(loaded) => {
             rebuilt.copy = Some(loaded.name.to_string());
             rebuilt.copied_entries = loaded.entries;
         }
         // The replay tells whether a log that begins at the first file has all others too.
-        Err(_) if first.number.get() == 1 => {}
+        Err(faults) if first.number.get() == 1 => of_no_use = faults,
         Err(faults) => {
             let reason = match faults.as_slice() {
                 [] => "there is no copy of it".to_owned(),
@@ -105,10 +133,23 @@ fn rebuild(kv: Arc<dyn Kv>, disk: Arc<dyn Disk>, options: Options) -> Result<Reb
         }
     }
     tracing::info!(log_files = logs.len(), "replaying the log");
-    let core = open::open_core(kv, disk, options, Opening::Rebuild)?;
+    let core = open::open_core(kv, disk, options, Opening::Rebuild { known })
+        .map_err(|error| without_copies(error, &of_no_use))?;
     checkpoint(&core)?;
     rebuilt.replayed_commits = core.replayed_commits;
     Ok(rebuilt)
+}
+
+/// What the log alone does not give, a copy might have given.
+fn without_copies(error: Error, faults: &[String]) -> Error {
+    match error {
+        Error::Corrupt { place, reason } if !faults.is_empty() => {
+            let reason =
+                format!("{reason}; and no copy of the index is whole ({})", faults.join("; "));
+            Error::Corrupt { place, reason }
+        }
+        other => other,
+    }
 }
 
 /// The store that a log file says it is of.

@@ -19,8 +19,9 @@ use std::time::{Duration, Instant};
 use parking_lot::RwLockWriteGuard;
 
 use crate::core::{Core, Space};
+use crate::disk::Disk;
 use crate::error::{Error, Result};
-use crate::kv::Batch;
+use crate::kv::{Batch, Kv};
 
 /// The share of the capacity that is kept.
 const SHARE_DIVISOR: u64 = 50;
@@ -41,6 +42,9 @@ const FREE_MULTIPLE: u64 = 2;
 /// How long an index without room is waited for: several of its own looks. What it was to apply is
 /// durable, so who waited longer than that is told to restart.
 const INDEX_PATIENCE: Duration = Duration::from_secs(30);
+
+/// What the C library says of ENOSPC and EDQUOT.
+const FULL_TEXTS: [&str; 2] = ["No space left on device", "Disk quota exceeded"];
 
 /// Pause between tries.
 const INDEX_RETRY: Duration = Duration::from_millis(100);
@@ -118,13 +122,47 @@ pub(crate) fn apply_to_index<'a>(
     }
 }
 
+/// Tries, and with the reserve of a store that is being opened if there was no room: for up to
+/// [`INDEX_PATIENCE`], as an index that found none looks for some every few seconds only.
+pub(crate) fn or_give_back<T>(
+    disk: &dyn Disk,
+    mut attempt: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let deadline = Instant::now() + INDEX_PATIENCE;
+    let mut is_given = false;
+    loop {
+        match attempt() {
+            Err(error) if is_full(&error) && disk.reserved_bytes() > 0 => {
+                tracing::warn!(%error, "the disk is full: the reserve is given back, for the index");
+                disk.reserve(0)?;
+                is_given = true;
+            }
+            Err(error) if is_full(&error) && is_given && Instant::now() < deadline => {
+                std::thread::sleep(INDEX_RETRY);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+/// Applies a batch to the index of a store that is being opened, which gets the reserve before its
+/// next flush needs it.
+pub(crate) fn fill_index(kv: &dyn Kv, disk: &dyn Disk, batch: &Batch) -> Result<()> {
+    if disk.reserved_bytes() > 0 && disk.space()?.available_bytes < kv.needed_bytes() {
+        disk.reserve(0)?;
+    }
+    or_give_back(disk, || kv.apply(batch))
+}
+
 /// Whether the disk refused a call for want of room.
 pub(crate) fn is_full(error: &Error) -> bool {
     match error {
         Error::NoSpace { .. } => true,
-        Error::Io { source, .. } => source.kind() == ErrorKind::StorageFull,
+        Error::Io { source, .. } => {
+            matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+        }
         // RocksDB has only words for it: those of the system.
-        Error::Index { source } => source.as_ref().contains("No space left on device"),
+        Error::Index { source } => FULL_TEXTS.iter().any(|text| source.as_ref().contains(text)),
         _ => false,
     }
 }
@@ -146,5 +184,24 @@ impl Space {
     /// Whether less than half of the reserve is left: only what frees something may go on.
     pub(crate) const fn is_low(&self) -> bool {
         self.capacity_bytes.saturating_sub(self.used_bytes) < self.reserve_bytes / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_quota_that_is_used_up_is_a_full_disk() {
+        let full = |errno: rustix::io::Errno| {
+            let source = std::io::Error::from_raw_os_error(errno.raw_os_error());
+            (is_full(&Error::io("write", "f", source)), errno.to_string())
+        };
+        for errno in [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT] {
+            let (is_full, text) = full(errno);
+            assert!(is_full, "{text}");
+            assert!(FULL_TEXTS.iter().any(|known| text.contains(known)), "{text}");
+        }
+        assert!(!full(rustix::io::Errno::IO).0);
     }
 }

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use common::{Fixture, assert_sound, bytes, content, open, path};
-use slackwater_blockstore::disk::{Disk, Fault, MemoryDisk};
+use slackwater_blockstore::disk::{Disk, Fault, FileRole, MemoryDisk};
 use slackwater_blockstore::kv::MemoryKv;
 use slackwater_blockstore::{
     Error, ErrorKind, SetAttributes, SnapshotId, SnapshotRequest, Source, Stability, Store,
@@ -345,4 +345,57 @@ fn a_torn_seal_is_no_seal() {
     assert_sound(&store);
     store.create_file(&path("again"), 0).unwrap();
     assert_sound(&store);
+}
+
+/// The first start was cut off, and the second too: what the third serves outlasts a power cut
+/// before the index was ever flushed.
+#[test]
+fn two_power_cuts_while_a_store_is_made_are_survived() {
+    let calls = Fixture::new().disk.changes() + 1;
+    for (first, second, pattern) in (0..calls)
+        .flat_map(|first| (0..calls).map(move |second| (first, second)))
+        .flat_map(|(first, second)| (1..5).map(move |pattern| (first, second, pattern)))
+    {
+        let mut random = Random(pattern * 0x9e37_79b9 + first * 64 + second);
+        let context = format!("cuts {first} and {second}, pattern {pattern}");
+        let (mut kv, mut disk) = (Arc::new(MemoryKv::new()), MemoryDisk::new());
+        for cut in [first, second] {
+            disk.inject(Fault::PowerCut(cut));
+            drop(open(&kv, &disk));
+            disk = disk.crash(|| random.below(2) == 0);
+            kv = Arc::new(kv.crash());
+        }
+        let store = open(&kv, &disk).unwrap_or_else(|error| panic!("{context}: {error}"));
+        store.create_file(&path("f"), 1).unwrap();
+        drop(store);
+        let (kv, disk) = (Arc::new(kv.crash()), disk.crash(|| random.below(2) == 0));
+        let store = open(&kv, &disk).unwrap_or_else(|error| panic!("{context}: {error}"));
+        store.resolve(&path("f")).unwrap_or_else(|error| panic!("{context}: {error}"));
+        assert_sound(&store);
+    }
+}
+
+/// Its index and its log are gone, and what is left is not to be taken for rubbish.
+#[test]
+fn a_store_whose_log_is_lost_is_not_taken_for_a_new_one() {
+    let fixture = Fixture::new();
+    for round in 0..4 {
+        let inode = fixture.store.create_file(&path(&format!("f{round}")), 0).unwrap();
+        let data = bytes(100 + round, 90_000);
+        let inode = inode.attributes.inode;
+        fixture.store.write(inode, 0, data, Stability::FileSync).unwrap();
+        fixture.store.write(inode, 0, bytes(8, 50_000), Stability::FileSync).unwrap();
+    }
+    fixture.store.gc().unwrap();
+    let disk = fixture.disk.crash(|| true);
+    for name in Disk::list(&disk).unwrap() {
+        if name.role != FileRole::Compacted {
+            Disk::remove(&disk, name).unwrap();
+        }
+    }
+    let left = Disk::list(&disk).unwrap();
+    assert!(!left.is_empty());
+    let error = open(&Arc::new(MemoryKv::new()), &disk).unwrap_err();
+    assert!(error.to_string().contains("the log was lost"), "{error}");
+    assert_eq!(Disk::list(&disk).unwrap(), left);
 }

@@ -12,9 +12,10 @@ use std::sync::Arc;
 
 use common::{Fixture, assert_sound, bytes, content, open, options, path};
 use slackwater_blockstore::disk::{Disk, Fault, FileName, FileRole, MemoryDisk};
-use slackwater_blockstore::kv::{Family, Kv, MemoryKv};
+use slackwater_blockstore::kv::{Family, Kv, KvFault, MemoryKv};
 use slackwater_blockstore::{
-    Error, ErrorKind, FilePath, Rebuilt, SnapshotId, SnapshotRequest, Source, Stability, Store,
+    Error, ErrorKind, FilePath, Rebuilt, SegmentId, SnapshotId, SnapshotRequest, Source, Stability,
+    Store,
 };
 
 /// A small generator, so that each run is told by one number.
@@ -359,4 +360,155 @@ fn an_index_that_is_lost_is_not_taken_for_a_new_store() {
     assert!(matches!(error, Error::IndexLost { .. }), "{error}");
     assert!(error.to_string().contains("slackwaterd check --rebuild"), "{error}");
     assert_eq!(disk.list().unwrap(), before);
+}
+
+/// Where the last directory of a file begins.
+fn directory_of(disk: &MemoryDisk, name: FileName) -> usize {
+    let log = disk.open(name).unwrap().read_at(0, usize::try_from(length(disk, name)).unwrap());
+    log.unwrap().windows(4).rposition(|four| four == b"SWDR").unwrap()
+}
+
+/// A directory says again what the groups before it say.
+#[test]
+fn a_damaged_directory_in_the_midst_of_the_log_stops_nothing() {
+    let fixture = Fixture::new();
+    for file in 0..4 {
+        store_file(&fixture.store, file, &bytes(400 + file, 80_000)).unwrap();
+    }
+    // Its magic, its count, a place, a hash; of a middle file, and of the last but one.
+    for (from_end, at) in
+        [3, 2].into_iter().flat_map(|log| [0, 6, 40, 24 + 3076].map(|at| (log, at)))
+    {
+        let disk = fixture.disk.crash(|| true);
+        let logs = log_files(&disk);
+        let log = logs[logs.len() - from_end];
+        disk.flip_bit(log, directory_of(&disk, log) + at);
+        let context = format!("{log}, byte {at} of its directory");
+        let (new, _) = rebuild(&disk).unwrap_or_else(|error| panic!("{context}: {error}"));
+        for kv in [new, Arc::new(MemoryKv::new())] {
+            let disk = disk.crash(|| true);
+            let store = open(&kv, &disk).unwrap_or_else(|error| panic!("{context}: {error}"));
+            let report = store.repair().unwrap();
+            assert!(report.after.is_clean(), "{context}: {:#?}", report.after.problems);
+            assert_eq!(report.lost_blocks, 0, "{context}");
+            store.close().unwrap();
+            drop(store);
+            let store = open(&kv, &disk).unwrap();
+            for file in 0..4 {
+                let found = store.resolve(&name(file)).unwrap().inode;
+                assert!(content(&store, Source::File(found)) == bytes(400 + file, 80_000));
+            }
+            assert_sound(&store);
+        }
+    }
+}
+
+/// Commits that are missing behind it are no damaged directory.
+#[test]
+fn a_file_that_ends_early_in_the_midst_of_the_log_is_refused() {
+    let fixture = Fixture::new();
+    for file in 0..4 {
+        store_file(&fixture.store, file, &bytes(400 + file, 80_000)).unwrap();
+    }
+    let disk = fixture.disk.crash(|| true);
+    let name = log_files(&disk)[1];
+    let log = disk.open(name).unwrap().read_at(0, usize::try_from(length(&disk, name)).unwrap());
+    let last_commit = log.unwrap().windows(4).rposition(|four| four == b"SWCM").unwrap();
+    disk.flip_bit(name, last_commit + 10);
+    for result in [rebuild(&disk).map(|_| ()), open(&Arc::new(MemoryKv::new()), &disk).map(|_| ())]
+    {
+        let error = result.unwrap_err();
+        assert!(error.to_string().contains("not sealed"), "{error}");
+    }
+}
+
+/// A later commit proves that the one with the damaged chunk was acknowledged.
+#[test]
+fn a_damaged_chunk_of_the_last_log_file_stops_no_rebuild() {
+    let fixture = Fixture::new();
+    store_file(&fixture.store, 0, &bytes(400, 20_000)).unwrap();
+    store_file(&fixture.store, 1, &bytes(401, 20_000)).unwrap();
+    let disk = fixture.disk.crash(|| true);
+    assert_eq!(log_files(&disk).len(), 1);
+    disk.flip_bit(log_files(&disk)[0], 10_000);
+    let strict = open(&Arc::new(MemoryKv::new()), &disk).unwrap_err();
+    assert_eq!(strict.kind(), ErrorKind::Corrupt);
+    let (kv, _) = rebuild(&disk).unwrap();
+    let store = open(&kv, &disk).unwrap();
+    let damaged = Source::File(store.resolve(&name(0)).unwrap().inode);
+    assert_eq!(store.read(damaged, 0, 20_000).unwrap_err().kind(), ErrorKind::Corrupt);
+    let sound = Source::File(store.resolve(&name(1)).unwrap().inode);
+    assert!(content(&store, sound) == bytes(401, 20_000));
+}
+
+#[test]
+fn a_rebuild_cuts_nothing_off() {
+    let fixture = Fixture::new();
+    store_file(&fixture.store, 0, &bytes(400, 20_000)).unwrap();
+    fixture.disk.inject(Fault::Sync(0));
+    store_file(&fixture.store, 0, &bytes(401, 20_000)).unwrap_err();
+    // All of it but the end.
+    let mut sectors = 0;
+    let disk = fixture.disk.crash(|| {
+        sectors += 1;
+        sectors < 20
+    });
+    let log = log_files(&disk)[0];
+    let before = length(&disk, log);
+    let (kv, _) = rebuild(&disk).unwrap();
+    assert_eq!(length(&disk, log), before);
+    let store = open(&kv, &disk).unwrap();
+    assert!(length(&disk, log) < before, "a start does");
+    assert!(
+        content(&store, Source::File(store.resolve(&name(0)).unwrap().inode)) == bytes(400, 20_000)
+    );
+    assert_sound(&store);
+}
+
+#[test]
+fn a_damaged_copy_is_in_nobodys_way_while_the_log_has_all() {
+    let fixture = Fixture::new();
+    for file in 0..4 {
+        store_file(&fixture.store, file, &bytes(400 + file, 80_000)).unwrap();
+    }
+    let disk = fixture.disk.crash(|| true);
+    let damaged = FileName { role: FileRole::IndexCopy, number: SegmentId::new(1000) };
+    disk.create(damaged).unwrap().write_at(0, &[7; 100]).unwrap();
+    let error = open(&Arc::new(MemoryKv::new()), &disk).unwrap_err();
+    assert!(matches!(error, Error::IndexLost { .. }), "{error}");
+    let (kv, rebuilt) = rebuild(&disk).unwrap();
+    assert_eq!(rebuilt.copy, None);
+    assert_sound(&open(&kv, &disk).unwrap());
+
+    let disk = fixture.disk.crash(|| true);
+    disk.create(damaged).unwrap().write_at(0, &[7; 100]).unwrap();
+    let gone = log_files(&disk)[1];
+    disk.remove(gone).unwrap();
+    let text = rebuild(&disk).unwrap_err().to_string();
+    assert!(text.contains("missing") && text.contains(&damaged.to_string()), "{text}");
+}
+
+/// The disk is full but for the reserve while an index is filled.
+#[test]
+fn a_replay_gets_the_reserve() {
+    let (fixture, _) = compacted();
+    let (mut starts, mut rebuilds) = (0, 0);
+    for nth in 0..40 {
+        let full = |disk: &MemoryDisk, kv: &MemoryKv| {
+            disk.reserve(1 << 20).unwrap();
+            kv.inject(KvFault::NoSpace(nth));
+        };
+        let (kv, disk) = (Arc::new(MemoryKv::new()), fixture.disk.crash(|| true));
+        full(&disk, &kv);
+        let (index, medium): (Arc<dyn Kv>, Arc<dyn Disk>) = (kv.clone(), Arc::new(disk.clone()));
+        Store::rebuild_index_with(index, medium, options()).unwrap();
+        rebuilds += u64::from(!kv.disarm() && disk.reserved_bytes() == 0);
+
+        let (kv, disk) = (Arc::new(fixture.kv.crash()), fixture.disk.crash(|| true));
+        full(&disk, &kv);
+        assert_sound(&open(&kv, &disk).unwrap());
+        starts += u64::from(!kv.disarm() && disk.reserved_bytes() == 0);
+    }
+    assert!(rebuilds > 3, "{rebuilds}");
+    println!("{starts} starts, {rebuilds} rebuilds without room");
 }

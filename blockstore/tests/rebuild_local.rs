@@ -148,3 +148,72 @@ fn what_cannot_be_made_anew_leaves_the_index_as_it_was() {
     drop(store);
     assert!(Store::rebuild_index(&local(directory.path())).unwrap().copy.is_some());
 }
+
+/// The last log file that has commits.
+fn last_log(data_dir: &Path) -> PathBuf {
+    let entries = std::fs::read_dir(data_dir.join("log")).unwrap();
+    let mut logs: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    logs.sort();
+    logs.pop().unwrap()
+}
+
+/// Where these bytes lie in a file.
+fn position_of(path: &Path, wanted: &[u8]) -> usize {
+    let log = std::fs::read(path).unwrap();
+    log.windows(wanted.len()).rposition(|found| found == wanted).expect("the chunk is in it")
+}
+
+/// A store whose last commit has data, with its index behind all of it.
+fn with_last_write(data_dir: &Path) -> bytes::Bytes {
+    populate(data_dir);
+    let store = Store::open(local(data_dir)).unwrap();
+    let inode = store.resolve(&path("f1")).unwrap().inode;
+    let data = bytes(900, 5 * 4096);
+    store.write(inode, 0, data.clone(), Stability::FileSync).unwrap();
+    store.close().unwrap();
+    data
+}
+
+/// Without the old index the damage would look like an append that was never acknowledged.
+#[test]
+fn what_the_old_index_has_is_never_taken_for_an_unfinished_append() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = with_last_write(directory.path());
+    let log = last_log(directory.path());
+    let at = position_of(&log, &data[3 * 4096..4 * 4096]);
+    let mut damaged = std::fs::read(&log).unwrap();
+    damaged[at + 7] ^= 1;
+    std::fs::write(&log, damaged).unwrap();
+    Store::rebuild_index(&local(directory.path())).unwrap();
+    let store = Store::open(local(directory.path())).unwrap();
+    let file = Source::File(store.resolve(&path("f1")).unwrap().inode);
+    assert_eq!(store.read(file, 0, 3 * 4096).unwrap().to_vec(), data[..3 * 4096]);
+    assert_eq!(store.read(file, 3 * 4096, 4096).unwrap_err().kind(), ErrorKind::Corrupt);
+    assert_eq!(store.read(file, 4 * 4096, 4096).unwrap().to_vec(), data[4 * 4096..]);
+}
+
+#[test]
+fn a_log_that_has_less_than_the_old_index_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let data = with_last_write(directory.path());
+    let log = last_log(directory.path());
+    let whole = std::fs::read(&log).unwrap();
+    let at = position_of(&log, &data[..4096]);
+    std::fs::write(&log, &whole[..at]).unwrap();
+    let error = Store::rebuild_index(&local(directory.path())).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Corrupt);
+    assert!(error.to_string().contains("move that folder away"), "{error}");
+    assert_eq!(std::fs::read(&log).unwrap().len(), at, "and nothing is cut");
+    // Brought back, all is there.
+    std::fs::write(&log, &whole).unwrap();
+    let store = Store::open(local(directory.path())).unwrap();
+    let file = Source::File(store.resolve(&path("f1")).unwrap().inode);
+    assert_eq!(store.read(file, 0, 5 * 4096).unwrap().to_vec(), data);
+    store.close().unwrap();
+    drop(store);
+    // Whoever moves the old index away goes on with what is there.
+    std::fs::write(&log, &whole[..at]).unwrap();
+    std::fs::rename(directory.path().join("index"), directory.path().join("index.old")).unwrap();
+    Store::rebuild_index(&local(directory.path())).unwrap();
+    assert_populated(&Store::open(local(directory.path())).unwrap());
+}

@@ -11,6 +11,7 @@ use crate::disk::{Disk, MemoryDisk};
 use crate::id::InodeId;
 use crate::kv::MemoryKv;
 use crate::log::{Log, Recovery};
+use crate::open::Opening;
 use crate::segment_format::{Codec, PreparedChunk};
 use crate::testing::{World, blocks, options};
 use crate::units::BLOCK_BYTES;
@@ -141,7 +142,7 @@ impl Bare {
             segments: Arc::clone(&segments),
             store: None,
             position: None,
-            damaged_chunks_stop: true,
+            opening: Opening::Serve,
             apply: &mut |_, _| Ok(()),
         };
         let log = recovery.run().unwrap().log;

@@ -161,3 +161,86 @@ fn a_damaged_copy_is_found_and_written_anew() {
     crate::background::gc(&world.core).unwrap();
     world.check();
 }
+
+/// A file that keeps log/1, then worn ones.
+fn worn_behind_a_full_one() -> World {
+    let world = World::new(options(SEGMENT_BYTES), None);
+    let kept = world.create("kept");
+    world.put(kept, 0, &(5001..5001 + BLOCKS).collect::<Vec<u64>>());
+    let inode = world.create("f");
+    wear(&world, inode, 0..6);
+    compact(&world);
+    world
+}
+
+#[test]
+fn that_the_index_could_not_be_made_anew_is_known_after_a_restart() {
+    let world = worn_behind_a_full_one();
+    abandon(&world.core).unwrap();
+    let first = world.disk.list().unwrap()[0];
+    assert_eq!((first.role, first.number.get()), (FileRole::Log, 1), "it still has all its data");
+    let world = world.restart();
+    assert_eq!(retired(&world), []);
+    assert!(world.core.copies.is_wanted());
+    assert!(world.core.copies.is_due(&world.core, false));
+    let report = crate::check::check(&world.core, false).unwrap();
+    assert!(report.problems.iter().any(|p| p.contains("missing between")), "{report:?}");
+    crate::background::gc(&world.core).unwrap();
+    assert!(!world.core.copies.is_wanted());
+    world.check();
+    world.restart().check();
+}
+
+#[test]
+fn a_retired_file_that_is_damaged_or_gone_is_told() {
+    for is_gone in [false, true] {
+        let world = worn_behind_a_full_one();
+        let waiting = retired(&world);
+        let spoiled = waiting[waiting.len() / 2];
+        world.check();
+        let world = if is_gone {
+            let parts = world.open_copy();
+            parts.disk.remove(spoiled).unwrap();
+            parts.disk.sync_names().unwrap();
+            let world = parts.restart();
+            assert!(!retired(&world).contains(&spoiled));
+            world
+        } else {
+            // The header of its first group.
+            world.disk.flip_bit(spoiled, 70);
+            world
+        };
+        let report = crate::check::check(&world.core, false).unwrap();
+        let is_told = |text: &str| report.problems.iter().any(|p| p.contains(text));
+        if is_gone {
+            assert!(is_told("missing between"), "{report:?}");
+        } else {
+            assert!(is_told(&spoiled.to_string()), "{report:?}");
+        }
+        let repaired = crate::repair::repair(&world.core).unwrap();
+        assert!(repaired.after.is_clean(), "{:?}", repaired.after.problems);
+        assert_eq!(repaired.lost_blocks, 0);
+        assert_eq!(retired(&world), []);
+    }
+}
+
+#[test]
+fn a_copy_whose_header_is_damaged_goes_with_the_next_one() {
+    let world = worn(6);
+    compact(&world);
+    go_on(&world);
+    let copy = world.core.copies.state.lock().current.unwrap();
+    let file = world.disk.open(copy.name).unwrap();
+    file.write_at(10, b"damage").unwrap();
+    file.sync().unwrap();
+    let world = world.crash();
+    assert_eq!(world.core.copies.state.lock().current, None);
+    assert!(world.core.copies.is_wanted());
+    go_on(&world);
+    let now = world.core.copies.state.lock().current.unwrap();
+    assert_ne!(now.name, copy.name);
+    assert_eq!(count(&world, FileRole::IndexCopy), 1, "{:?}", world.disk.list());
+    let used = world.core.space().used_bytes + world.core.spare_bytes.load(Ordering::Relaxed);
+    assert_eq!(world.disk.used_bytes(), used);
+    world.check();
+}

@@ -74,6 +74,26 @@ impl RocksKv {
         Ok(Self { db, cache, write_buffers })
     }
 
+    /// Entries of one family of an index that nobody has open, which is not changed.
+    pub(crate) fn peek<const N: usize>(
+        path: &Path,
+        family: Family,
+        keys: [&[u8]; N],
+    ) -> Result<[Option<Vec<u8>>; N]> {
+        let mut options = Options::default();
+        options.set_max_open_files(OPEN_FILES_MAX);
+        options.set_paranoid_checks(true);
+        let families = ["default", family.name()];
+        let db = DB::open_cf_for_read_only(&options, path, families, false).map_err(not_opened)?;
+        let missing = || Error::corrupt("index", format!("family {} is missing", family.name()));
+        let handle = db.cf_handle(family.name()).ok_or_else(missing)?;
+        let mut values = [const { None }; N];
+        for (value, key) in values.iter_mut().zip(keys) {
+            *value = db.get_cf(handle, key)?;
+        }
+        Ok(values)
+    }
+
     fn family(&self, family: Family) -> Result<&ColumnFamily> {
         self.db
             .cf_handle(family.name())

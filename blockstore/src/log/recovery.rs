@@ -10,6 +10,7 @@ use crate::disk::{Disk, DiskFile, FileName, FileRole};
 use crate::error::{Error, Result};
 use crate::id::{SegmentId, StoreId};
 use crate::kv::Batch;
+use crate::open::Opening;
 use crate::record::LogPosition;
 use crate::segment_format::stream::{self, PIECE_BYTES, ReadAt};
 use crate::segment_format::{self as format, Directory, FILE_HEADER_BYTES, Found};
@@ -33,9 +34,9 @@ pub(crate) struct Recovery<'a> {
     pub(crate) store: Option<StoreId>,
     /// `None` for an index that was never flushed.
     pub(crate) position: Option<LogPosition>,
-    /// Whether chunks whose stored bytes are damaged end the replay, where what follows proves
-    /// that they were acknowledged. If not, reading them will tell.
-    pub(crate) damaged_chunks_stop: bool,
+    /// While the index is made anew, chunks whose stored bytes are damaged do not end the replay
+    /// where it is sure that they were acknowledged: reading them will tell. And nothing is cut.
+    pub(crate) opening: Opening,
     /// Takes each batch that is not in the index yet, and the position behind it.
     pub(crate) apply: &'a mut dyn FnMut(Batch, LogPosition) -> Result<()>,
 }
@@ -47,15 +48,18 @@ impl Recovery<'_> {
         // killed before its sync. It must outlast a power cut before anything is built on it:
         // the names here, the bytes of each file as it is read.
         self.disk.sync_names()?;
-        let files = self.disk.list()?;
-        let last_number = files.iter().map(|name| name.number.get()).max().unwrap_or(0);
-        let mut logs: Vec<SegmentId> = files
+        let mut logs: Vec<SegmentId> = self
+            .disk
+            .list()?
             .iter()
             .filter(|name| name.role == FileRole::Log)
             .map(|name| name.number)
             .filter(|&number| self.position.is_none_or(|at| number >= at.segment))
             .collect();
         self.drop_headless(&mut logs)?;
+        // Without the file that was dropped: the log of a new store begins with number 1.
+        let numbers = self.disk.list()?.into_iter().map(|name| name.number.get());
+        let last_number = numbers.max().unwrap_or(0);
         match (self.position, logs.first()) {
             (None, None) => return self.fresh(last_number),
             (Some(at), first) if first != Some(&at.segment) => {
@@ -76,8 +80,8 @@ impl Recovery<'_> {
         let mut sealed = Vec::new();
         let mut scan = Scan { sequence: self.position.map_or(0, |at| at.sequence), replayed: 0 };
         for (position, &segment) in logs.iter().enumerate() {
-            let is_last = position + 1 == logs.len();
-            let end = self.scan_file(segment, is_last, &mut scan)?;
+            let next = logs.get(position + 1).copied();
+            let end = self.scan_file(segment, next, &mut scan)?;
             if let Some(offset) = end.directory_offset_bytes {
                 sealed.push(Sealed { segment, directory_offset_bytes: offset });
             }
@@ -86,6 +90,7 @@ impl Recovery<'_> {
         let Some((segment, end)) = recovered else {
             return Err(Error::corrupt("log", "no log file was found"));
         };
+        self.holds_what_was_known(&scan)?;
         let file = self.segments.open_file(log_file(segment))?;
         let mut log = Log {
             segments: Arc::clone(&self.segments),
@@ -109,9 +114,30 @@ impl Recovery<'_> {
         Ok(Recovered { log, sealed, replayed: scan.replayed })
     }
 
+    /// What the index that is to be replaced has, a new one must have, too.
+    fn holds_what_was_known(&self, scan: &Scan) -> Result<()> {
+        match self.opening {
+            Opening::Rebuild { known: Some(known) } if known.sequence > scan.sequence => {
+                let (known, last) = (known.sequence, scan.sequence);
+                let reason = format!(
+                    "it ends with commit {last}, but the folder `index` holds all up to commit \
+                     {known}: files of the log are missing or damaged at the end. Bring them back; \
+                     or move that folder away, to lose the commits behind {last}"
+                );
+                Err(Error::corrupt("log", reason))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn fresh(self, last_number: u64) -> Result<Recovered> {
+        if last_number > 0 {
+            let reason =
+                "there is no log file, yet other files of a store are there: the log was lost";
+            return Err(Error::corrupt("log", reason));
+        }
         let store = StoreId::random();
-        let segment = SegmentId::new(last_number + 1);
+        let segment = SegmentId::new(1);
         let (file, end) = create_log_file(self.disk.as_ref(), store, segment)?;
         self.segments.put_open(segment, log_file(segment), Directory::default());
         let log = Log {
@@ -121,22 +147,29 @@ impl Recovery<'_> {
             store,
             segment,
             sequence: 0,
-            next_number: last_number + 2,
+            next_number: 2,
             written_bytes: 0,
             returned_bytes: 0,
         };
         Ok(Recovered { log, sealed: Vec::new(), replayed: 0 })
     }
 
-    fn scan_file(&mut self, segment: SegmentId, is_last: bool, scan: &mut Scan) -> Result<FileEnd> {
+    /// Replays a file, which `next` follows.
+    fn scan_file(
+        &mut self,
+        segment: SegmentId,
+        next: Option<SegmentId>,
+        scan: &mut Scan,
+    ) -> Result<FileEnd> {
         let name = log_file(segment);
         let (mut reader, store) = self.read(name)?;
         let replay_from = match self.position {
             Some(at) if at.segment == segment => at.offset_bytes,
             _ => 0,
         };
-        let verify = is_last || self.damaged_chunks_stop;
-        let read = self.read_records(segment, (&mut reader, store), (replay_from, verify), scan)?;
+        let verify_from = self.verify_from(segment, next, (&mut reader, store), replay_from)?;
+        let from = (replay_from, verify_from);
+        let mut read = self.read_records(segment, (&mut reader, store), from, scan)?;
         let whole = read.whole;
         if read.directory_offset_bytes.is_none() && whole < replay_from {
             let reason =
@@ -146,11 +179,24 @@ impl Recovery<'_> {
         let mut length = reader.length_bytes();
         // Before the file is cut: the reader reads ahead, up to the length that it knows.
         let partial = reader.sector_before(whole)?;
+        if let (None, Some(next)) = (read.directory_offset_bytes, next) {
+            self.expect_seal((segment, next), (&mut reader, store), &read, scan)?;
+            tracing::warn!(%name, offset = whole, "its directory is damaged: repair the store");
+            read.directory_offset_bytes = Some(whole);
+        }
         if read.directory_offset_bytes.is_none() {
-            check_tail(name, (&mut reader, whole), is_last, (store, scan.sequence))?;
+            check_tail(name, (&mut reader, whole), (store, scan.sequence))?;
             if !is_zeros(&mut reader, whole)? {
-                cut(name, reader.file(), (whole, length))?;
-                length = whole;
+                if self.opening == Opening::Serve {
+                    cut(name, reader.file(), (whole, length))?;
+                    length = whole;
+                } else {
+                    tracing::warn!(
+                        %name, from = whole, commit = scan.sequence,
+                        "the log ends with this commit: what lies behind it looks like an \
+                         unfinished append, and the next start cuts it off"
+                    );
+                }
             }
         }
         let tail = End { end_bytes: whole, partial, length_bytes: length };
@@ -159,12 +205,56 @@ impl Recovery<'_> {
         Ok(end)
     }
 
+    /// From where on a group is whole only if all its chunks' bytes are.
+    fn verify_from(
+        &self,
+        segment: SegmentId,
+        next: Option<SegmentId>,
+        (reader, store): (&mut FileReader, StoreId),
+        replay_from: u64,
+    ) -> Result<u64> {
+        let known = match (self.opening, next) {
+            (Opening::Serve, _) => return Ok(replay_from),
+            (Opening::Rebuild { .. }, Some(_)) => return Ok(u64::MAX),
+            (Opening::Rebuild { known }, None) => known,
+        };
+        let acknowledged = match known {
+            Some(at) if at.segment == segment => at.offset_bytes,
+            _ => 0,
+        };
+        Ok(stream::last_append(reader, store)?.max(acknowledged).max(replay_from))
+    }
+
+    /// A file without a whole directory that another one follows must have been sealed where its
+    /// whole records end: the header of its directory tells, or the first commit of the next file.
+    fn expect_seal(
+        &self,
+        (segment, next): (SegmentId, SegmentId),
+        (reader, store): (&mut FileReader, StoreId),
+        read: &Records,
+        scan: &Scan,
+    ) -> Result<()> {
+        let known = read.directory.places.len();
+        if let Some((of, chunks)) = stream::directory_at(reader, read.whole)?
+            && of == segment
+            && usize::try_from(chunks) == Ok(known)
+        {
+            return Ok(());
+        }
+        let mut next = FileReader::new(self.segments.open_file(log_file(next))?)?;
+        if stream::first_commit(&mut next, store)? == Some(scan.sequence + 1) {
+            return Ok(());
+        }
+        let name = log_file(segment).to_string();
+        Err(Error::corrupt(name, "it is not sealed, yet the log goes on"))
+    }
+
     /// Goes through the records of a file, and replays the commits from `replay_from` on.
     fn read_records(
         &mut self,
         segment: SegmentId,
         (reader, store): (&mut FileReader, StoreId),
-        (replay_from, verify): (u64, bool),
+        (replay_from, verify_from): (u64, u64),
         scan: &mut Scan,
     ) -> Result<Records> {
         let mut read = Records {
@@ -176,7 +266,7 @@ impl Recovery<'_> {
         let mut waiting = Directory::default();
         let mut offset = read.whole;
         loop {
-            let verify = verify && offset >= replay_from;
+            let verify = offset >= verify_from;
             let Some((found, end)) = stream::find(reader, store, offset, verify)? else {
                 break;
             };
@@ -333,12 +423,8 @@ fn missing_before(name: FileName, read: &Records, (last, found): (u64, u64)) -> 
 fn check_tail(
     name: FileName,
     (reader, whole): (&mut FileReader, u64),
-    is_last: bool,
     (store, sequence): (StoreId, u64),
 ) -> Result<()> {
-    if !is_last {
-        return Err(Error::corrupt(name.to_string(), "it is not sealed, yet the log goes on"));
-    }
     // An append is one write, begun after the one before it was synced: commit n + 1 may be
     // whole behind torn chunks, but n + 2 proves that n + 1 was acknowledged.
     match stream::commit_behind(reader, whole, store, sequence + 1)? {

@@ -1,6 +1,8 @@
 //! The log by itself, on a medium in memory and on a real one: tails rewritten at every
 //! alignment, zeros ahead, power cuts between, and the bytes that files take.
 
+mod forged;
+
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
@@ -9,7 +11,8 @@ use super::*;
 use crate::disk::{Fault, LocalDisk, MemoryDisk};
 use crate::id::ContentHash;
 use crate::kv::{Family, Write};
-use crate::segment_format::Codec;
+use crate::open::Opening;
+use crate::segment_format::{Codec, stream};
 
 const SECTOR: u64 = crate::disk::SECTOR_BYTES_U64;
 
@@ -27,7 +30,7 @@ fn recover_from(disk: &Arc<dyn Disk>, position: Option<LogPosition>) -> Result<(
         segments: Arc::new(Segments::new(Arc::clone(disk), 1 << 20)),
         store: None,
         position,
-        damaged_chunks_stop: true,
+        opening: Opening::Serve,
         apply: &mut |batch, position| {
             replay.insert(position.sequence, batch);
             Ok(())
@@ -316,7 +319,7 @@ fn a_commit_is_durable_before_it_is_replayed() {
         segments: Arc::new(Segments::new(memory(&disk), 1 << 20)),
         store: None,
         position: None,
-        damaged_chunks_stop: true,
+        opening: Opening::Serve,
         apply: &mut |_, position| {
             seen += 1;
             let survived = memory(&disk.crash(|| false));

@@ -4,10 +4,12 @@
 //! What claims to be a long record is believed only once its checksum says so, piece by piece: a
 //! torn append may be full of what looks like the begin of one.
 
+use std::ops::RangeInclusive;
+
 use super::{
     CHUNK_ENTRY_BYTES, COMMIT_HEADER_BYTES, COMMIT_MAGIC, CRC_BYTES, DIRECTORY_HEADER_BYTES,
-    DIRECTORY_MAGIC, Found, GROUP_CHUNKS_MAX, GROUP_HEADER_BYTES, GROUP_MAGIC, HASH_PAGE_BYTES,
-    PAGE_ENTRIES, PLACE_PAGE_BYTES, page_body, record_at,
+    DIRECTORY_MAGIC, FILE_HEADER_BYTES, Found, GROUP_CHUNKS_MAX, GROUP_HEADER_BYTES, GROUP_MAGIC,
+    HASH_PAGE_BYTES, PAGE_ENTRIES, PLACE_PAGE_BYTES, page_body, record_at, record_crc,
 };
 use crate::codec::Decoder;
 use crate::error::Result;
@@ -74,7 +76,7 @@ pub(crate) fn find(
         }
         Claim::Record(bytes) => bytes,
     };
-    if bytes > left || (bytes > UNPROVEN_BYTES_MAX && !commit_is_whole(source, store, offset)?) {
+    if bytes > left || (bytes > UNPROVEN_BYTES_MAX && commit_at(source, store, offset)?.is_none()) {
         return Ok(None);
     }
     let Some(record) = source.bytes(offset, usize::try_from(bytes).unwrap_or(usize::MAX))? else {
@@ -126,45 +128,152 @@ fn directory_end(source: &mut impl ReadAt, offset: u64, chunks: u32) -> Result<O
     Ok(Some(end))
 }
 
-/// Whether a commit lies here whose checksum matches.
-fn commit_is_whole(source: &mut impl ReadAt, store: StoreId, offset: u64) -> Result<bool> {
-    let Some(head) = source.bytes(offset, COMMIT_HEADER_BYTES)? else { return Ok(false) };
+/// Where the group at `offset` ends, if its header and its entries are whole: its stored bytes may
+/// be damaged, or reach behind the end of the file.
+fn group_end(source: &mut impl ReadAt, store: StoreId, offset: u64) -> Result<Option<u64>> {
+    let Some(header) = source.bytes(offset, GROUP_HEADER_BYTES)? else { return Ok(None) };
+    let mut d = Decoder::new("group header", header);
+    let (magic, chunks, _segment, _first) = (d.u32()?, d.u32()?, d.u64()?, d.u32()?);
+    let (payload_bytes, _pad, crc) = (d.u32()?, d.u32()?, d.u32()?);
+    let chunks = usize::try_from(chunks).unwrap_or(usize::MAX);
+    if magic != GROUP_MAGIC || chunks > GROUP_CHUNKS_MAX {
+        return Ok(None);
+    }
+    let head_bytes = GROUP_HEADER_BYTES + chunks * CHUNK_ENTRY_BYTES;
+    let Some(head) = source.bytes(offset, head_bytes)? else { return Ok(None) };
+    let (header, entries) = head.split_at(GROUP_HEADER_BYTES);
+    let is_whole = crc == record_crc(store, &header[..GROUP_HEADER_BYTES - CRC_BYTES], entries);
+    Ok(is_whole.then(|| offset + length(head_bytes) + u64::from(payload_bytes)))
+}
+
+/// The sequence number of the commit that lies here, and where it ends, if its checksum matches.
+fn commit_at(source: &mut impl ReadAt, store: StoreId, offset: u64) -> Result<Option<(u64, u64)>> {
+    let Some(head) = source.bytes(offset, COMMIT_HEADER_BYTES)? else { return Ok(None) };
     let (covered, stored) = head.split_at(COMMIT_HEADER_BYTES - CRC_BYTES);
     let (mut d, stored) = (Decoder::new("commit header", covered), stored.to_vec());
-    let (magic, body_bytes) = (d.u32()?, d.u32()?);
+    let (magic, body_bytes, sequence) = (d.u32()?, d.u32()?, d.u64()?);
     if magic != COMMIT_MAGIC {
-        return Ok(false);
+        return Ok(None);
     }
     let mut crc = crc32c::crc32c_append(crc32c::crc32c(store.as_bytes()), covered);
     let mut at = offset + length(COMMIT_HEADER_BYTES);
     let end = at + u64::from(body_bytes);
     while at < end {
         let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(PIECE_BYTES);
-        let Some(piece) = source.bytes(at, count)? else { return Ok(false) };
+        let Some(piece) = source.bytes(at, count)? else { return Ok(None) };
         crc = crc32c::crc32c_append(crc, piece);
         at += length(count);
     }
-    Ok(stored == crc.to_be_bytes())
+    Ok((stored == crc.to_be_bytes()).then_some((sequence, end)))
 }
 
-/// The sequence number of a whole commit record of the store that comes after commit `sequence`,
-/// if the bytes from `from` on, which begin at or behind that one, have any.
+/// The commits from `offset` on, as long as record follows record, until `visit` answers `false`;
+/// answers where that ends. Stored bytes of chunks are passed over: they are whatever a client
+/// wrote, and may look like records.
+fn walk_commits(
+    source: &mut impl ReadAt,
+    store: StoreId,
+    offset: u64,
+    mut visit: impl FnMut(u64, u64) -> bool,
+) -> Result<u64> {
+    let mut at = offset;
+    loop {
+        if let Some(end) = group_end(source, store, at)? {
+            at = end;
+            continue;
+        }
+        match commit_at(source, store, at)? {
+            Some((sequence, end)) if visit(sequence, end) => at = end,
+            _ => return Ok(at),
+        }
+    }
+}
+
+/// The sequence number of the first commit of a log file.
+pub(crate) fn first_commit(source: &mut impl ReadAt, store: StoreId) -> Result<Option<u64>> {
+    let mut first = None;
+    walk_commits(source, store, length(FILE_HEADER_BYTES), |sequence, _| {
+        first = Some(sequence);
+        false
+    })?;
+    Ok(first)
+}
+
+/// Where the last append of a log file begins, as its records tell: all before it was acknowledged,
+/// since an append is begun only after the one before it was synced.
+pub(crate) fn last_append(source: &mut impl ReadAt, store: StoreId) -> Result<u64> {
+    let begin = length(FILE_HEADER_BYTES);
+    // Of the last two commits.
+    let (mut before, mut last) = (begin, None);
+    walk_commits(source, store, begin, |sequence, end| {
+        if let Some((expected, at)) = last {
+            if sequence != expected {
+                return false;
+            }
+            before = at;
+        }
+        last = Some((sequence.saturating_add(1), end));
+        true
+    })?;
+    Ok(before)
+}
+
+/// The segment and the number of chunks of the directory whose header is whole here.
+pub(crate) fn directory_at(
+    source: &mut impl ReadAt,
+    offset: u64,
+) -> Result<Option<(SegmentId, u32)>> {
+    Ok(match source.bytes(offset, DIRECTORY_HEADER_BYTES)?.and_then(claim) {
+        Some(Claim::Directory { segment, chunks }) => Some((segment, chunks)),
+        _ => None,
+    })
+}
+
+/// The sequence number of a commit of the store behind commit `sequence`, if one proves that this
+/// one was synced. That one, damaged or torn, belongs to the append that begins at `from`.
 ///
-/// From the end on: in an append that was torn, the payload may be full of what looks like the
-/// begin of a long record. Such bytes cost at most [`COMMIT_SEARCH_BYTES_MAX`].
+/// What lies where a record ends is a record that the store wrote, and proves it. Where that ends,
+/// because a header is damaged, the rest is searched byte by byte, the bytes of clients with it. If
+/// commit `sequence` is whole and ends what was written, it is the end of a torn append, and no
+/// commit before it is one of the store's.
 pub(crate) fn commit_behind(
     source: &mut impl ReadAt,
     from: u64,
     store: StoreId,
     sequence: u64,
 ) -> Result<Option<u64>> {
+    let total = source.length_bytes().saturating_sub(from);
+    // As many as there is room for: others are bytes of some other time.
+    let last = sequence.saturating_add(total / length(COMMIT_HEADER_BYTES));
+    let (mut later, mut is_passed) = (None, false);
+    let lost = walk_commits(source, store, from, |found, _| {
+        is_passed |= found == sequence;
+        later = Some(found).filter(|found| (*found > sequence) && *found <= last);
+        found == sequence
+    })?;
+    match later {
+        Some(found) => Ok(Some(found)),
+        None => {
+            let first = sequence.saturating_add(u64::from(is_passed));
+            search_commits(source, lost, store, (sequence, first..=last))
+        }
+    }
+}
+
+/// From the end on: in an append that was torn, the payload may be full of what looks like the
+/// begin of a long record. Such bytes cost at most [`COMMIT_SEARCH_BYTES_MAX`].
+fn search_commits(
+    source: &mut impl ReadAt,
+    from: u64,
+    store: StoreId,
+    (sequence, plausible): (u64, RangeInclusive<u64>),
+) -> Result<Option<u64>> {
     let end = source.length_bytes();
     let total = end.saturating_sub(from);
-    // As many as there is room for.
-    let last = total / length(COMMIT_HEADER_BYTES);
-    let plausible = sequence.saturating_add(1)..=sequence.saturating_add(last);
     // Records do not overlap, so true ones take no more than the length.
     let mut budget_bytes = total.saturating_add(COMMIT_SEARCH_BYTES_MAX);
+    // Behind the last byte that is not zero.
+    let mut written_end = None;
     let mut behind = end;
     while behind > from {
         let begin = behind.saturating_sub(length(PIECE_BYTES)).max(from);
@@ -173,16 +282,19 @@ pub(crate) fn commit_behind(
         let count = usize::try_from(reach - begin).unwrap_or(usize::MAX);
         let Some(piece) = source.bytes(begin, count)? else { return Ok(None) };
         let starts = usize::try_from(behind - begin).unwrap_or(usize::MAX);
+        let last_byte = || piece.iter().rposition(|&byte| byte != 0);
+        written_end = written_end.or_else(|| Some(begin + length(last_byte()? + 1)));
         for (start, body_bytes, found) in claimed_commits(piece, starts) {
             let start = begin + length(start);
-            let fits = start + length(COMMIT_HEADER_BYTES) + body_bytes <= end;
-            if !plausible.contains(&found) || !fits {
+            let found_end = start + length(COMMIT_HEADER_BYTES) + body_bytes;
+            let ends_all = written_end.is_some_and(|written| found_end >= written);
+            if !plausible.contains(&found) || found_end > end || (found == sequence && !ends_all) {
                 continue;
             }
             let Some(left) = budget_bytes.checked_sub(body_bytes) else { return Ok(None) };
             budget_bytes = left;
-            if commit_is_whole(source, store, start)? {
-                return Ok(Some(found));
+            if commit_at(source, store, start)?.is_some() {
+                return Ok(Some(found).filter(|found| *found > sequence));
             }
         }
         behind = begin;

@@ -22,6 +22,8 @@ pub(crate) struct Walked {
     pub(crate) is_directory: bool,
     /// The chunks, if it is a group.
     pub(crate) group: Option<FoundGroup>,
+    /// Its sequence number, if it is a commit.
+    pub(crate) commit: Option<u64>,
 }
 
 /// The record at `offset` of a file of this store, which must end by `end`.
@@ -32,13 +34,16 @@ pub(crate) fn record(
 ) -> Result<Walked> {
     let magic = read(file, (offset, end), 4)?;
     let magic = Decoder::new(WHAT, &magic).u32()?;
-    let (length, group) = match magic {
+    let (length, group, commit) = match magic {
         GROUP_MAGIC => {
             let (length, group) = group(file, store, (offset, end))?;
-            (length, Some(group))
+            (length, Some(group), None)
         }
-        COMMIT_MAGIC => (commit(file, store, (offset, end))?, None),
-        DIRECTORY_MAGIC => (directory(file, (offset, end))?, None),
+        COMMIT_MAGIC => {
+            let (length, sequence) = commit(file, store, (offset, end))?;
+            (length, None, Some(sequence))
+        }
+        DIRECTORY_MAGIC => (directory(file, (offset, end))?, None, None),
         got => return Err(Error::corrupt(WHAT, format!("magic {got:08x} is of no record"))),
     };
     let record_end = offset.saturating_add(u64::try_from(length).unwrap_or(u64::MAX));
@@ -46,7 +51,7 @@ pub(crate) fn record(
         let reason = format!("a record ends at {record_end}, the file at {end}");
         return Err(Error::corrupt(WHAT, reason));
     }
-    Ok(Walked { end: record_end, is_directory: magic == DIRECTORY_MAGIC, group })
+    Ok(Walked { end: record_end, is_directory: magic == DIRECTORY_MAGIC, group, commit })
 }
 
 fn read(file: &dyn DiskFile, (offset, end): (u64, u64), length: usize) -> Result<Vec<u8>> {
@@ -120,17 +125,17 @@ pub(crate) fn salvage(
     directory
 }
 
-/// The length of the commit, once it is found sound.
-fn commit(file: &dyn DiskFile, store: StoreId, range: (u64, u64)) -> Result<usize> {
+/// The length of the commit and its sequence number, once it is found sound.
+fn commit(file: &dyn DiskFile, store: StoreId, range: (u64, u64)) -> Result<(usize, u64)> {
     let header = read(file, range, COMMIT_HEADER_BYTES)?;
     let mut d = Decoder::new(WHAT, &header);
-    let (_magic, body_bytes, _sequence, crc) = (d.u32()?, d.u32()?, d.u64()?, d.u32()?);
+    let (_magic, body_bytes, sequence, crc) = (d.u32()?, d.u32()?, d.u64()?, d.u32()?);
     let length = COMMIT_HEADER_BYTES + usize::try_from(body_bytes).unwrap_or(usize::MAX);
     let all = read(file, range, length)?;
     let (header, body) = all.split_at(COMMIT_HEADER_BYTES);
     same_crc(crc, record_crc(store, &header[..COMMIT_HEADER_BYTES - CRC_BYTES], body))?;
     decode_batch(body)?;
-    Ok(length)
+    Ok((length, sequence))
 }
 
 /// The length of the directory, once its header is found sound.

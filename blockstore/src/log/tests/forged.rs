@@ -1,0 +1,135 @@
+//! Clients choose the bytes of chunks, and may know all that a record of the store needs. What they
+//! write there proves nothing about the log, and hides no damage of it.
+
+use super::*;
+use crate::units::BLOCK_BYTES;
+
+/// A block of whole commits of these sequence numbers, again and again, as a client may write it.
+fn forged(store: StoreId, sequences: std::ops::Range<u64>) -> PreparedChunk {
+    let mut block = Vec::new();
+    for sequence in sequences.cycle() {
+        let mut record = Vec::new();
+        format::encode_commit(&mut record, (store, sequence), &Batch::new());
+        if block.len() + record.len() > BLOCK_BYTES {
+            break;
+        }
+        block.extend_from_slice(&record);
+    }
+    block.resize(BLOCK_BYTES, 0);
+    let stored = Bytes::from(block);
+    let (hash, crc) = (ContentHash::of(&stored), crc32c::crc32c(&stored));
+    PreparedChunk { hash, codec: Codec::Raw, crc, stored }
+}
+
+/// A log of two commits.
+fn two_commits(disk: &MemoryDisk) -> Log {
+    let (mut log, _) = recover(&memory(disk)).unwrap();
+    for seed in 1..3 {
+        log.append(&[chunk(seed)], &batch(100)).unwrap();
+    }
+    log
+}
+
+/// The chunks of an append: so many that entries and payload lie in sectors of their own.
+fn append_of(log: &Log, sequences: std::ops::Range<u64>) -> Vec<PreparedChunk> {
+    let mut chunks: Vec<PreparedChunk> = (10..30).map(chunk).collect();
+    chunks[10] = forged(log.store(), sequences.clone());
+    chunks[19] = forged(log.store(), sequences);
+    chunks
+}
+
+/// What is left of a third append whose sync never ended: the sectors that `keep` names.
+fn torn(keep: impl Fn(usize) -> bool) -> MemoryDisk {
+    let disk = MemoryDisk::new();
+    let mut log = two_commits(&disk);
+    let chunks = append_of(&log, 4..20);
+    disk.inject(Fault::Sync(0));
+    assert!(matches!(log.append(&chunks, &batch(700)), Err(AppendError::Fatal(_))));
+    let mut sector = 0;
+    disk.crash(|| {
+        sector += 1;
+        keep(sector - 1)
+    })
+}
+
+/// Sectors of 512 bytes that an append of [`append_of`] takes, and more.
+const SECTORS: usize = 180;
+
+#[test]
+fn what_a_client_wrote_into_a_torn_append_proves_nothing() {
+    let recovered = |disk: &MemoryDisk, what: &str| {
+        let (mut log, replay) = recover(&memory(disk)).unwrap_or_else(|e| panic!("{what}: {e}"));
+        assert!((2..=3).contains(&replay.len()), "{what}: {} commits", replay.len());
+        log.append(&[chunk(1)], &batch(50)).unwrap();
+        let (_, again) = recover(&memory(disk)).unwrap();
+        assert_eq!(again.len(), replay.len() + 1, "{what}");
+    };
+    for sector in 0..SECTORS {
+        recovered(&torn(|n| n != sector), &format!("without sector {sector}"));
+        recovered(&torn(|n| n < sector), &format!("{sector} sectors"));
+        recovered(&torn(|n| n >= sector), &format!("from sector {sector} on"));
+    }
+}
+
+/// The third append is damaged long after; a fourth follows, and a torn fifth with bytes that would
+/// make the third the last.
+#[test]
+fn what_a_client_wrote_hides_no_damage() {
+    let made = |tear: &dyn Fn(usize) -> bool| {
+        let disk = MemoryDisk::new();
+        let mut log = two_commits(&disk);
+        let third = log.position().offset_bytes;
+        let name = log_file(log.segment());
+        for _ in 0..2 {
+            log.append(&append_of(&log, 3..5), &batch(700)).unwrap();
+        }
+        disk.inject(Fault::Sync(0));
+        assert!(log.append(&append_of(&log, 3..4), &batch(700)).is_err());
+        let mut sector = 0;
+        let disk = disk.crash(|| {
+            sector += 1;
+            tear(sector - 1)
+        });
+        (disk, name, usize::try_from(third).unwrap())
+    };
+    // The header of its group, an entry, the bytes of a chunk.
+    for damage in [5, 100, 2000] {
+        for lost in 0..SECTORS {
+            let (disk, name, third) = made(&|n| n != lost);
+            disk.flip_bit(name, third + damage);
+            let error = recover(&memory(&disk)).err().unwrap();
+            let text = error.to_string();
+            assert!(text.contains("commit 3 is damaged"), "{damage}, {lost}: {text}");
+        }
+    }
+}
+
+#[test]
+fn a_commit_behind_is_looked_for_where_records_are() {
+    let store = StoreId::random();
+    let group = |chunks: &[PreparedChunk]| {
+        let mut out = Vec::new();
+        format::encode_group(&mut out, 0, (store, SegmentId::new(1), 0), chunks).unwrap();
+        out
+    };
+    let commit = |sequence| {
+        let mut out = Vec::new();
+        format::encode_commit(&mut out, (store, sequence), &batch(30));
+        out
+    };
+    let behind = |bytes: &[u8]| stream::commit_behind(&mut &bytes[..], 0, store, 3).unwrap();
+    let fake = group(&[forged(store, 4..9)]);
+    assert_eq!(behind(&[&fake[..], &commit(3), &commit(4)].concat()), Some(4));
+    assert_eq!(behind(&[&fake[..], &commit(3), &[0; 100]].concat()), None);
+    assert_eq!(behind(&fake[..fake.len() - 10]), None, "a payload that is not all there");
+    let headless = &fake[1..];
+    assert_eq!(
+        behind(&[headless, &commit(3), &[0; 100]].concat()),
+        None,
+        "it ends what was written"
+    );
+    assert_eq!(behind(&[headless, &commit(3), b"x"].concat()), Some(7), "something follows");
+    assert_eq!(behind(&[headless, &commit(3), &commit(4)].concat()), Some(4));
+    // Passed where it must be: a forged one at the end is not the end.
+    assert_eq!(behind(&[&commit(3)[..], b"?", &commit(4), b"?", &commit(3)].concat()), Some(4));
+}
