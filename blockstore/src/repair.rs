@@ -1,4 +1,5 @@
 //! Back to a sound store, offline: what cannot be read is given up, the rest is counted anew.
+//! While there is a problem that only a new index solves, nothing is changed.
 //!
 //! ```text
 //! check with what would put it right --> changes, committed in slices --> check again, until
@@ -51,6 +52,11 @@ pub(crate) fn repair(core: &Core) -> Result<RepairReport> {
         check::run(core, data, &mut findings);
         if round == 0 {
             report.before = findings.report.clone();
+        }
+        // What such problems make look superfluous may be what a rebuild brings back, and a change
+        // made now would be in the log: the rebuild would make it, too.
+        if findings.hopeless > 0 {
+            break;
         }
         let left_out = findings.report.damaged_chunks;
         // With more damage than one round takes, the next looks for it.

@@ -3,12 +3,14 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{Fixture, bytes, content, path};
 use slackwater_blockstore::disk::Disk;
-use slackwater_blockstore::kv::Family;
+use slackwater_blockstore::kv::{Family, Kv, MemoryKv};
 use slackwater_blockstore::{
     BLOCK_BYTES, BLOCK_BYTES_U64, Error, ExtentKind, InodeId, SetAttributes, SnapshotRequest,
-    Source, Stability,
+    Source, Stability, Store,
 };
 
 fn file(fixture: &Fixture, name: &str, blocks: usize) -> InodeId {
@@ -103,6 +105,54 @@ fn what_no_repair_solves_is_said_with_the_command_that_does() {
     assert!(!report.after.is_clean());
     let told = report.after.problems.iter().any(|problem| problem.contains("--rebuild"));
     assert!(told, "{:#?}", report.after.problems);
+}
+
+/// What a repair would take away as superfluous, a rebuild brings back, if the repair was not in
+/// the log before it.
+#[test]
+fn a_repair_changes_nothing_while_only_a_rebuild_brings_all_back() {
+    let wrong = Some(vec![9, 9, 9]);
+    // Directory 2 is `dir`, file 3 is `dir/one`, with layers 1 and 3; all is in segment 1.
+    for (family, number, value) in [
+        (Family::Inode, 2, wrong.clone()),
+        (Family::Inode, 2, None),
+        (Family::Inode, 3, wrong.clone()),
+        (Family::Inode, 3, None),
+        (Family::Layer, 1, wrong.clone()),
+        (Family::Layer, 1, None),
+        (Family::Segment, 1, wrong.clone()),
+        (Family::Segment, 1, None),
+    ] {
+        let told = format!("{family:?} {number}, {value:?}");
+        let fixture = Fixture::new();
+        let one = file(&fixture, "dir/one", 5);
+        let two = file(&fixture, "dir/two", 3);
+        let id = fixture.store.snapshot(&path("dir/one"), SnapshotRequest::default()).unwrap().id;
+        fixture.store.write(one, 0, bytes(9, BLOCK_BYTES), Stability::FileSync).unwrap();
+        fixture.store.checkpoint().unwrap();
+        let sources = [Source::File(one), Source::File(two), Source::Snapshot(id)];
+        let before = sources.map(|source| content(&fixture.store, source));
+        let key = u64::to_be_bytes(number);
+        assert!(fixture.kv.entries(family).iter().any(|(known, _)| *known == key), "{told}");
+        fixture.kv.tamper(family, &key, value);
+        // Something beside it that a repair would mend.
+        let ghost = [&1_u64.to_be_bytes()[..], b"ghost"].concat();
+        fixture.kv.tamper(Family::Dirent, &ghost, Some(vec![9]));
+        let report = fixture.store.repair().unwrap();
+        let needs_rebuild = |problem: &String| problem.contains("--rebuild");
+        assert!(report.after.problems.iter().any(needs_rebuild), "{told}: {:#?}", report.after);
+        assert_eq!((report.fixes, report.lost_blocks), (0, 0), "{told}");
+        assert_eq!(report.after.problems, report.before.problems, "{told}");
+        // A log without an index, as after `--rebuild`.
+        drop(fixture.store);
+        let (kv, disk) = (Arc::new(MemoryKv::new()), Arc::new(fixture.disk.clone()));
+        Store::rebuild_index_with(Arc::clone(&kv) as Arc<dyn Kv>, disk, common::options()).unwrap();
+        let fixture = Fixture::open(kv, fixture.disk);
+        fixture.check();
+        let after = sources.map(|source| content(&fixture.store, source));
+        assert!(before == after, "{told}");
+        assert!(fixture.store.resolve(&path("dir/one")).is_ok(), "{told}");
+    }
 }
 
 /// A file of ten blocks whose blocks 3 and 4 are lost, in a snapshot and its clone, too.

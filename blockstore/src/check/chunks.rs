@@ -94,7 +94,8 @@ fn runs(
     })
 }
 
-/// Blocks that name chunks which were never stored are lost.
+/// Blocks that name chunks which were never stored are lost; of those in a segment without a
+/// record nobody can tell.
 fn named_beyond(
     check: &Check<'_>,
     segments: &[(SegmentId, SegmentRecord)],
@@ -102,7 +103,14 @@ fn named_beyond(
 ) -> Result<()> {
     runs(check, |layer, run, first| {
         let found = segments.binary_search_by_key(&first.segment(), |(id, _)| *id);
-        let chunks = found.ok().and_then(|at| segments.get(at)).map_or(0, |(_, r)| r.chunks);
+        let Some((_, record)) = found.ok().and_then(|at| segments.get(at)) else {
+            let (id, block) = (first.segment(), run.first);
+            findings.rebuild(&format!(
+                "I2: block {block} of layer {layer} names segment {id}, which has no record"
+            ));
+            return Ok(());
+        };
+        let chunks = record.chunks;
         let known = u64::from(chunks.saturating_sub(first.index())).min(run.count);
         if known < run.count {
             let id = first.segment();

@@ -48,7 +48,7 @@ pub(crate) struct Findings {
     pub(crate) report: CheckReport,
     /// What would put it right; collected for a repair only.
     pub(crate) fixes: Option<Vec<Fix>>,
-    /// Problems that no repair solves.
+    /// Problems that no repair solves. With one of them nothing else is what it seems.
     pub(crate) hopeless: u64,
     /// Chunks that cannot be read though blocks name them.
     pub(crate) damaged: Vec<ChunkId>,

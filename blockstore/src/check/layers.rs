@@ -263,12 +263,16 @@ fn fate(
     match record.state {
         LayerState::Open(inode) => {
             let owner = view.get(Family::Inode, &key::inode(inode))?;
-            let owns = match owner.as_deref().map(InodeRecord::decode) {
-                Some(Ok(record)) => matches!(record.body, Body::File { layer, .. } if layer == id),
-                // It was found, and may own it.
-                Some(Err(_)) => true,
-                None => false,
+            let Some(owner) = owner.as_deref().map(InodeRecord::decode) else {
+                // A file that goes takes its layer along: only the log tells what it was.
+                findings.rebuild(&format!("I5: file {inode} of open layer {id} is missing"));
+                return Ok(());
             };
+            // One that cannot be decoded was found, and may own it.
+            let owns = owner.map_or(
+                true,
+                |record| matches!(record.body, Body::File { layer, .. } if layer == id),
+            );
             if !owns {
                 let problem =
                     format!("I5: open layer {id} belongs to file {inode}, which does not own it");
