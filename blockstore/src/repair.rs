@@ -122,7 +122,7 @@ fn make(txn: &mut Transaction<'_>, fix: Fix) -> Result<()> {
             }
             Ok(())
         }
-        Fix::Replace(layer, old, new) => replace(txn, layer, old, &new),
+        Fix::Replace(layer, old, new) => replace(txn, layer, &old, &new),
         Fix::Adopt(inode) => adopt(txn, inode),
         Fix::Counters(counters) => {
             *txn.counters() = counters;
@@ -134,16 +134,18 @@ fn make(txn: &mut Transaction<'_>, fix: Fix) -> Result<()> {
     }
 }
 
-/// Puts runs of the same blocks in the place of one, and keeps the layer's count of entries.
-fn replace(txn: &mut Transaction<'_>, layer: LayerId, old: Run, new: &[Run]) -> Result<()> {
-    txn.delete(Family::Map, key::map(layer, old.first));
+/// Puts runs of the same blocks in the place of others, and keeps the layer's count of entries.
+fn replace(txn: &mut Transaction<'_>, layer: LayerId, old: &[Run], new: &[Run]) -> Result<()> {
+    for run in old {
+        txn.delete(Family::Map, key::map(layer, run.first));
+    }
     for run in new {
         txn.put(Family::Map, key::map(layer, run.first), run.encode());
     }
     if let Some(bytes) = txn.get(Family::Layer, &key::layer(layer))? {
         let mut record = LayerRecord::decode(&bytes)?;
-        let more = u64::try_from(new.len()).unwrap_or(0);
-        record.runs = (record.runs + more).saturating_sub(1);
+        let count = |runs: &[Run]| u64::try_from(runs.len()).unwrap_or(0);
+        record.runs = (record.runs + count(new)).saturating_sub(count(old));
         txn.put_layer(layer, &record);
     }
     Ok(())
@@ -300,5 +302,5 @@ fn exchange(txn: &mut Transaction<'_>, layer: LayerId, old: Run, new: &[Run]) ->
             }
         }
     }
-    replace(txn, layer, old, new)
+    replace(txn, layer, &[old], new)
 }

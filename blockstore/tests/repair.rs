@@ -155,6 +155,39 @@ fn a_repair_changes_nothing_while_only_a_rebuild_brings_all_back() {
     }
 }
 
+/// What is known of the blocks behind the overlap must not become zeros.
+#[test]
+fn of_entries_that_overlap_only_what_two_of_them_say_is_lost() {
+    let fixture = Fixture::new();
+    let one = file(&fixture, "one", 10);
+    let two = fixture.store.create_file(&path("two"), 0).unwrap().attributes.inode;
+    fixture.store.write(two, 0, bytes(78, 2 * BLOCK_BYTES), Stability::FileSync).unwrap();
+    fixture.store.close().unwrap();
+    let entries = fixture.kv.entries(Family::Map);
+    assert_eq!(entries.len(), 2, "one for each file");
+    // Two blocks inside the ten.
+    let inside = [1_u64.to_be_bytes(), 2_u64.to_be_bytes()].concat();
+    fixture.kv.tamper(Family::Map, &inside, Some(entries[1].1.clone()));
+    let fixture = Fixture::open(fixture.kv, fixture.disk);
+    let report = fixture.store.repair().unwrap();
+    assert!(report.after.is_clean(), "{:#?}", report.after.problems);
+    let fixture = fixture.restart();
+    fixture.check();
+    let data = bytes(77, 10 * BLOCK_BYTES);
+    for block in 0..10 {
+        if block == 2 || block == 3 {
+            assert_lost(&fixture, Source::File(one), block);
+            continue;
+        }
+        let at = block * BLOCK_BYTES_U64;
+        let found = fixture.store.read(Source::File(one), at, BLOCK_BYTES).unwrap().to_vec();
+        let start = usize::try_from(at).unwrap();
+        assert!(found == data[start..start + BLOCK_BYTES], "block {block}");
+    }
+    let two = content(&fixture.store, Source::File(two));
+    assert_eq!(two, bytes(78, 2 * BLOCK_BYTES).to_vec());
+}
+
 /// A file of ten blocks whose blocks 3 and 4 are lost, in a snapshot and its clone, too.
 fn with_losses() -> (Fixture, InodeId) {
     let fixture = Fixture::new();

@@ -119,7 +119,7 @@ fn named_beyond(
             findings.wrong(problem, || {
                 let parts =
                     [run.cut(run.first, run.first + known), lost.cut(run.first + known, run.end())];
-                Fix::Replace(layer, run, parts.into_iter().flatten().collect())
+                Fix::Replace(layer, vec![run], parts.into_iter().flatten().collect())
             });
         }
         Ok(())

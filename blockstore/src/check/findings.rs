@@ -20,8 +20,8 @@ const REBUILD: &str =
 pub(crate) enum Fix {
     /// These entries of the index.
     Write(Vec<Write>),
-    /// A layer's run, replaced by others of the same blocks.
-    Replace(LayerId, Run, Vec<Run>),
+    /// A layer's runs, replaced by others of the same blocks.
+    Replace(LayerId, Vec<Run>, Vec<Run>),
     /// The inode has no name: it gets one in `lost+found`.
     Adopt(InodeId),
     /// The counters.
