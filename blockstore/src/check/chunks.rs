@@ -103,24 +103,28 @@ fn named_beyond(
 ) -> Result<()> {
     runs(check, |layer, run, first| {
         let found = segments.binary_search_by_key(&first.segment(), |(id, _)| *id);
-        let Some((_, record)) = found.ok().and_then(|at| segments.get(at)) else {
-            let (id, block) = (first.segment(), run.first);
-            findings.rebuild(&format!(
-                "I2: block {block} of layer {layer} names segment {id}, which has no record"
-            ));
-            return Ok(());
-        };
-        let chunks = record.chunks;
+        let record = found.ok().and_then(|at| segments.get(at)).map(|(_, record)| record);
+        let chunks = record.map_or(0, |record| record.chunks);
         let known = u64::from(chunks.saturating_sub(first.index())).min(run.count);
         if known < run.count {
             let id = first.segment();
-            let problem = format!("I2: a map names chunks of segment {id} that it does not have");
             let lost = Run { target: Target::Lost, ..run };
-            findings.wrong(problem, || {
+            let fix = || {
                 let parts =
                     [run.cut(run.first, run.first + known), lost.cut(run.first + known, run.end())];
                 Fix::Replace(layer, vec![run], parts.into_iter().flatten().collect())
-            });
+            };
+            match record {
+                Some(_) => findings.wrong(
+                    format!("I2: a map names chunks of segment {id} that it does not have"),
+                    fix,
+                ),
+                None => {
+                    let problem =
+                        format!("I2: a map names chunks of segment {id}, which is missing");
+                    findings.missing(&problem, fix);
+                }
+            }
         }
         Ok(())
     })

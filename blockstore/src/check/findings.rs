@@ -87,6 +87,12 @@ impl Findings {
         self.list(format!("{problem}{REBUILD}"));
     }
 
+    /// Something is missing that a new index may have; without one, this change gives it up.
+    pub(crate) fn missing(&mut self, problem: &str, fix: impl FnOnce() -> Fix) {
+        self.hopeless += 1;
+        self.wrong(format!("{problem}{REBUILD}"), fix);
+    }
+
     /// Something of the index cannot be read.
     pub(crate) fn unreadable(&mut self, what: &str, error: &Error) {
         self.rebuild(&format!("index: {what}: {error}"));

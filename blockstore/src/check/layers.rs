@@ -260,7 +260,8 @@ fn fate(
             let owner = view.get(Family::Inode, &key::inode(inode))?;
             let Some(owner) = owner.as_deref().map(InodeRecord::decode) else {
                 // A file that goes takes its layer along: only the log tells what it was.
-                findings.rebuild(&format!("I5: file {inode} of open layer {id} is missing"));
+                let problem = format!("I5: file {inode} of open layer {id} is missing");
+                findings.missing(&problem, die);
                 return Ok(());
             };
             // One that cannot be decoded was found, and may own it.

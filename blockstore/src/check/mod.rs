@@ -23,6 +23,7 @@ mod hits;
 mod layers;
 mod names;
 mod overlaps;
+mod second_look;
 mod snapshots;
 mod stored;
 mod used;
@@ -31,6 +32,7 @@ use std::ops::ControlFlow;
 
 pub(crate) use findings::{Findings, Fix};
 pub(crate) use hits::parts;
+pub(crate) use second_look::SecondLook;
 
 use crate::core::Core;
 use crate::error::Result;

@@ -62,7 +62,8 @@ fn entries(view: &dyn KvRead, findings: &mut Findings) -> Result<()> {
             // It was there once: only the log tells what it was.
             Some((_, None)) => {
                 let name = entry_key.get(8..).unwrap_or_default().escape_ascii();
-                findings.rebuild(&format!("I7: entry `{name}`: its directory {of} is missing"));
+                let problem = format!("I7: directory {of} of entry `{name}` is missing");
+                findings.missing(&problem, || Fix::delete(Family::Dirent, entry_key));
                 Ok(())
             }
             // One that cannot be decoded is found by the walk of the inodes.
