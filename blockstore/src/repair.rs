@@ -22,6 +22,7 @@ use crate::id::{ChunkId, ContentHash, InodeId, LayerId, SegmentId};
 use crate::index_copy;
 use crate::kv::{Family, Write};
 use crate::name::Name;
+use crate::namespace;
 use crate::paths;
 use crate::record::{Body, LayerRecord, Run, Target, key, split_two};
 use crate::segment_format::restore_block;
@@ -183,6 +184,8 @@ fn apply(core: &Core, findings: Findings) -> Result<u64> {
         let slice = std::mem::replace(&mut changes, rest);
         done += u64::try_from(slice.len()).unwrap_or(0);
         commit(core, Weight { bytes: 0, alone: true }, move |txn| {
+            // A store that is full must not stay damaged: what is added is little.
+            txn.frees();
             slice.into_iter().try_for_each(|fix| make(txn, fix))
         })?;
     }
@@ -232,7 +235,11 @@ fn replace(txn: &mut Transaction<'_>, layer: LayerId, old: &[Run], new: &[Run]) 
 /// Gives an inode a name in `lost+found`.
 fn adopt(txn: &mut Transaction<'_>, inode: InodeId) -> Result<()> {
     let folder = Name::new(LOST_AND_FOUND)?;
-    let directory = paths::directories_or_make(txn, &[folder])?;
+    let directory = match paths::entry_in(txn, InodeId::ROOT, &folder)? {
+        // In the reserve, if need be.
+        None => namespace::new_directory(txn, InodeId::ROOT, &folder)?,
+        Some(_) => paths::directories_or_make(txn, &[folder])?,
+    };
     let name = Name::new(format!("inode-{inode}").as_bytes())?;
     let mut record = txn.inode(inode)?;
     let is_directory = record.kind() == FileKind::Directory;
@@ -268,6 +275,7 @@ fn give_up(core: &Core, damaged: &BTreeSet<ChunkId>, report: &mut RepairReport) 
             }
             done += 1;
             commit(core, Weight { bytes: 0, alone: true }, move |txn| {
+                txn.frees();
                 exchange(txn, layer, run, &new)
             })?;
         }

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{Fixture, bytes, content, path};
-use slackwater_blockstore::disk::{Disk, Fault, FileName, FileRole};
+use slackwater_blockstore::disk::{Disk, Fault, FileName, FileRole, MemoryDisk};
 use slackwater_blockstore::kv::{Family, Kv, MemoryKv};
 use slackwater_blockstore::{
     BLOCK_BYTES, BLOCK_BYTES_U64, Error, ExtentKind, InodeId, SetAttributes, SnapshotRequest,
@@ -302,6 +302,42 @@ fn what_only_a_rebuild_could_restore_can_be_given_up() {
     assert!(!fixture.store.repair().unwrap().after.is_clean());
     let report = fixture.store.repair_giving_up().unwrap();
     assert!(report.after.is_clean(), "{:#?}", report.after.problems);
+}
+
+/// What makes a full store sound adds next to nothing, and must not wait for room.
+#[test]
+fn a_full_store_is_repaired() {
+    let mut options = common::options();
+    options.capacity_bytes = Some(1 << 20);
+    let (kv, disk) = (Arc::new(MemoryKv::new()), MemoryDisk::new());
+    let index = Arc::clone(&kv) as Arc<dyn Kv>;
+    let store = Store::open_with(index, Arc::new(disk.clone()), options).unwrap();
+    let inode = store.create_file(&path("one"), 0).unwrap().attributes.inode;
+    store.write(inode, 0, bytes(77, 10 * BLOCK_BYTES), Stability::FileSync).unwrap();
+    store.create_file(&path("old"), 0).unwrap();
+    let full = |number: u64| store.create_file(&path(&format!("n{number}")), 0).is_err();
+    assert!((0..10_000).any(full), "names take room");
+    // Changes in place are refused behind names.
+    let rename = |number: u64| {
+        let (from, to) = if number.is_multiple_of(2) { ("old", "new") } else { ("new", "old") };
+        store.rename_path(&path(from), &path(to)).is_err()
+    };
+    assert!((0..10_000).any(rename), "so do renames");
+    // An inode without a name, a count that is wrong, a chunk that is damaged.
+    let name = [&1_u64.to_be_bytes()[..], b"n0"].concat();
+    kv.tamper(Family::Dirent, &name, None);
+    kv.tamper(Family::Hash, &[7; 8], Some((1_u64 << 24).to_be_bytes().to_vec()));
+    let log = disk.open(disk.list().unwrap()[0]).unwrap();
+    let all = log.read_at(0, usize::try_from(log.length_bytes().unwrap()).unwrap()).unwrap();
+    let data = bytes(77, BLOCK_BYTES);
+    let at = all.windows(BLOCK_BYTES).position(|found| found == data).unwrap();
+    log.write_at(u64::try_from(at + 5).unwrap(), &[data[5] ^ 64]).unwrap();
+    let report = store.repair().unwrap();
+    assert!(report.after.is_clean(), "{:#?}", report.after.problems);
+    assert_eq!(report.lost_blocks, 1);
+    let found = store.list_files("lost+found/", None, 9).unwrap();
+    assert_eq!(found.len(), 1);
+    store.close().unwrap();
 }
 
 fn assert_lost(fixture: &Fixture, source: Source, block: u64) {
