@@ -195,7 +195,7 @@ fn take_existing(
     }
 }
 
-/// Makes a directory with default attributes inside a transaction.
+/// Makes a directory with default attributes inside a transaction; the caller asks for room.
 pub(crate) fn new_directory(
     txn: &mut Transaction<'_>,
     parent: InodeId,
