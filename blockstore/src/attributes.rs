@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crate::core::Core;
 use crate::data::read_committed;
 use crate::error::{Error, Result};
-use crate::file::{Blocks, File, attributes_of};
+use crate::file::{File, attributes_of};
 use crate::flush::{Prepared, flush_locked, prepare};
 use crate::id::{InodeId, LayerId};
 use crate::layer_write::{Ground, write_blocks};
@@ -106,11 +106,8 @@ fn set_file(
     let _flush = file.flush.lock();
     let before = file.state.read().attributes(inode);
     check_guard(inode, before.changed_at, guard)?;
-    let aside = requested.size_bytes().map(|size_bytes| set_aside(core, &file, size_bytes));
-    if let Err(error) = set_committed(core, &file, requested) {
-        put_back(core, &file, aside.unwrap_or_default());
-        return Err(error);
-    }
+    let _aside = requested.size_bytes().map(|size_bytes| Aside::take(core, &file, size_bytes));
+    set_committed(core, &file, requested)?;
     if let Some(size_bytes) = requested.size_bytes() {
         drop_behind(core, &file, size_bytes);
     }
@@ -144,27 +141,43 @@ fn set_committed(core: &Core, file: &File, requested: Requested) -> Result<()> {
     })
 }
 
-/// Takes away dirty blocks that a truncate cuts off, so that a full store need not find room for
-/// them first.
-fn set_aside(core: &Core, file: &File, size_bytes: u64) -> Blocks {
-    let behind = file.state.write().dirty.split_off(&blocks_in(size_bytes));
-    core.files.sub_dirty(behind.len());
-    behind
+/// Dirty blocks that a truncate cuts off are set aside, so that a full store need not find room for
+/// them first. They can be read until the truncate is done; dropped before it is (it failed, or
+/// panicked), this makes them dirty again, but for those written anew meanwhile.
+struct Aside<'a> {
+    core: &'a Core,
+    file: &'a File,
 }
 
-/// The truncate failed: the blocks are dirty again, but for those written anew meanwhile.
-fn put_back(core: &Core, file: &File, blocks: Blocks) {
-    let mut state = file.state.write();
-    if state.deleted {
-        return;
+impl<'a> Aside<'a> {
+    /// The caller holds the flush lock, so nothing else is aside, and what is being flushed was
+    /// left by a flush that panicked.
+    fn take(core: &'a Core, file: &'a File, size_bytes: u64) -> Self {
+        let mut state = file.state.write();
+        let first = blocks_in(size_bytes);
+        let (mut behind, newer) = (state.flushing.split_off(&first), state.dirty.split_off(&first));
+        core.files.sub_dirty(behind.len() + newer.len());
+        behind.extend(newer);
+        state.aside = behind;
+        Self { core, file }
     }
-    for (block, bytes) in blocks {
-        if let std::collections::btree_map::Entry::Vacant(entry) = state.dirty.entry(block) {
-            entry.insert(bytes);
-            core.files.add_dirty(1);
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        let mut state = self.file.state.write();
+        let blocks = std::mem::take(&mut state.aside);
+        if state.deleted || blocks.is_empty() {
+            return;
         }
+        for (block, bytes) in blocks {
+            if let std::collections::btree_map::Entry::Vacant(entry) = state.dirty.entry(block) {
+                entry.insert(bytes);
+                self.core.files.add_dirty(1);
+            }
+        }
+        state.dirty_since.get_or_insert_with(std::time::Instant::now);
     }
-    state.dirty_since.get_or_insert_with(std::time::Instant::now);
 }
 
 /// A change of size, with all that must be looked up before its transaction.
@@ -275,6 +288,7 @@ fn used_behind(core: &Core, layer: LayerId, first: u64, end: u64) -> Result<u64>
 /// Writes that came while the size was being set count as before it.
 fn drop_behind(core: &Core, file: &File, size_bytes: u64) {
     let mut state = file.state.write();
+    state.aside.clear();
     let behind = state.dirty.split_off(&blocks_in(size_bytes));
     core.files.sub_dirty(behind.len());
     let inside = usize::try_from(size_bytes % BLOCK_BYTES_U64).unwrap_or(0);
@@ -289,3 +303,6 @@ fn drop_behind(core: &Core, file: &File, size_bytes: u64) {
         pending.size_bytes = size_bytes;
     }
 }
+
+#[cfg(test)]
+mod tests;

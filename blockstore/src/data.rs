@@ -356,6 +356,26 @@ pub(crate) fn read_committed(core: &Core, layer: LayerId, block: u64) -> Result<
 /// takes them for a hole nor finds them elsewhere, and reads them.
 const LOST_BLOCK_HASH: ContentHash = ContentHash::new([0xff; 32]);
 
+/// Looks at the layer of a file or snapshot, and again when entries moved between layers, or left
+/// one that nothing names, meanwhile: what was seen then need not be what the source shows. A
+/// source that is gone is an error.
+pub(crate) fn look<T>(core: &Core, source: Source, at: impl Fn(LayerId) -> Result<T>) -> Result<T> {
+    for _ in 0..READ_TRIES {
+        let moves = core.resolver.moves();
+        let layer = view(core, source, 0, 0)?.layer;
+        let found = at(layer);
+        // A layer that was replaced is no failure.
+        let is_current = found.is_ok() || view(core, source, 0, 0)?.layer == layer;
+        if is_current && core.resolver.moves() == moves {
+            return found;
+        }
+    }
+    Err(Error::Busy {
+        what: format!("{source:?}"),
+        reason: "layers below it change all the time; try again".to_owned(),
+    })
+}
+
 /// For each block of the range its hash.
 pub(crate) fn block_map(
     core: &Core,
@@ -380,19 +400,7 @@ pub(crate) fn block_map(
     while block < blocks_in(behind) {
         let window = block / WINDOW_BLOCKS;
         let stop = blocks_in(behind).min((window + 1) * WINDOW_BLOCKS);
-        let resolved = core.resolver.window(view.layer, window)?;
-        let mut hashes = vec![None; usize::try_from(WINDOW_BLOCKS).unwrap_or(0)];
-        for run in resolved.runs() {
-            let from = usize::try_from(run.first).unwrap_or(usize::MAX);
-            let found = match run.target {
-                Target::Hole => continue,
-                Target::Chunks(chunk) => core.segments.hashes(chunk, run.count)?,
-                Target::Lost => vec![LOST_BLOCK_HASH; usize::try_from(run.count).unwrap_or(0)],
-            };
-            for (slot, hash) in hashes.iter_mut().skip(from).zip(found) {
-                *slot = Some(hash);
-            }
-        }
+        let hashes = look(core, source, |layer| window_hashes(core, layer, window))?;
         let start = usize::try_from(block % WINDOW_BLOCKS).unwrap_or(0);
         let count = usize::try_from(stop - block).unwrap_or(0);
         map.extend_from_slice(&hashes[start..start + count]);
@@ -401,5 +409,37 @@ pub(crate) fn block_map(
     Ok(map)
 }
 
+/// For each block of a window its hash.
+fn window_hashes(core: &Core, layer: LayerId, window: u64) -> Result<BlockMap> {
+    let mut hashes = vec![None; usize::try_from(WINDOW_BLOCKS).unwrap_or(0)];
+    for run in core.resolver.window(layer, window)?.runs() {
+        let from = usize::try_from(run.first).unwrap_or(usize::MAX);
+        let found = match run.target {
+            Target::Hole => continue,
+            Target::Chunks(chunk) => hashes_of(core, chunk, run.count)?,
+            Target::Lost => vec![LOST_BLOCK_HASH; usize::try_from(run.count).unwrap_or(0)],
+        };
+        for (slot, hash) in hashes.iter_mut().skip(from).zip(found) {
+            *slot = Some(hash);
+        }
+    }
+    Ok(hashes)
+}
+
+/// The hashes of `count` chunks of one segment.
+fn hashes_of(core: &Core, first: ChunkId, count: u64) -> Result<Vec<ContentHash>> {
+    loop {
+        let file = core.segments.file_of(first.segment());
+        match core.segments.hashes(first, count) {
+            // Compaction removed the file meanwhile: the new one has the directory.
+            Err(_) if core.segments.file_of(first.segment()) != file => {}
+            outcome => return outcome,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests;
+
+#[cfg(test)]
+mod vanishing;

@@ -5,28 +5,29 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use crate::core::Core;
+use crate::data;
 use crate::error::Result;
 use crate::id::{LayerId, SnapshotId};
 use crate::record::Target;
 use crate::snapshot;
-use crate::types::{ChangedExtent, DiffPage, ExtentKind};
+use crate::types::{ChangedExtent, DiffPage, ExtentKind, Source};
 use crate::units::{BLOCK_BYTES_U64, WINDOW_BLOCKS, block_of, blocks_in};
 use crate::window::Window;
 
 /// One side of a diff.
 struct Side {
-    layer: Option<LayerId>,
+    id: Option<SnapshotId>,
     size_bytes: u64,
     chain: Vec<LayerId>,
 }
 
 fn side(core: &Core, id: Option<SnapshotId>) -> Result<Side> {
     let Some(id) = id else {
-        return Ok(Side { layer: None, size_bytes: 0, chain: Vec::new() });
+        return Ok(Side { id: None, size_bytes: 0, chain: Vec::new() });
     };
-    let record = snapshot::load(core, id)?;
-    let chain = core.resolver.chain(record.layer)?;
-    Ok(Side { layer: Some(record.layer), size_bytes: record.size_bytes, chain })
+    let size_bytes = snapshot::load(core, id)?.size_bytes;
+    let chain = data::look(core, Source::Snapshot(id), |layer| core.resolver.chain(layer))?;
+    Ok(Side { id: Some(id), size_bytes, chain })
 }
 
 /// The layers that only one side has.
@@ -70,6 +71,22 @@ pub(crate) fn diff(
     offset_bytes: u64,
     limit: usize,
 ) -> Result<DiffPage> {
+    let page = changed(core, (base, target), offset_bytes, limit)?;
+    // The layers of one that is gone by now may have shown nothing, or be those of others.
+    for id in base.into_iter().chain([target]) {
+        snapshot::load(core, id)?;
+    }
+    Ok(page)
+}
+
+/// The same as long as both snapshots are there: a layer of their chains that collapsed has its
+/// entries in a neighbour, which is in the same chains.
+fn changed(
+    core: &Core,
+    (base, target): (Option<SnapshotId>, SnapshotId),
+    offset_bytes: u64,
+    limit: usize,
+) -> Result<DiffPage> {
     let base = side(core, base)?;
     let target = side(core, Some(target))?;
     let layers = differing(&base, &target);
@@ -84,8 +101,8 @@ pub(crate) fn diff(
         if start >= end {
             break;
         }
-        let before = resolved(core, base.layer, found)?;
-        let after = resolved(core, target.layer, found)?;
+        let before = resolved(core, base.id, found)?;
+        let after = resolved(core, target.id, found)?;
         let (stop, base_end) = (end.min(start + WINDOW_BLOCKS), blocks_in(base.size_bytes));
         let mut block = first.max(start);
         while block < stop {
@@ -113,9 +130,11 @@ pub(crate) fn diff(
     Ok(DiffPage { extents: extents.found, next_offset_bytes: None })
 }
 
-fn resolved(core: &Core, layer: Option<LayerId>, window: u64) -> Result<Arc<Window>> {
-    match layer {
-        Some(layer) => core.resolver.window(layer, window),
+fn resolved(core: &Core, id: Option<SnapshotId>, window: u64) -> Result<Arc<Window>> {
+    match id {
+        Some(id) => {
+            data::look(core, Source::Snapshot(id), |layer| core.resolver.window(layer, window))
+        }
         None => Ok(Arc::default()),
     }
 }

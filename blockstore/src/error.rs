@@ -132,6 +132,16 @@ pub enum Error {
         /// Where in it, in bytes.
         offset_bytes: u64,
     },
+    /// A repair would have to give up what may be whole.
+    #[error(
+        "the repair stopped: {place} cannot be read ({reason}), which need not mean that it is damaged; put right what keeps it from being read and repair again, or, if a file is gone for good, run `slackwaterd check --repair --give-up`, which gives up what was in it"
+    )]
+    RepairStopped {
+        /// The file or chunk.
+        place: String,
+        /// What the read said.
+        reason: String,
+    },
     /// A sync failed earlier: what is on the disk is unknown, so nothing more is written.
     #[error(
         "writes are refused since a sync failed ({reason}); restart the server once the disk is sound"
@@ -265,7 +275,7 @@ impl Error {
             | Self::IndexLost { .. } => ErrorKind::Corrupt,
             Self::Poisoned { .. } => ErrorKind::Poisoned,
             Self::Closed | Self::Locked { .. } => ErrorKind::Closed,
-            Self::Io { .. } | Self::Index { .. } => ErrorKind::Io,
+            Self::Io { .. } | Self::Index { .. } | Self::RepairStopped { .. } => ErrorKind::Io,
         }
     }
 

@@ -49,6 +49,8 @@ pub(crate) struct FileState {
     pub(crate) dirty_since: Option<Instant>,
     /// Taken by the flush under way, and not yet in the layer.
     pub(crate) flushing: Blocks,
+    /// Cut off by the truncate under way, which may fail still. No flush takes them.
+    pub(crate) aside: Blocks,
     /// Its last link is gone.
     pub(crate) deleted: bool,
 }
@@ -87,13 +89,13 @@ impl FileState {
 
     /// A block that is not committed yet.
     pub(crate) fn unflushed(&self, block: u64) -> Option<&Bytes> {
-        self.dirty.get(&block).or_else(|| self.flushing.get(&block))
+        [&self.dirty, &self.flushing, &self.aside].into_iter().find_map(|blocks| blocks.get(&block))
     }
 
     /// Unflushed blocks of a range, newest version each.
     pub(crate) fn unflushed_range(&self, first: u64, end: u64) -> Blocks {
         let mut blocks = Blocks::new();
-        for source in [&self.flushing, &self.dirty] {
+        for source in [&self.aside, &self.flushing, &self.dirty] {
             blocks.extend(source.range(first..end).map(|(block, bytes)| (*block, bytes.clone())));
         }
         blocks
@@ -228,6 +230,7 @@ impl FileTable {
                     flushing_large_bytes: 0,
                     dirty_since: None,
                     flushing: Blocks::new(),
+                    aside: Blocks::new(),
                     deleted: false,
                 }),
             })
@@ -253,6 +256,7 @@ impl FileTable {
                 state.dirty_since = None;
                 let bytes = bytes_of(state.dirty.len());
                 state.dirty.clear();
+                state.aside.clear();
                 self.dirty_bytes.fetch_sub(bytes, Ordering::AcqRel);
                 self.sub_large(&mut state.large_bytes);
                 drop(state);

@@ -195,7 +195,7 @@ fn take_existing(
     }
 }
 
-/// Makes a directory with default attributes inside a transaction.
+/// Makes a directory with default attributes inside a transaction; the caller asks for room.
 pub(crate) fn new_directory(
     txn: &mut Transaction<'_>,
     parent: InodeId,
@@ -211,7 +211,6 @@ fn add_directory(
     name: &Name,
     (generation, set): (u32, &Requested),
 ) -> Result<InodeId> {
-    txn.grows()?;
     let inode = txn.take_inode();
     let body = Body::Directory { parent, next_cookie: FIRST_COOKIE };
     let record = new_record(txn, generation, set, body);
@@ -234,6 +233,7 @@ pub(crate) fn make_directory(
         if entry_in(txn, directory, &wanted)?.is_some() {
             return Err(Error::exists(format!("`{wanted}`")));
         }
+        txn.grows()?;
         let inode = add_directory(txn, directory, &wanted, (generation, &requested))?;
         created(txn, (directory, before), inode)
     })

@@ -81,7 +81,10 @@ pub(crate) fn directories_or_make(txn: &mut Transaction<'_>, names: &[Name]) -> 
     let mut directory = InodeId::ROOT;
     for name in names {
         directory = match entry_in(txn, directory, name)? {
-            None => namespace::new_directory(txn, directory, name)?,
+            None => {
+                txn.grows()?;
+                namespace::new_directory(txn, directory, name)?
+            }
             Some(found) => match txn.inode(found.inode)?.kind() {
                 FileKind::Directory => found.inode,
                 FileKind::File | FileKind::Symlink => {

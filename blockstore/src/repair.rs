@@ -1,27 +1,32 @@
 //! Back to a sound store, offline: what cannot be read is given up, the rest is counted anew.
+//! While there is a problem that only a new index solves, nothing is changed.
 //!
 //! ```text
 //! check with what would put it right --> changes, committed in slices --> check again, until
 //! nothing is found, or nothing that a change solves
 //! ```
-//! A block whose chunk is damaged becomes *lost*, unless its content is stored a second time, as
+//! A block whose chunk is damaged, at a second look too, becomes *lost*, unless its content is stored a second time, as
 //! after it was written again. A file with damage in it is written anew without it. Every change
 //! is committed as any other is, so a crash leaves a store that can be repaired again.
 
 use std::collections::BTreeSet;
+use std::io::ErrorKind;
 
-use crate::check::{self, Findings, Fix, parts};
+use crate::check::{self, Findings, Fix, SecondLook, parts};
 use crate::commit::{Weight, commit};
 use crate::compact;
 use crate::core::Core;
+use crate::disk::FileName;
 use crate::error::{Error, Result};
-use crate::id::{ChunkId, ContentHash, InodeId, LayerId};
+use crate::id::{ChunkId, ContentHash, InodeId, LayerId, SegmentId};
 use crate::index_copy;
 use crate::kv::{Family, Write};
 use crate::name::Name;
+use crate::namespace;
 use crate::paths;
 use crate::record::{Body, LayerRecord, Run, Target, key, split_two};
 use crate::segment_format::restore_block;
+use crate::store::Store;
 use crate::transaction::Transaction;
 use crate::types::{FileKind, RepairReport};
 
@@ -35,8 +40,42 @@ const SLICE: usize = 256;
 /// Where inodes without a name get one.
 const LOST_AND_FOUND: &[u8] = b"lost+found";
 
+/// What a repair may give up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GiveUp {
+    /// Blocks whose stored bytes the disk cannot read, or reads as something else. What is
+    /// missing otherwise may come back: with a folder that is mounted, or by a rebuild.
+    Damaged,
+    /// Whatever is missing, too.
+    Missing,
+}
+
+impl Store {
+    /// Puts right what [`Store::check`] with data finds, as far as it can: blocks whose stored
+    /// bytes are damaged become lost, counts are counted anew, inodes without a name go to
+    /// `lost+found`. Only for a store that nobody uses: what is cached is not put right, so close
+    /// it afterwards. Reads all that is stored, more than once.
+    ///
+    /// # Errors
+    /// `Busy` for a store with background threads, `RepairStopped` when something cannot be read
+    /// that may be whole, and those of a commit.
+    pub fn repair(&self) -> Result<RepairReport> {
+        repair(&self.core, GiveUp::Damaged)
+    }
+
+    /// Like [`Store::repair`], but gives up whatever is missing, too: blocks in segment files that
+    /// are gone, and what only a rebuild of the index could restore. For a store that a rebuild
+    /// did not help, and files that are gone for good.
+    ///
+    /// # Errors
+    /// As [`Store::repair`]; files that are there and cannot be opened are no missing ones.
+    pub fn repair_giving_up(&self) -> Result<RepairReport> {
+        repair(&self.core, GiveUp::Missing)
+    }
+}
+
 /// See the module's text.
-pub(crate) fn repair(core: &Core) -> Result<RepairReport> {
+pub(crate) fn repair(core: &Core, extent: GiveUp) -> Result<RepairReport> {
     if core.options.background {
         return Err(Error::Busy {
             what: "the store".to_owned(),
@@ -52,22 +91,68 @@ pub(crate) fn repair(core: &Core) -> Result<RepairReport> {
         if round == 0 {
             report.before = findings.report.clone();
         }
+        // What such problems make look superfluous may be what a rebuild brings back, and a change
+        // made now would be in the log: the rebuild would make it, too.
+        if findings.hopeless > 0 && extent == GiveUp::Damaged {
+            break;
+        }
         let left_out = findings.report.damaged_chunks;
         // With more damage than one round takes, the next looks for it.
         data = u64::try_from(findings.damaged.len()).is_ok_and(|found| found < left_out);
-        let done = if findings.damaged.is_empty() {
-            apply(core, findings)?
+        let (done, is_progress) = if findings.damaged.is_empty() {
+            let done = apply(core, findings)?;
+            (done, done > 0)
         } else {
-            give_up(core, &findings.damaged, &mut report)?
+            let damaged = really_damaged(core, &findings.damaged, extent)?;
+            let done = give_up(core, &damaged, &mut report)?;
+            (done, done > 0 || damaged.len() < findings.damaged.len())
         };
         report.fixes += done;
-        if done == 0 {
+        if !is_progress {
             break;
         }
     }
     report.after = check::check(core, true)?;
     compact::checkpoint(core)?;
     Ok(report)
+}
+
+/// Those chunks that a second look finds damaged, too.
+fn really_damaged(core: &Core, found: &[ChunkId], extent: GiveUp) -> Result<BTreeSet<ChunkId>> {
+    let found: BTreeSet<ChunkId> = found.iter().copied().collect();
+    let ids: BTreeSet<SegmentId> = found.iter().map(|chunk| chunk.segment()).collect();
+    let files: BTreeSet<FileName> =
+        ids.into_iter().filter_map(|id| core.segments.file_of(id)).collect();
+    let mut missing = BTreeSet::new();
+    for name in files {
+        match core.disk.open(name) {
+            Ok(_) => {}
+            Err(Error::Io { source, .. })
+                if source.kind() == ErrorKind::NotFound && extent == GiveUp::Missing =>
+            {
+                missing.insert(name);
+            }
+            Err(error) => return Err(stopped(name.to_string(), &error)),
+        }
+    }
+    let mut look = SecondLook::new(core);
+    let mut damaged = BTreeSet::new();
+    for chunk in found {
+        let file = core.segments.file_of(chunk.segment());
+        let is_missing = file.is_some_and(|name| missing.contains(&name));
+        if is_missing
+            || look.is_damaged(chunk).map_err(|error| stopped(format!("chunk {chunk}"), &error))?
+        {
+            damaged.insert(chunk);
+        } else {
+            core.segments.forget_damaged(chunk);
+        }
+    }
+    Ok(damaged)
+}
+
+fn stopped(place: String, error: &Error) -> Error {
+    Error::RepairStopped { place, reason: error.to_string() }
 }
 
 /// Makes the changes of a round, and answers how many.
@@ -99,6 +184,8 @@ fn apply(core: &Core, findings: Findings) -> Result<u64> {
         let slice = std::mem::replace(&mut changes, rest);
         done += u64::try_from(slice.len()).unwrap_or(0);
         commit(core, Weight { bytes: 0, alone: true }, move |txn| {
+            // A store that is full must not stay damaged: what is added is little.
+            txn.frees();
             slice.into_iter().try_for_each(|fix| make(txn, fix))
         })?;
     }
@@ -116,7 +203,7 @@ fn make(txn: &mut Transaction<'_>, fix: Fix) -> Result<()> {
             }
             Ok(())
         }
-        Fix::Replace(layer, old, new) => replace(txn, layer, old, &new),
+        Fix::Replace(layer, old, new) => replace(txn, layer, &old, &new),
         Fix::Adopt(inode) => adopt(txn, inode),
         Fix::Counters(counters) => {
             *txn.counters() = counters;
@@ -128,16 +215,18 @@ fn make(txn: &mut Transaction<'_>, fix: Fix) -> Result<()> {
     }
 }
 
-/// Puts runs of the same blocks in the place of one, and keeps the layer's count of entries.
-fn replace(txn: &mut Transaction<'_>, layer: LayerId, old: Run, new: &[Run]) -> Result<()> {
-    txn.delete(Family::Map, key::map(layer, old.first));
+/// Puts runs of the same blocks in the place of others, and keeps the layer's count of entries.
+fn replace(txn: &mut Transaction<'_>, layer: LayerId, old: &[Run], new: &[Run]) -> Result<()> {
+    for run in old {
+        txn.delete(Family::Map, key::map(layer, run.first));
+    }
     for run in new {
         txn.put(Family::Map, key::map(layer, run.first), run.encode());
     }
     if let Some(bytes) = txn.get(Family::Layer, &key::layer(layer))? {
         let mut record = LayerRecord::decode(&bytes)?;
-        let more = u64::try_from(new.len()).unwrap_or(0);
-        record.runs = (record.runs + more).saturating_sub(1);
+        let count = |runs: &[Run]| u64::try_from(runs.len()).unwrap_or(0);
+        record.runs = (record.runs + count(new)).saturating_sub(count(old));
         txn.put_layer(layer, &record);
     }
     Ok(())
@@ -146,7 +235,11 @@ fn replace(txn: &mut Transaction<'_>, layer: LayerId, old: Run, new: &[Run]) -> 
 /// Gives an inode a name in `lost+found`.
 fn adopt(txn: &mut Transaction<'_>, inode: InodeId) -> Result<()> {
     let folder = Name::new(LOST_AND_FOUND)?;
-    let directory = paths::directories_or_make(txn, &[folder])?;
+    let directory = match paths::entry_in(txn, InodeId::ROOT, &folder)? {
+        // In the reserve, if need be.
+        None => namespace::new_directory(txn, InodeId::ROOT, &folder)?,
+        Some(_) => paths::directories_or_make(txn, &[folder])?,
+    };
     let name = Name::new(format!("inode-{inode}").as_bytes())?;
     let mut record = txn.inode(inode)?;
     let is_directory = record.kind() == FileKind::Directory;
@@ -164,14 +257,13 @@ fn adopt(txn: &mut Transaction<'_>, inode: InodeId) -> Result<()> {
 type BadRuns = Vec<(LayerId, Run)>;
 
 /// Makes blocks lost whose chunks are damaged, or maps them to another chunk of the same content.
-fn give_up(core: &Core, damaged: &[ChunkId], report: &mut RepairReport) -> Result<u64> {
-    let damaged: BTreeSet<ChunkId> = damaged.iter().copied().collect();
+fn give_up(core: &Core, damaged: &BTreeSet<ChunkId>, report: &mut RepairReport) -> Result<u64> {
     let mut done = 0;
     let mut from = Vec::new();
     loop {
-        let (slice, next) = bad_runs(core, &damaged, &from)?;
+        let (slice, next) = bad_runs(core, damaged, &from)?;
         for (layer, run) in slice {
-            let new = without_damage(core, &run, &damaged)?;
+            let new = without_damage(core, &run, damaged)?;
             for part in &new {
                 match part.target {
                     Target::Lost => report.lost_blocks += part.count,
@@ -183,6 +275,7 @@ fn give_up(core: &Core, damaged: &[ChunkId], report: &mut RepairReport) -> Resul
             }
             done += 1;
             commit(core, Weight { bytes: 0, alone: true }, move |txn| {
+                txn.frees();
                 exchange(txn, layer, run, &new)
             })?;
         }
@@ -294,5 +387,5 @@ fn exchange(txn: &mut Transaction<'_>, layer: LayerId, old: Run, new: &[Run]) ->
             }
         }
     }
-    replace(txn, layer, old, new)
+    replace(txn, layer, &[old], new)
 }

@@ -309,7 +309,7 @@ mod tests {
         let error = crate::data::read(&world.core, crate::Source::File(one), 0, 301 * 4096);
         assert!(error.unwrap_err().to_string().contains("chunk 1/300"));
         // The content that was stored anew heals the file that was hit.
-        let report = crate::repair::repair(&world.core).unwrap();
+        let report = crate::repair::repair(&world.core, crate::repair::GiveUp::Damaged).unwrap();
         assert_eq!((report.healed_blocks, report.lost_blocks), (1, 0));
         assert!(report.after.is_clean(), "{:#?}", report.after.problems);
         let world = world.restart();

@@ -19,12 +19,12 @@ use crate::options::Options;
 use crate::time::Timestamp;
 use crate::types::{
     Attributes, BlockMap, Change, CheckReport, CreateMode, Created, DiffPage, DirectoryPage,
-    FileInfo, GcReport, Labels, ReadReply, RepairReport, SetAttributes, Snapshot, SnapshotFilter,
+    FileInfo, GcReport, Labels, ReadReply, SetAttributes, Snapshot, SnapshotFilter,
     SnapshotRequest, Source, Stability, Stats, Written,
 };
 use crate::{
-    attributes, check, compact, data, diff, file_commit, namespace, open, paths, repair, reserve,
-    snapshot, stats, write,
+    attributes, check, compact, data, diff, file_commit, namespace, open, paths, reserve, snapshot,
+    stats, write,
 };
 
 /// An open store. All methods are synchronous and may be called from many threads; those that
@@ -39,7 +39,7 @@ use crate::{
 /// not what was written, `NoSpace` for changes when the store is full.
 #[derive(Debug)]
 pub struct Store {
-    core: Arc<Core>,
+    pub(crate) core: Arc<Core>,
     background: Background,
     /// Keeps other processes out of the data directory.
     _lock: Option<File>,
@@ -560,17 +560,6 @@ impl Store {
     /// When the index cannot be read at all; whatever is wrong in it is in the report.
     pub fn check(&self, data: bool) -> Result<CheckReport> {
         check::check(&self.core, data)
-    }
-
-    /// Puts right what [`Store::check`] with data finds, as far as it can: blocks whose stored
-    /// bytes are damaged become lost, counts are counted anew, inodes without a name go to
-    /// `lost+found`. Only for a store that nobody uses: what is cached is not put right, so close
-    /// it afterwards. Reads all that is stored, more than once.
-    ///
-    /// # Errors
-    /// `Busy` for a store with background threads, and those of a commit.
-    pub fn repair(&self) -> Result<RepairReport> {
-        repair::repair(&self.core)
     }
 
     /// Reclaims, collapses and compacts until nothing is left to do.

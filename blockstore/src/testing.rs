@@ -1,6 +1,8 @@
 //! A store in memory seen from inside, for unit tests.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
+pub(crate) mod hooked;
+
 use std::sync::Arc;
 
 use bytes::Bytes;

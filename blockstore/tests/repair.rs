@@ -3,12 +3,14 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::{Fixture, bytes, content, path};
-use slackwater_blockstore::disk::Disk;
-use slackwater_blockstore::kv::Family;
+use slackwater_blockstore::disk::{Disk, Fault, FileName, FileRole, MemoryDisk};
+use slackwater_blockstore::kv::{Family, Kv, MemoryKv};
 use slackwater_blockstore::{
     BLOCK_BYTES, BLOCK_BYTES_U64, Error, ExtentKind, InodeId, SetAttributes, SnapshotRequest,
-    Source, Stability,
+    Source, Stability, Store,
 };
 
 fn file(fixture: &Fixture, name: &str, blocks: usize) -> InodeId {
@@ -105,6 +107,91 @@ fn what_no_repair_solves_is_said_with_the_command_that_does() {
     assert!(told, "{:#?}", report.after.problems);
 }
 
+/// What a repair would take away as superfluous, a rebuild brings back, if the repair was not in
+/// the log before it.
+#[test]
+fn a_repair_changes_nothing_while_only_a_rebuild_brings_all_back() {
+    let wrong = Some(vec![9, 9, 9]);
+    // Directory 2 is `dir`, file 3 is `dir/one`, with layers 1 and 3; all is in segment 1.
+    for (family, number, value) in [
+        (Family::Inode, 2, wrong.clone()),
+        (Family::Inode, 2, None),
+        (Family::Inode, 3, wrong.clone()),
+        (Family::Inode, 3, None),
+        (Family::Layer, 1, wrong.clone()),
+        (Family::Layer, 1, None),
+        (Family::Segment, 1, wrong.clone()),
+        (Family::Segment, 1, None),
+    ] {
+        let told = format!("{family:?} {number}, {value:?}");
+        let fixture = Fixture::new();
+        let one = file(&fixture, "dir/one", 5);
+        let two = file(&fixture, "dir/two", 3);
+        let id = fixture.store.snapshot(&path("dir/one"), SnapshotRequest::default()).unwrap().id;
+        fixture.store.write(one, 0, bytes(9, BLOCK_BYTES), Stability::FileSync).unwrap();
+        fixture.store.checkpoint().unwrap();
+        let sources = [Source::File(one), Source::File(two), Source::Snapshot(id)];
+        let before = sources.map(|source| content(&fixture.store, source));
+        let key = u64::to_be_bytes(number);
+        assert!(fixture.kv.entries(family).iter().any(|(known, _)| *known == key), "{told}");
+        fixture.kv.tamper(family, &key, value);
+        // Something beside it that a repair would mend.
+        let ghost = [&1_u64.to_be_bytes()[..], b"ghost"].concat();
+        fixture.kv.tamper(Family::Dirent, &ghost, Some(vec![9]));
+        let report = fixture.store.repair().unwrap();
+        let needs_rebuild = |problem: &String| problem.contains("--rebuild");
+        assert!(report.after.problems.iter().any(needs_rebuild), "{told}: {:#?}", report.after);
+        assert_eq!((report.fixes, report.lost_blocks), (0, 0), "{told}");
+        let sorted = |mut problems: Vec<String>| {
+            problems.sort();
+            problems
+        };
+        assert_eq!(sorted(report.after.problems), sorted(report.before.problems), "{told}");
+        // A log without an index, as after `--rebuild`.
+        drop(fixture.store);
+        let (kv, disk) = (Arc::new(MemoryKv::new()), Arc::new(fixture.disk.clone()));
+        Store::rebuild_index_with(Arc::clone(&kv) as Arc<dyn Kv>, disk, common::options()).unwrap();
+        let fixture = Fixture::open(kv, fixture.disk);
+        fixture.check();
+        let after = sources.map(|source| content(&fixture.store, source));
+        assert!(before == after, "{told}");
+        assert!(fixture.store.resolve(&path("dir/one")).is_ok(), "{told}");
+    }
+}
+
+/// What is known of the blocks behind the overlap must not become zeros.
+#[test]
+fn of_entries_that_overlap_only_what_two_of_them_say_is_lost() {
+    let fixture = Fixture::new();
+    let one = file(&fixture, "one", 10);
+    let two = fixture.store.create_file(&path("two"), 0).unwrap().attributes.inode;
+    fixture.store.write(two, 0, bytes(78, 2 * BLOCK_BYTES), Stability::FileSync).unwrap();
+    fixture.store.close().unwrap();
+    let entries = fixture.kv.entries(Family::Map);
+    assert_eq!(entries.len(), 2, "one for each file");
+    // Two blocks inside the ten.
+    let inside = [1_u64.to_be_bytes(), 2_u64.to_be_bytes()].concat();
+    fixture.kv.tamper(Family::Map, &inside, Some(entries[1].1.clone()));
+    let fixture = Fixture::open(fixture.kv, fixture.disk);
+    let report = fixture.store.repair().unwrap();
+    assert!(report.after.is_clean(), "{:#?}", report.after.problems);
+    let fixture = fixture.restart();
+    fixture.check();
+    let data = bytes(77, 10 * BLOCK_BYTES);
+    for block in 0..10 {
+        if block == 2 || block == 3 {
+            assert_lost(&fixture, Source::File(one), block);
+            continue;
+        }
+        let at = block * BLOCK_BYTES_U64;
+        let found = fixture.store.read(Source::File(one), at, BLOCK_BYTES).unwrap().to_vec();
+        let start = usize::try_from(at).unwrap();
+        assert!(found == data[start..start + BLOCK_BYTES], "block {block}");
+    }
+    let two = content(&fixture.store, Source::File(two));
+    assert_eq!(two, bytes(78, 2 * BLOCK_BYTES).to_vec());
+}
+
 /// A file of ten blocks whose blocks 3 and 4 are lost, in a snapshot and its clone, too.
 fn with_losses() -> (Fixture, InodeId) {
     let fixture = Fixture::new();
@@ -131,6 +218,126 @@ fn with_losses() -> (Fixture, InodeId) {
         assert_eq!((hit.path.as_str(), hit.offset_bytes, hit.length_bytes), ("one", 12288, 8192));
     }
     (fixture.restart(), one)
+}
+
+/// A read that fails once tells nothing of the bytes.
+#[test]
+fn nothing_is_given_up_after_one_failed_read() {
+    for number in 0.. {
+        assert!(number < 1000, "a repair reads less than that");
+        let fixture = Fixture::new();
+        let one = file(&fixture, "one", 10);
+        let fixture = fixture.restart();
+        fixture.disk.inject(Fault::Read(number));
+        let outcome = fixture.store.repair();
+        if fixture.disk.disarm() {
+            break;
+        }
+        if let Ok(report) = outcome {
+            assert_eq!(report.lost_blocks, 0, "read {number}");
+        }
+        let fixture = fixture.restart();
+        fixture.check();
+        let found = content(&fixture.store, Source::File(one));
+        assert!(found == bytes(77, 10 * BLOCK_BYTES), "read {number}");
+    }
+}
+
+/// A folder that is not mounted is no reason to give up what is in it.
+#[test]
+fn a_missing_file_stops_a_repair_until_it_is_given_up() {
+    for comes_back in [true, false] {
+        let fixture = Fixture::new();
+        let one = file(&fixture, "one", 10);
+        // Half of the first segment dies, the rest moves into a file of its own.
+        for block in 0..8 {
+            let data = bytes(20 + block, BLOCK_BYTES);
+            fixture.store.write(one, block * BLOCK_BYTES_U64, data, Stability::FileSync).unwrap();
+        }
+        fixture.store.gc().unwrap();
+        let three = fixture.store.create_file(&path("three"), 0).unwrap().attributes.inode;
+        let data = bytes(80, 20 * BLOCK_BYTES);
+        fixture.store.write(three, 0, data.clone(), Stability::FileSync).unwrap();
+        let before = content(&fixture.store, Source::File(one));
+        fixture.store.close().unwrap();
+        let is_compacted = |name: &FileName| name.role == FileRole::Compacted;
+        let name = fixture.disk.list().unwrap().into_iter().find(is_compacted).unwrap();
+        let gone = fixture.disk.open(name).unwrap();
+        let all = gone.read_at(0, usize::try_from(gone.length_bytes().unwrap()).unwrap()).unwrap();
+        fixture.disk.remove(name).unwrap();
+        let fixture = Fixture::open(fixture.kv, fixture.disk);
+        let error = fixture.store.repair().unwrap_err();
+        assert!(matches!(error, Error::RepairStopped { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains(&name.to_string()) && text.contains("--give-up"), "{text}");
+        assert_eq!(fixture.store.check(false).unwrap().lost_blocks, 0);
+        if comes_back {
+            fixture.store.close().unwrap();
+            let file = fixture.disk.create(name).unwrap();
+            file.write_at(0, &all).unwrap();
+            file.sync().unwrap();
+            fixture.disk.sync_names().unwrap();
+            let fixture = Fixture::open(fixture.kv, fixture.disk);
+            assert_eq!(fixture.store.repair().unwrap().lost_blocks, 0);
+            let fixture = fixture.restart();
+            fixture.check();
+            assert!(content(&fixture.store, Source::File(one)) == before);
+        } else {
+            let report = fixture.store.repair_giving_up().unwrap();
+            assert!(report.after.is_clean(), "{:#?}", report.after.problems);
+            assert!(report.lost_blocks > 0);
+            let fixture = fixture.restart();
+            fixture.check();
+            assert!(content(&fixture.store, Source::File(three)) == data);
+        }
+    }
+}
+
+/// Where a rebuild does not help, the way out is to give up what it could restore.
+#[test]
+fn what_only_a_rebuild_could_restore_can_be_given_up() {
+    let fixture = Fixture::new();
+    file(&fixture, "one", 2);
+    fixture.kv.tamper(Family::Inode, &2_u64.to_be_bytes(), None);
+    assert!(!fixture.store.repair().unwrap().after.is_clean());
+    let report = fixture.store.repair_giving_up().unwrap();
+    assert!(report.after.is_clean(), "{:#?}", report.after.problems);
+}
+
+/// What makes a full store sound adds next to nothing, and must not wait for room.
+#[test]
+fn a_full_store_is_repaired() {
+    let mut options = common::options();
+    options.capacity_bytes = Some(1 << 20);
+    let (kv, disk) = (Arc::new(MemoryKv::new()), MemoryDisk::new());
+    let index = Arc::clone(&kv) as Arc<dyn Kv>;
+    let store = Store::open_with(index, Arc::new(disk.clone()), options).unwrap();
+    let inode = store.create_file(&path("one"), 0).unwrap().attributes.inode;
+    store.write(inode, 0, bytes(77, 10 * BLOCK_BYTES), Stability::FileSync).unwrap();
+    store.create_file(&path("old"), 0).unwrap();
+    let full = |number: u64| store.create_file(&path(&format!("n{number}")), 0).is_err();
+    assert!((0..10_000).any(full), "names take room");
+    // Changes in place are refused behind names.
+    let rename = |number: u64| {
+        let (from, to) = if number.is_multiple_of(2) { ("old", "new") } else { ("new", "old") };
+        store.rename_path(&path(from), &path(to)).is_err()
+    };
+    assert!((0..10_000).any(rename), "so do renames");
+    // An inode without a name, a count that is wrong, a chunk that is damaged.
+    let name = [&1_u64.to_be_bytes()[..], b"n0"].concat();
+    kv.tamper(Family::Dirent, &name, None);
+    kv.tamper(Family::Hash, &[7; 8], Some((1_u64 << 24).to_be_bytes().to_vec()));
+    let log = disk.open(disk.list().unwrap()[0]).unwrap();
+    let all = log.read_at(0, usize::try_from(log.length_bytes().unwrap()).unwrap()).unwrap();
+    let data = bytes(77, BLOCK_BYTES);
+    let at = all.windows(BLOCK_BYTES).position(|found| found == data).unwrap();
+    log.write_at(u64::try_from(at + 5).unwrap(), &[data[5] ^ 64]).unwrap();
+    let report = store.repair().unwrap();
+    assert!(report.after.is_clean(), "{:#?}", report.after.problems);
+    assert_eq!(report.lost_blocks, 1);
+    let found = store.list_files("lost+found/", None, 9).unwrap();
+    assert_eq!(found.len(), 1);
+    store.close().unwrap();
 }
 
 fn assert_lost(fixture: &Fixture, source: Source, block: u64) {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 use slackwater_api::types::{CheckReport, Hit};
-use slackwater_blockstore::{Error, Options, Rebuilt, Store};
+use slackwater_blockstore::{Error, Options, Rebuilt, RepairReport, Store};
 
 use crate::config::{CheckArguments, Config};
 use crate::error::ServerError;
@@ -70,7 +70,11 @@ pub fn run(config: &Config, arguments: CheckArguments) -> Result<(), ServerError
     }
     let rebuilt = if arguments.rebuild { Some(rebuild(config)?) } else { None };
     let store = Store::open(offline(config)).map_err(|error| not_opened(config, error))?;
-    let outcome = if arguments.repair { repair(&store) } else { check(&store, arguments.data) };
+    let outcome = match (arguments.repair, arguments.give_up) {
+        (true, false) => repaired(store.repair()),
+        (true, true) => repaired(store.repair_giving_up()),
+        (false, _) => check(&store, arguments.data),
+    };
     let closed = store.close().map_err(ServerError::Close);
     let outcome = outcome.map_err(ServerError::Check)?;
     let outcome = Outcome { rebuilt, ..outcome };
@@ -98,8 +102,8 @@ fn check(store: &Store, data: bool) -> Result<Outcome, Error> {
     Ok(Outcome { check: store.check(data)?.into(), rebuilt: None, repair: None })
 }
 
-fn repair(store: &Store) -> Result<Outcome, Error> {
-    let report = store.repair()?;
+fn repaired(report: Result<RepairReport, Error>) -> Result<Outcome, Error> {
+    let report = report?;
     let repair = Repair {
         before: report.before.into(),
         fixes: report.fixes,

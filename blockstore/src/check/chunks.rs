@@ -94,7 +94,8 @@ fn runs(
     })
 }
 
-/// Blocks that name chunks which were never stored are lost.
+/// Blocks that name chunks which were never stored are lost; of those in a segment without a
+/// record nobody can tell.
 fn named_beyond(
     check: &Check<'_>,
     segments: &[(SegmentId, SegmentRecord)],
@@ -102,17 +103,28 @@ fn named_beyond(
 ) -> Result<()> {
     runs(check, |layer, run, first| {
         let found = segments.binary_search_by_key(&first.segment(), |(id, _)| *id);
-        let chunks = found.ok().and_then(|at| segments.get(at)).map_or(0, |(_, r)| r.chunks);
+        let record = found.ok().and_then(|at| segments.get(at)).map(|(_, record)| record);
+        let chunks = record.map_or(0, |record| record.chunks);
         let known = u64::from(chunks.saturating_sub(first.index())).min(run.count);
         if known < run.count {
             let id = first.segment();
-            let problem = format!("I2: a map names chunks of segment {id} that it does not have");
             let lost = Run { target: Target::Lost, ..run };
-            findings.wrong(problem, || {
+            let fix = || {
                 let parts =
                     [run.cut(run.first, run.first + known), lost.cut(run.first + known, run.end())];
-                Fix::Replace(layer, run, parts.into_iter().flatten().collect())
-            });
+                Fix::Replace(layer, vec![run], parts.into_iter().flatten().collect())
+            };
+            match record {
+                Some(_) => findings.wrong(
+                    format!("I2: a map names chunks of segment {id} that it does not have"),
+                    fix,
+                ),
+                None => {
+                    let problem =
+                        format!("I2: a map names chunks of segment {id}, which is missing");
+                    findings.missing(&problem, fix);
+                }
+            }
         }
         Ok(())
     })

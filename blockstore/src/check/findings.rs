@@ -20,8 +20,8 @@ const REBUILD: &str =
 pub(crate) enum Fix {
     /// These entries of the index.
     Write(Vec<Write>),
-    /// A layer's run, replaced by others of the same blocks.
-    Replace(LayerId, Run, Vec<Run>),
+    /// A layer's runs, replaced by others of the same blocks.
+    Replace(LayerId, Vec<Run>, Vec<Run>),
     /// The inode has no name: it gets one in `lost+found`.
     Adopt(InodeId),
     /// The counters.
@@ -48,7 +48,7 @@ pub(crate) struct Findings {
     pub(crate) report: CheckReport,
     /// What would put it right; collected for a repair only.
     pub(crate) fixes: Option<Vec<Fix>>,
-    /// Problems that no repair solves.
+    /// Problems that no repair solves. With one of them nothing else is what it seems.
     pub(crate) hopeless: u64,
     /// Chunks that cannot be read though blocks name them.
     pub(crate) damaged: Vec<ChunkId>,
@@ -85,6 +85,12 @@ impl Findings {
     pub(crate) fn rebuild(&mut self, problem: &str) {
         self.hopeless += 1;
         self.list(format!("{problem}{REBUILD}"));
+    }
+
+    /// Something is missing that a new index may have; without one, this change gives it up.
+    pub(crate) fn missing(&mut self, problem: &str, fix: impl FnOnce() -> Fix) {
+        self.hopeless += 1;
+        self.wrong(format!("{problem}{REBUILD}"), fix);
     }
 
     /// Something of the index cannot be read.

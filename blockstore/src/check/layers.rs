@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use super::findings::differs;
+use super::overlaps::Overlaps;
 use super::{Check, EVERYTHING_END, Findings, Fix, behind, each, number};
 use crate::error::Result;
 use crate::id::{InodeId, LayerId};
@@ -145,7 +146,7 @@ fn entries(
     part: &mut Part,
     findings: &mut Findings,
 ) -> Result<u64> {
-    let mut last: Option<(LayerId, Run)> = None;
+    let mut overlaps = Overlaps::default();
     let mut mapped = 0;
     view.scan(Family::Map, from, to, &mut |map_key, value| {
         let (id, first) = split_two("map key", map_key)?;
@@ -159,6 +160,8 @@ fn entries(
                     .wrong(format!("I5: entry at block {first} of layer {id}: {error}"), || {
                         Fix::put(Family::Map, map_key.to_vec(), lost.encode())
                     });
+                // Nothing may be put over it either.
+                overlaps.add(id, lost, findings);
                 return Ok(ControlFlow::Continue(()));
             }
         };
@@ -176,18 +179,10 @@ fn entries(
         if run.target == Target::Lost {
             findings.report.lost_blocks += run.count;
         }
-        if let Some((of, before)) = last
-            && of == id
-            && before.end() > first
-        {
-            findings.wrong(format!("I5: entries of layer {id} overlap at block {first}"), || {
-                // A reader takes the later one.
-                Fix::Replace(id, before, before.cut(before.first, first).into_iter().collect())
-            });
-        }
-        last = Some((id, run));
+        overlaps.add(id, run, findings);
         Ok(ControlFlow::Continue(()))
     })?;
+    overlaps.finish(findings);
     Ok(mapped)
 }
 
@@ -263,12 +258,17 @@ fn fate(
     match record.state {
         LayerState::Open(inode) => {
             let owner = view.get(Family::Inode, &key::inode(inode))?;
-            let owns = match owner.as_deref().map(InodeRecord::decode) {
-                Some(Ok(record)) => matches!(record.body, Body::File { layer, .. } if layer == id),
-                // It was found, and may own it.
-                Some(Err(_)) => true,
-                None => false,
+            let Some(owner) = owner.as_deref().map(InodeRecord::decode) else {
+                // A file that goes takes its layer along: only the log tells what it was.
+                let problem = format!("I5: file {inode} of open layer {id} is missing");
+                findings.missing(&problem, die);
+                return Ok(());
             };
+            // One that cannot be decoded was found, and may own it.
+            let owns = owner.map_or(
+                true,
+                |record| matches!(record.body, Body::File { layer, .. } if layer == id),
+            );
             if !owns {
                 let problem =
                     format!("I5: open layer {id} belongs to file {inode}, which does not own it");

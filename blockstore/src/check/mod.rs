@@ -6,7 +6,7 @@
 //! | I2 every named chunk is readable and its bytes hash to its name | `stored.rs`, `files.rs` |
 //! | I3 every hash entry names a stored chunk whose hash begins so | `chunks.rs` |
 //! | I4 frozen layers never change | held by the model and crash tests |
-//! | I5 a layer's children, snapshots, entries, blocks equal what is stored | `layers.rs`, `used.rs` |
+//! | I5 a layer's children, snapshots, entries, blocks equal what is stored | `layers.rs`, `overlaps.rs`, `used.rs` |
 //! | I6 a segment's live chunks equal its chunks with a count above 0 | `chunks.rs` |
 //! | I7 every dirent names a live inode, link counts match, no orphan | `names.rs`, `snapshots.rs` |
 //! | I8 after recovery all that was acknowledged is there | held by the crash tests |
@@ -22,6 +22,8 @@ mod findings;
 mod hits;
 mod layers;
 mod names;
+mod overlaps;
+mod second_look;
 mod snapshots;
 mod stored;
 mod used;
@@ -30,6 +32,7 @@ use std::ops::ControlFlow;
 
 pub(crate) use findings::{Findings, Fix};
 pub(crate) use hits::parts;
+pub(crate) use second_look::SecondLook;
 
 use crate::core::Core;
 use crate::error::Result;

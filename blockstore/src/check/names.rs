@@ -49,20 +49,32 @@ fn inode(view: &dyn KvRead, inode: InodeId) -> Result<Option<InodeRecord>> {
 
 /// Each entry: its directory, its inode, its cookie.
 fn entries(view: &dyn KvRead, findings: &mut Findings) -> Result<()> {
-    let mut directory: Option<(InodeId, Option<InodeRecord>)> = None;
+    let mut directory: Option<(InodeId, Option<Result<InodeRecord>>)> = None;
     each(view, Family::Dirent, |entry_key, value| {
         let of = InodeId::new(number(entry_key)?);
         if directory.as_ref().is_none_or(|(known, _)| *known != of) {
-            directory = Some((of, inode(view, of).unwrap_or_default()));
+            let bytes = view.get(Family::Inode, &key::inode(of))?;
+            directory = Some((of, bytes.as_deref().map(InodeRecord::decode)));
         }
-        let Some((_, record)) = &directory else { return Ok(()) };
-        entry(view, (of, record.as_ref()), (entry_key, value), findings)
+        let entry_bytes = (entry_key, value);
+        match &directory {
+            Some((_, Some(Ok(record)))) => entry(view, (of, record), entry_bytes, findings),
+            // It was there once: only the log tells what it was.
+            Some((_, None)) => {
+                let name = entry_key.get(8..).unwrap_or_default().escape_ascii();
+                let problem = format!("I7: directory {of} of entry `{name}` is missing");
+                findings.missing(&problem, || Fix::delete(Family::Dirent, entry_key));
+                Ok(())
+            }
+            // One that cannot be decoded is found by the walk of the inodes.
+            Some((_, Some(Err(_)))) | None => Ok(()),
+        }
     })
 }
 
 fn entry(
     view: &dyn KvRead,
-    (directory, record): (InodeId, Option<&InodeRecord>),
+    (directory, directory_record): (InodeId, &InodeRecord),
     (entry_key, value): (&[u8], &[u8]),
     findings: &mut Findings,
 ) -> Result<()> {
@@ -76,12 +88,9 @@ fn entry(
             return Ok(());
         }
     };
-    let (directory_record, next_cookie) = match record.map(|record| (record, &record.body)) {
-        Some((record, Body::Directory { next_cookie, .. })) => (record, *next_cookie),
-        _ => {
-            findings.wrong(format!("I7: {shown} lies in no directory"), remove);
-            return Ok(());
-        }
+    let Body::Directory { next_cookie, .. } = directory_record.body else {
+        findings.wrong(format!("I7: {shown} lies in no directory"), remove);
+        return Ok(());
     };
     if entry.cookie >= next_cookie {
         findings.wrong(
@@ -261,7 +270,11 @@ fn count_names(view: &dyn KvRead, part: &mut Part) -> Result<()> {
         if let Some(of) = part.get_mut(&directory) {
             let kind = match known {
                 Some(kind) => Some(kind),
-                None => inode(view, entry.inode).ok().flatten().map(|record| record.kind()),
+                None => {
+                    let bytes = view.get(Family::Inode, &key::inode(entry.inode))?;
+                    let record = bytes.and_then(|bytes| InodeRecord::decode(&bytes).ok());
+                    record.map(|record| record.kind())
+                }
             };
             of.subdirectories += u64::from(kind == Some(FileKind::Directory));
         }

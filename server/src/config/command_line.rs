@@ -61,6 +61,11 @@ pub struct CheckArguments {
     #[arg(long)]
     pub repair: bool,
 
+    /// With --repair: give up what is missing, too: blocks in segment files that are gone for good,
+    /// and what only --rebuild could restore, if it did not. Without this a repair stops there
+    #[arg(long, requires = "repair")]
+    pub give_up: bool,
+
     /// Print the result as one line of JSON
     #[arg(long)]
     pub json: bool,

@@ -1,0 +1,78 @@
+//! Reads and writes beside a truncate.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use super::*;
+use crate::disk::{Fault, MemoryDisk};
+use crate::error::ErrorKind;
+use crate::name::FilePath;
+use crate::testing::hooked::{self, During, Hook};
+use crate::testing::{blocks, options};
+use crate::types::{Source, Stability};
+use crate::{data, paths, write};
+
+const SIZE: SetAttributes = SetAttributes {
+    size_bytes: Some(4 * BLOCK_BYTES_U64),
+    mode: None,
+    uid: None,
+    gid: None,
+    accessed_at: None,
+    modified_at: None,
+};
+
+/// A file of eight blocks, of which block 5 was written anew and is not committed.
+fn with_a_dirty_block(hook: &Hook) -> (Arc<Core>, MemoryDisk, InodeId) {
+    let disk = MemoryDisk::new();
+    let core = hooked::open((Arc::default(), disk.clone()), options(1 << 20), hook);
+    let path = FilePath::parse("one").unwrap();
+    let inode = paths::create_file(&core, &path, 0).unwrap().attributes.inode;
+    let all = blocks(&[1, 2, 3, 4, 5, 6, 7, 8]);
+    write::write(&core, inode, 0, all, Stability::FileSync).unwrap();
+    write::write(&core, inode, 5 * BLOCK_BYTES_U64, blocks(&[50]), Stability::Unstable).unwrap();
+    (core, disk, inode)
+}
+
+fn block_5(core: &Core, inode: InodeId) -> Vec<u8> {
+    data::read(core, Source::File(inode), 5 * BLOCK_BYTES_U64, BLOCK_BYTES).unwrap().to_vec()
+}
+
+#[test]
+fn a_read_beside_a_truncate_gets_what_was_written_last() {
+    let hook = Hook::default();
+    let (core, _, inode) = with_a_dirty_block(&hook);
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let (other, found) = (Arc::clone(&core), Arc::clone(&seen));
+    hook.set(During::Sync, move || *found.lock() = block_5(&other, inode));
+    set_in(&core, inode, &SIZE, None).unwrap();
+    assert!(!hook.is_set());
+    assert!(*seen.lock() == blocks(&[50]), "the truncate was not done yet");
+    assert_eq!(block_5(&core, inode), b"");
+    assert_eq!(core.files.dirty_bytes(), 0);
+    // What was cut off does not come back.
+    let longer = SetAttributes { size_bytes: Some(8 * BLOCK_BYTES_U64), ..SIZE };
+    set_in(&core, inode, &longer, None).unwrap();
+    assert!(block_5(&core, inode) == [0; BLOCK_BYTES]);
+}
+
+#[test]
+fn a_write_beside_a_truncate_that_fails_is_laid_on_what_was_written_last() {
+    let hook = Hook::default();
+    let (core, disk, inode) = with_a_dirty_block(&hook);
+    let other = Arc::clone(&core);
+    hook.set(During::Sync, move || {
+        let at = 5 * BLOCK_BYTES_U64 + 7;
+        write::write(&other, inode, at, Bytes::from_static(b"anew"), Stability::Unstable).unwrap();
+        disk.inject(Fault::NoSpace(0));
+    });
+    let error = set_in(&core, inode, &SIZE, None).unwrap_err();
+    assert!(!hook.is_set());
+    assert_eq!(error.kind(), ErrorKind::NoSpace, "{error}");
+    let mut expected = blocks(&[50]).to_vec();
+    expected[7..11].copy_from_slice(b"anew");
+    assert!(block_5(&core, inode) == expected);
+    flush_locked(&core, &core.file(inode).unwrap()).unwrap();
+    assert!(block_5(&core, inode) == expected);
+    assert_eq!(core.files.dirty_bytes(), 0);
+}

@@ -1,0 +1,169 @@
+//! What vanishes or moves while its map is read: the answer is whole, or an error.
+
+use super::*;
+use crate::diff::diff;
+use crate::disk::{Disk as _, FileName, FileRole, MemoryDisk};
+use crate::error::ErrorKind;
+use crate::id::{InodeId, SegmentId, SnapshotId};
+use crate::name::{FilePath, Name};
+use crate::namespace::Removal;
+use crate::reclaim::{next_job, work_or_set_aside};
+use crate::testing::hooked::{self, During, Hook};
+use crate::testing::{blocks, options};
+use crate::types::{SnapshotRequest, Stability};
+use crate::{namespace, paths, snapshot, write};
+
+/// More than one slice of reclaim.
+const ENTRIES: u64 = 700;
+
+fn store(hook: &Hook) -> Arc<Core> {
+    hooked::open((Arc::default(), MemoryDisk::new()), options(1 << 20), hook)
+}
+
+fn name() -> FilePath {
+    FilePath::parse("one").unwrap()
+}
+
+fn create(core: &Core) -> InodeId {
+    paths::create_file(core, &name(), 0).unwrap().attributes.inode
+}
+
+/// Every other block, so that each is an entry of its own.
+fn scatter(core: &Core, inode: InodeId, seed: u64) {
+    for entry in 0..ENTRIES {
+        let (at, data) = (entry * 2 * BLOCK_BYTES_U64, blocks(&[seed + entry % 9]));
+        write::write(core, inode, at, data, Stability::Unstable).unwrap();
+    }
+    crate::flush::flush(core, &core.file(inode).unwrap()).unwrap();
+}
+
+fn take(core: &Core) -> SnapshotId {
+    snapshot::create(core, &name(), SnapshotRequest::default()).unwrap().id
+}
+
+/// Only the snapshots see the layers then.
+fn remove_file(core: &Core) {
+    let one = Name::new(b"one").unwrap();
+    namespace::remove(core, InodeId::ROOT, &one, Removal::Any).unwrap();
+    crate::background::gc(core).unwrap();
+}
+
+/// Deletes a snapshot, and reclaims a part of what it held.
+fn reclaim_a_part(core: &Core, id: SnapshotId) {
+    snapshot::delete(core, id).unwrap();
+    let job = next_job(core, |_| true).unwrap().unwrap();
+    work_or_set_aside(core, job).unwrap().unwrap();
+    assert!(next_job(core, |_| true).unwrap().is_some(), "there is more than one slice");
+}
+
+#[test]
+fn a_block_map_of_a_snapshot_that_goes_meanwhile_shows_no_holes() {
+    let hook = Hook::default();
+    let core = store(&hook);
+    let inode = create(&core);
+    scatter(&core, inode, 1);
+    let id = take(&core);
+    remove_file(&core);
+    let whole = || block_map(&core, Source::Snapshot(id), 0, u64::MAX);
+    let map = whole().unwrap();
+    assert_eq!(map.iter().flatten().count(), usize::try_from(ENTRIES).unwrap());
+    let other = Arc::clone(&core);
+    hook.set(During::LoadSnapshot(0), move || reclaim_a_part(&other, id));
+    let error = whole().unwrap_err();
+    assert!(!hook.is_set());
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+}
+
+#[test]
+fn a_diff_to_a_snapshot_that_goes_meanwhile_leaves_nothing_out() {
+    let hook = Hook::default();
+    let core = store(&hook);
+    let inode = create(&core);
+    scatter(&core, inode, 1);
+    let base = take(&core);
+    scatter(&core, inode, 100);
+    let target = take(&core);
+    remove_file(&core);
+    let all = usize::try_from(ENTRIES).unwrap();
+    let found = diff(&core, Some(base), target, 0, all).unwrap();
+    assert_eq!(found.extents.len(), all);
+    let other = Arc::clone(&core);
+    // The first look is at the base.
+    hook.set(During::LoadSnapshot(1), move || reclaim_a_part(&other, target));
+    let error = diff(&core, Some(base), target, 0, all).unwrap_err();
+    assert!(!hook.is_set());
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+}
+
+/// The layer of the base collapses into that of the target, or the other way round.
+#[test]
+fn a_diff_from_a_snapshot_that_goes_meanwhile_says_that_it_is_gone() {
+    for at in 0..6 {
+        let hook = Hook::default();
+        let core = store(&hook);
+        let inode = create(&core);
+        scatter(&core, inode, 1);
+        let base = take(&core);
+        write::write(&core, inode, 0, blocks(&[50]), Stability::FileSync).unwrap();
+        let target = take(&core);
+        let expected = diff(&core, Some(base), target, 0, 99).unwrap();
+        let other = Arc::clone(&core);
+        hook.set(During::LoadSnapshot(at), move || {
+            snapshot::delete(&other, base).unwrap();
+            crate::background::gc(&other).unwrap();
+        });
+        match diff(&core, Some(base), target, 0, 99) {
+            Ok(found) => assert_eq!(found.extents, expected.extents, "look {at}"),
+            Err(error) => assert_eq!(error.kind(), ErrorKind::NotFound, "look {at}: {error}"),
+        }
+    }
+}
+
+/// A snapshot stays, and its layer collapses into the one below.
+#[test]
+fn a_block_map_survives_a_collapse_meanwhile() {
+    for at in 0..3 {
+        let hook = Hook::default();
+        let core = store(&hook);
+        let inode = create(&core);
+        scatter(&core, inode, 1);
+        let below = take(&core);
+        write::write(&core, inode, 0, blocks(&[50]), Stability::FileSync).unwrap();
+        let id = take(&core);
+        let whole = || block_map(&core, Source::Snapshot(id), 0, u64::MAX);
+        let expected = whole().unwrap();
+        let other = Arc::clone(&core);
+        hook.set(During::LoadSnapshot(at), move || {
+            snapshot::delete(&other, below).unwrap();
+            crate::background::gc(&other).unwrap();
+        });
+        assert!(whole().unwrap() == expected, "look {at}");
+        assert!(!hook.is_set(), "look {at}");
+    }
+}
+
+/// Compaction takes a file away between the look at the table and the opening.
+#[test]
+fn hashes_are_read_where_compaction_put_them_meanwhile() {
+    let hook = Hook::default();
+    let disk = MemoryDisk::new();
+    let core = hooked::open((Arc::default(), disk.clone()), options(1 << 20), &hook);
+    let inode = create(&core);
+    scatter(&core, inode, 1);
+    let first = SegmentId::new(1);
+    crate::commit::seal(&core, first).unwrap();
+    let expected = block_map(&core, Source::File(inode), 0, u64::MAX).unwrap();
+    let record = core.committer.leader.lock().segments[&first];
+    let offset_bytes = record.directory_offset_bytes.unwrap();
+    // Of a file by another name nothing is in memory.
+    let at = |number| FileName { role: FileRole::Compacted, number: SegmentId::new(number) };
+    disk.rename(record.file, at(1)).unwrap();
+    core.segments.put_sealed(first, at(1), offset_bytes, record.chunks);
+    let other = Arc::clone(&core);
+    hook.set(During::OpenFile, move || {
+        disk.rename(at(1), at(2)).unwrap();
+        other.segments.put_sealed(first, at(2), offset_bytes, record.chunks);
+    });
+    let found = block_map(&core, Source::File(inode), 0, u64::MAX).unwrap();
+    assert!(!hook.is_set() && found == expected);
+}
