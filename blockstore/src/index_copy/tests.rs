@@ -217,7 +217,7 @@ fn a_retired_file_that_is_damaged_or_gone_is_told() {
         } else {
             assert!(is_told(&spoiled.to_string()), "{report:?}");
         }
-        let repaired = crate::repair::repair(&world.core).unwrap();
+        let repaired = crate::repair::repair(&world.core, crate::repair::GiveUp::Damaged).unwrap();
         assert!(repaired.after.is_clean(), "{:?}", repaired.after.problems);
         assert_eq!(repaired.lost_blocks, 0);
         assert_eq!(retired(&world), []);
