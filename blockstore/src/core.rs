@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
-use crate::aside::Aside;
+use crate::aside::Cleaning;
 use crate::background::Bell;
 use crate::commit::{Committer, Weight, commit};
 use crate::dedup::DedupIndex;
@@ -148,8 +148,8 @@ pub(crate) struct Core {
     /// Wakes the thread that commits files of which much is dirty.
     pub(crate) much_dirty: Arc<Bell>,
     pub(crate) scrub: Scrub,
-    /// Jobs of reclaim that failed of late.
-    pub(crate) aside: Mutex<Aside>,
+    /// Jobs of reclaim, and files that compaction could not move, that failed of late.
+    pub(crate) aside: Mutex<Cleaning>,
     /// One compaction or garbage collection at a time.
     pub(crate) gc: Mutex<()>,
 }

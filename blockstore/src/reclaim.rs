@@ -81,13 +81,13 @@ pub(crate) fn next_job(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Opt
 pub(crate) fn work_or_set_aside(core: &Core, job: Job) -> Result<std::result::Result<u64, Error>> {
     match work(core, job) {
         Ok(visited) => {
-            core.aside.lock().note_success(job);
+            core.aside.lock().jobs.note_success(job);
             Ok(Ok(visited))
         }
         Err(error) => {
             core.committer.healthy()?;
             core.tally.reclaim_failures.fetch_add(1, Ordering::Relaxed);
-            let wait = core.aside.lock().note_failure(job, Instant::now());
+            let wait = core.aside.lock().jobs.note_failure(job, Instant::now());
             tracing::warn!(?job, %error, ?wait, "reclaim failed; the job is set aside");
             Ok(Err(error))
         }
