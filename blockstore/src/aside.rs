@@ -19,12 +19,23 @@ const WAIT_MAX: Duration = Duration::from_secs(300);
 pub(crate) struct Cleaning {
     pub(crate) jobs: Aside<Job>,
     pub(crate) files: Aside<FileName>,
+    /// The block up to which the last slice worked its layer off.
+    reached: Option<(Job, u64)>,
 }
 
 impl Cleaning {
     /// How much waits.
     pub(crate) fn count(&self) -> u64 {
         u64::try_from(self.jobs.0.len() + self.files.0.len()).unwrap_or(u64::MAX)
+    }
+
+    /// Where the next slice of the job begins to look.
+    pub(crate) fn reached(&self, job: Job) -> u64 {
+        self.reached.filter(|(of, _)| *of == job).map_or(0, |(_, block)| block)
+    }
+
+    pub(crate) fn note_reached(&mut self, job: Job, block: u64) {
+        self.reached = Some((job, block));
     }
 }
 

@@ -148,7 +148,8 @@ pub(crate) struct Core {
     /// Wakes the thread that commits files of which much is dirty.
     pub(crate) much_dirty: Arc<Bell>,
     pub(crate) scrub: Scrub,
-    /// Jobs of reclaim, and files that compaction could not move, that failed of late.
+    /// Jobs of reclaim, and files that compaction could not move, that failed of late; and where the
+    /// job under way is.
     pub(crate) aside: Mutex<Cleaning>,
     /// One compaction or garbage collection at a time.
     pub(crate) gc: Mutex<()>,
