@@ -489,6 +489,7 @@ fn apply(core: &Core, batch: &Batch, effects: Effects) -> Result<()> {
     }
     if !effects.dropped.is_empty() {
         core.dedup.drop_chunks(&effects.dropped);
+        effects.dropped.iter().for_each(|(chunk, _)| core.segments.forget_damaged(*chunk));
     }
     for touched in effects.windows {
         core.resolver.add_windows(touched);

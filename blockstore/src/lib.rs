@@ -34,6 +34,7 @@ mod commit;
 mod compact;
 mod core;
 mod counts;
+mod damage;
 mod data;
 mod dedup;
 mod diff;
