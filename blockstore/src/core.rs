@@ -38,7 +38,7 @@ mod share {
     pub(super) const BLOCKS: u64 = 4;
     /// Blocks written and not committed.
     pub(super) const DIRTY: u64 = 3;
-    /// Resolved windows.
+    /// Resolved windows, and which windows the layers have entries in.
     pub(super) const WINDOWS: u64 = 1;
     /// Segment directories, and the chunks that were stored lately, by hash.
     pub(super) const DIRECTORIES: u64 = 1;
