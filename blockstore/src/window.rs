@@ -86,19 +86,23 @@ impl Window {
     }
 }
 
+/// The blocks of a window.
+#[expect(clippy::cast_possible_truncation, reason = "256")]
+const BLOCKS: usize = WINDOW_BLOCKS as usize;
+
 /// The blocks of a window while its layers are walked from the highest down: the first that has
 /// an entry for a block decides what the block is.
 #[derive(Debug)]
 pub(crate) struct Canvas {
     /// The window's first block in the file.
     start: u64,
-    blocks: [Option<Target>; WINDOW_BLOCKS as usize],
+    blocks: [Option<Target>; BLOCKS],
     open: usize,
 }
 
 impl Canvas {
     pub(crate) fn new(window: u64) -> Self {
-        let blocks = [None; WINDOW_BLOCKS as usize];
+        let blocks = [None; BLOCKS];
         Self { start: window * WINDOW_BLOCKS, open: blocks.len(), blocks }
     }
 
