@@ -410,10 +410,11 @@ pub struct Stats {
     /// Chunks that are known to be damaged, found since start.
     #[serde(default)]
     pub damaged_chunks: u64,
-    /// Since start: slices of reclaim and collapse that failed.
+    /// Since start: slices of reclaim and collapse, and compactions, that failed.
     #[serde(default)]
     pub reclaim_failures: u64,
-    /// Jobs of reclaim and collapse whose last slice failed; they are tried again later.
+    /// Jobs of reclaim and collapse whose last slice failed, and files that could not be compacted;
+    /// they are tried again later.
     #[serde(default)]
     pub reclaim_jobs_set_aside: u64,
     /// A sync failed: writes are refused until restart.

@@ -1,9 +1,11 @@
-//! Jobs of reclaim that failed. One that always fails, as over a chunk that is damaged, waits longer
-//! each time, and holds up none of those behind it.
+//! Work of cleaning that failed: jobs of reclaim, and files that compaction could not move. What always
+//! fails, as over a chunk that is damaged, waits longer each time, and holds up none of what is behind it.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::time::{Duration, Instant};
 
+use crate::disk::FileName;
 use crate::reclaim::Job;
 
 /// The wait after the first failure: what passes by itself has passed then.
@@ -12,9 +14,40 @@ const WAIT_MIN: Duration = Duration::from_secs(1);
 /// Longest wait: somebody may have mended what was wrong.
 const WAIT_MAX: Duration = Duration::from_secs(300);
 
-/// See the module's text.
+/// What cleaning remembers.
 #[derive(Debug, Default)]
-pub(crate) struct Aside(HashMap<Job, Waiting>);
+pub(crate) struct Cleaning {
+    pub(crate) jobs: Aside<Job>,
+    pub(crate) files: Aside<FileName>,
+    /// The block up to which the last slice worked its layer off.
+    reached: Option<(Job, u64)>,
+}
+
+impl Cleaning {
+    /// How much waits.
+    pub(crate) fn count(&self) -> u64 {
+        u64::try_from(self.jobs.0.len() + self.files.0.len()).unwrap_or(u64::MAX)
+    }
+
+    /// Where the next slice of the job begins to look.
+    pub(crate) fn reached(&self, job: Job) -> u64 {
+        self.reached.filter(|(of, _)| *of == job).map_or(0, |(_, block)| block)
+    }
+
+    pub(crate) fn note_reached(&mut self, job: Job, block: u64) {
+        self.reached = Some((job, block));
+    }
+}
+
+/// Work of one kind. See the module's text.
+#[derive(Debug)]
+pub(crate) struct Aside<W>(HashMap<W, Waiting>);
+
+impl<W> Default for Aside<W> {
+    fn default() -> Self {
+        Self(HashMap::new())
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
@@ -22,28 +55,33 @@ struct Waiting {
     until: Instant,
 }
 
-impl Aside {
-    /// Whether the job may be tried.
-    pub(crate) fn is_due(&self, job: Job, now: Instant) -> bool {
-        self.0.get(&job).is_none_or(|waiting| waiting.until <= now)
+impl<W: Copy + Eq + Hash> Aside<W> {
+    /// Whether the work may be tried.
+    pub(crate) fn is_due(&self, work: W, now: Instant) -> bool {
+        self.0.get(&work).is_none_or(|waiting| waiting.until <= now)
     }
 
-    /// The job failed; answers how long it waits now.
-    pub(crate) fn note_failure(&mut self, job: Job, now: Instant) -> Duration {
-        let before = self.0.get(&job).map(|waiting| waiting.wait);
+    /// It failed when it was last tried.
+    pub(crate) fn has_failed(&self, work: W) -> bool {
+        self.0.contains_key(&work)
+    }
+
+    /// The work failed; answers how long it waits now.
+    pub(crate) fn note_failure(&mut self, work: W, now: Instant) -> Duration {
+        let before = self.0.get(&work).map(|waiting| waiting.wait);
         let wait = before.map_or(WAIT_MIN, |wait| wait.saturating_mul(2).min(WAIT_MAX));
-        self.0.insert(job, Waiting { wait, until: now + wait });
+        self.0.insert(work, Waiting { wait, until: now + wait });
         wait
     }
 
-    /// The job went well.
-    pub(crate) fn note_success(&mut self, job: Job) {
-        self.0.remove(&job);
+    /// The work went well.
+    pub(crate) fn note_success(&mut self, work: W) {
+        self.0.remove(&work);
     }
 
-    /// How many wait.
-    pub(crate) fn count(&self) -> usize {
-        self.0.len()
+    /// Forgets all other work: it is no longer to be done.
+    pub(crate) fn keep_only(&mut self, is_left: impl Fn(&W) -> bool) {
+        self.0.retain(|work, _| is_left(work));
     }
 }
 
@@ -54,7 +92,8 @@ mod tests {
 
     #[test]
     fn a_job_that_fails_waits_longer_each_time_and_others_do_not() {
-        let mut aside = Aside::default();
+        let mut all = Cleaning::default();
+        let aside = &mut all.jobs;
         let (job, other) = (Job::Reclaim(LayerId::new(7)), Job::Collapse(LayerId::new(7)));
         let mut now = Instant::now();
         assert!(aside.is_due(job, now));
@@ -68,9 +107,15 @@ mod tests {
         }
         assert_eq!((waits[0], waits[1]), (WAIT_MIN, WAIT_MIN * 2));
         assert_eq!(waits[11], WAIT_MAX);
-        assert_eq!(aside.count(), 1);
+        assert!(aside.has_failed(job) && !aside.has_failed(other));
         aside.note_success(job);
-        assert_eq!(aside.count(), 0);
+        assert!(!aside.has_failed(job));
         assert_eq!(aside.note_failure(job, now), WAIT_MIN);
+        aside.note_failure(other, now);
+        aside.keep_only(|work| *work == other);
+        assert!(!aside.has_failed(job) && aside.has_failed(other));
+        let number = crate::id::SegmentId::new(3);
+        all.files.note_failure(FileName { role: crate::disk::FileRole::Log, number }, now);
+        assert_eq!(all.count(), 2);
     }
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::compact::{checkpoint, compact_once};
+use crate::compact::{Refused, checkpoint, compact_once};
 use crate::core::{Core, Space};
 use crate::error::{Error, Result};
 use crate::flush::flush;
@@ -195,25 +195,33 @@ fn clean(core: &Core, bell: &Bell) {
     }
 }
 
+/// Compacts as long as that is worth it; what cannot wait for that goes first each time.
 fn clean_once(core: &Core, bell: &Bell) -> Result<()> {
-    snapshot::expire(core, EXPIRY_BATCH)?;
-    loop {
-        for _ in 0..SLICES_AT_ONCE {
-            let may_run = |job| core.aside.lock().is_due(job, Instant::now());
-            let Some(job) = reclaim::next_job(core, may_run)? else {
-                return compact_some(core, bell);
-            };
-            // What failed was told, and waits; the others go on.
-            let _ = reclaim::work_or_set_aside(core, job)?;
-            std::thread::yield_now();
-        }
-        if !bell.sleep(SLICE_PAUSE) {
+    while keep_up(core, bell)? {
+        // Not held from one to the next: others wait for it, and the pauses are long.
+        let attempt = {
+            let _gc = core.gc.lock();
+            compact_once(core, |name| core.aside.lock().files.is_due(name, Instant::now()))?
+        };
+        let Some(attempt) = attempt else { return copy_index(core, bell, true) };
+        // What failed was told, and waits; it was read all the same.
+        let cost_bytes =
+            attempt.map_or_else(|refused| refused.cost_bytes, |done| done.bytes_written);
+        copy_index(core, bell, false)?;
+        if !pause_for(core, bell, cost_bytes) {
             return Ok(());
         }
     }
+    Ok(())
 }
 
-fn compact_some(core: &Core, bell: &Bell) -> Result<()> {
+/// What must not wait until all is compacted, which can take hours: snapshots that expire, reclaim
+/// and collapse, checkpoints. `false` when it is time to stop.
+fn keep_up(core: &Core, bell: &Bell) -> Result<bool> {
+    snapshot::expire(core, EXPIRY_BATCH)?;
+    if !reclaim_some(core, bell)? {
+        return Ok(false);
+    }
     reserve::take(core);
     let behind = {
         let position = *core.committer.position.lock();
@@ -227,24 +235,45 @@ fn compact_some(core: &Core, bell: &Bell) -> Result<()> {
     if behind {
         checkpoint(core)?;
     }
-    // Not held from one to the next: others wait for it, and the pauses are long.
-    let once = || {
-        let _gc = core.gc.lock();
-        compact_once(core)
-    };
-    while let Some(done) = once()? {
-        copy_index(core, bell, false)?;
-        if !pause_for(core, bell, done.bytes_written) {
-            return Ok(());
-        }
-    }
-    copy_index(core, bell, true)
+    Ok(true)
 }
 
-/// Pauses for as long as the rate of compaction asks for; `false` when it is time to stop.
+/// Works off the queue of dead and collapsing layers; `false` when it is time to stop.
+fn reclaim_some(core: &Core, bell: &Bell) -> Result<bool> {
+    loop {
+        for _ in 0..SLICES_AT_ONCE {
+            let may_run = |job| core.aside.lock().jobs.is_due(job, Instant::now());
+            let Some(job) = reclaim::next_job(core, may_run)? else { return Ok(true) };
+            // What failed was told, and waits; the others go on.
+            let _ = reclaim::work_or_set_aside(core, job)?;
+            std::thread::yield_now();
+        }
+        if !bell.sleep(SLICE_PAUSE) {
+            return Ok(false);
+        }
+    }
+}
+
+/// Pauses for as long as the rate of compaction asks for, and keeps up meanwhile; `false` when it is
+/// time to stop.
 fn pause_for(core: &Core, bell: &Bell, written_bytes: u64) -> bool {
     let pause_ms = written_bytes.saturating_mul(1000) / compaction_rate(core).max(1);
-    bell.sleep(Duration::from_millis(pause_ms.max(1)))
+    let mut left = Duration::from_millis(pause_ms.max(1));
+    loop {
+        let begun = Instant::now();
+        if !bell.sleep(left.min(CLEAN_PERIOD)) {
+            return false;
+        }
+        if left <= CLEAN_PERIOD {
+            return true;
+        }
+        match keep_up(core, bell) {
+            Ok(true) => {}
+            Ok(false) => return false,
+            Err(error) => tracing::warn!(%error, "cleaning failed and will be tried again"),
+        }
+        left = left.saturating_sub(begun.elapsed());
+    }
 }
 
 /// Writes a copy of the index if that is due, so that retired log files can go.
@@ -276,7 +305,8 @@ const fn has_room(space: &Space) -> bool {
 /// a garbage collection leaves the rest to the background.
 const REFUSED_MOVES_MAX: usize = 8;
 
-/// Reclaims, collapses, puts hashes into the index and compacts until nothing is left to do.
+/// Reclaims, collapses, puts hashes into the index and compacts until nothing is left to do. What
+/// fails holds up nothing else; the first such failure is the answer.
 pub(crate) fn gc(core: &Core) -> Result<GcReport> {
     core.committer.healthy()?;
     let mut report = GcReport::default();
@@ -288,19 +318,7 @@ pub(crate) fn gc(core: &Core) -> Result<GcReport> {
     seal(core)?;
     checkpoint(core)?;
     settle(core)?;
-    let mut refused = 0;
-    while refused < REFUSED_MOVES_MAX {
-        // Not held from one to the next: hashes go into the index in between.
-        let done = {
-            let _gc = core.gc.lock();
-            compact_once(core)?
-        };
-        let Some(done) = done else { break };
-        let moved = done.files_removed + done.files_retired > 0;
-        refused = if moved { 0 } else { refused + 1 };
-        report.segments += done.files_removed;
-        report.freed_bytes += done.bytes_freed.saturating_sub(done.bytes_written);
-    }
+    let failure = failure.or(compact_all(core, &mut report)?);
     core.kv.compact()?;
     checkpoint(core)?;
     if core.copies.is_wanted() {
@@ -310,6 +328,37 @@ pub(crate) fn gc(core: &Core) -> Result<GcReport> {
     }
     reserve::take(core);
     failure.map_or(Ok(report), Err)
+}
+
+/// Compacts until nothing is worth it; answers the first failure of a file.
+fn compact_all(core: &Core, report: &mut GcReport) -> Result<Option<Error>> {
+    let mut failed = HashSet::new();
+    let mut failure = None;
+    let mut refused = 0;
+    while refused < REFUSED_MOVES_MAX {
+        // Not held from one to the next: hashes go into the index in between.
+        let attempt = {
+            let _gc = core.gc.lock();
+            compact_once(core, |name| !failed.contains(&name))?
+        };
+        match attempt {
+            None => break,
+            Some(Ok(done)) => {
+                let moved = done.files_removed + done.files_retired > 0;
+                refused = if moved { 0 } else { refused + 1 };
+                report.segments += done.files_removed;
+                report.freed_bytes += done.bytes_freed.saturating_sub(done.bytes_written);
+            }
+            // Of several each is tried alone next.
+            Some(Err(Refused { files, error, .. })) => {
+                if let [file] = files.as_slice() {
+                    failed.insert(*file);
+                    failure.get_or_insert(error);
+                }
+            }
+        }
+    }
+    Ok(failure)
 }
 
 /// Works off the queue of dead and collapsing layers, each job until it is done or has failed;
@@ -347,3 +396,6 @@ fn seal(core: &Core) -> Result<()> {
         None => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

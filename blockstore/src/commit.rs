@@ -489,6 +489,7 @@ fn apply(core: &Core, batch: &Batch, effects: Effects) -> Result<()> {
     }
     if !effects.dropped.is_empty() {
         core.dedup.drop_chunks(&effects.dropped);
+        effects.dropped.iter().for_each(|(chunk, _)| core.segments.forget_damaged(*chunk));
     }
     for touched in effects.windows {
         core.resolver.add_windows(touched);
@@ -496,12 +497,15 @@ fn apply(core: &Core, batch: &Batch, effects: Effects) -> Result<()> {
     if effects.moves_entries {
         core.resolver.note_move();
     }
+    let mut gone = Vec::new();
     for (layer, record) in effects.layers {
         core.resolver.layer_changed(layer, record.as_ref());
+        gone.extend(record.is_none().then_some(layer));
     }
     for (inode, record) in effects.inodes {
         core.files.inode_changed(inode, record);
     }
+    core.resolver.forget(&gone);
     Ok(())
 }
 

@@ -9,10 +9,13 @@
 //! moves the segment. A chunk that a writer found by its hash in between stops the move.
 //! A log file is only removed when the index is durable behind it: recovery needs it no more; and
 //! when a copy of the index is behind it too (`index_copy.rs`).
+//! A file that cannot be moved, as over a live chunk that is damaged, is set aside (`aside.rs`), and
+//! the others go on.
 
 use std::collections::{BTreeMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -108,11 +111,50 @@ pub(crate) struct Compacted {
     pub(crate) bytes_freed: u64,
 }
 
-/// Compacts as many files as fill one new one. `None`: nothing is worth it.
-pub(crate) fn compact_once(core: &Core) -> Result<Option<Compacted>> {
+/// Files that could not be moved, and are set aside.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    /// If there are several, any of them may be at fault: each is tried alone next.
+    pub(crate) files: Vec<FileName>,
+    pub(crate) error: Error,
+    /// Bytes that were read, about: what the next try has to wait for.
+    pub(crate) cost_bytes: u64,
+}
+
+/// Which of the files that were to be moved are at fault.
+enum Fault {
+    /// None: the disk does not take the new file, or the log the move.
+    Elsewhere,
+    File(FileName),
+    /// Any of them.
+    Files,
+}
+
+/// Why files were not moved.
+struct Failure {
+    fault: Fault,
+    error: Error,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self { fault: Fault::Elsewhere, error }
+    }
+}
+
+/// As many files, of those that `may_move` takes, as fill one new one. One that failed before is
+/// taken alone, so that it fails alone.
+fn choose(core: &Core, may_move: impl Fn(FileName) -> bool) -> Vec<(FileName, Victim)> {
+    let victims = victims(core);
+    let names: HashSet<FileName> = victims.iter().map(|(name, _)| *name).collect();
+    core.aside.lock().files.keep_only(|name| names.contains(name));
     let mut chosen: Vec<(FileName, Victim)> = Vec::new();
     let (mut live_bytes, mut chunks) = (0, 0);
-    for (name, victim) in victims(core) {
+    for (name, victim) in victims.into_iter().filter(|(name, _)| may_move(*name)) {
+        let is_alone = core.aside.lock().files.has_failed(name);
+        if is_alone && !chosen.is_empty() {
+            continue;
+        }
         live_bytes += victim.live_bytes();
         chunks += victim.stored;
         let full = live_bytes > core.options.segment_bytes || chunks > COMPACTION_CHUNKS_MAX;
@@ -120,15 +162,48 @@ pub(crate) fn compact_once(core: &Core) -> Result<Option<Compacted>> {
             break;
         }
         chosen.push((name, victim));
+        if is_alone {
+            break;
+        }
     }
+    chosen
+}
+
+/// Compacts as many files as fill one new one, of those that `may_move` takes. `None`: nothing is
+/// worth it. Files that fail while the store goes on are set aside.
+pub(crate) fn compact_once(
+    core: &Core,
+    may_move: impl Fn(FileName) -> bool,
+) -> Result<Option<std::result::Result<Compacted, Refused>>> {
+    let chosen = choose(core, may_move);
     if chosen.is_empty() {
         return Ok(None);
     }
+    let cost_bytes = chosen.iter().map(|(_, victim)| victim.live_bytes()).sum();
+    let names: Vec<FileName> = chosen.iter().map(|(name, _)| *name).collect();
     let segments: BTreeMap<SegmentId, SegmentRecord> =
-        chosen.iter().flat_map(|(_, victim)| victim.segments.clone()).collect();
-    move_away(core, chosen.iter().map(|(name, _)| *name), &segments, |core, id| {
-        core.segments.directory(id)
-    })
+        chosen.into_iter().flat_map(|(_, victim)| victim.segments).collect();
+    let outcome = move_away(core, &names, &segments, |core, id| core.segments.directory(id));
+    let Failure { fault, error } = match outcome {
+        Ok(done) => {
+            let mut aside = core.aside.lock();
+            names.iter().for_each(|name| aside.files.note_success(*name));
+            return Ok(Some(Ok(done)));
+        }
+        Err(failure) => failure,
+    };
+    let files = match fault {
+        Fault::File(file) => vec![file],
+        Fault::Files => names,
+        Fault::Elsewhere => return Err(error),
+    };
+    core.tally.reclaim_failures.fetch_add(1, Ordering::Relaxed);
+    let mut aside = core.aside.lock();
+    for name in &files {
+        let wait = aside.files.note_failure(*name, Instant::now());
+        tracing::warn!(%name, %error, ?wait, "a file cannot be compacted; it is set aside");
+    }
+    Ok(Some(Err(Refused { files, error, cost_bytes })))
 }
 
 /// Reads the directory of a segment.
@@ -149,23 +224,24 @@ pub(crate) fn renew(core: &Core, name: FileName) -> Result<bool> {
     };
     let what_is_left: ReadDirectory =
         |core, id| Ok(core.segments.directory_that_is_left(core.store, id));
-    let done = move_away(core, std::iter::once(name), &segments, what_is_left)?;
-    Ok(done.is_some_and(|done| done.files_removed + done.files_retired > 0))
+    let done =
+        move_away(core, &[name], &segments, what_is_left).map_err(|failure| failure.error)?;
+    Ok(done.files_removed + done.files_retired > 0)
 }
 
 /// Moves these segments, all that the files hold, and removes the files.
 fn move_away(
     core: &Core,
-    names: impl Iterator<Item = FileName>,
+    names: &[FileName],
     segments: &BTreeMap<SegmentId, SegmentRecord>,
     read: ReadDirectory,
-) -> Result<Option<Compacted>> {
+) -> std::result::Result<Compacted, Failure> {
     let (moved, bytes_written) = move_segments(core, segments, read)?;
     let mut done = Compacted { bytes_written, ..Compacted::default() };
     if !moved {
-        return Ok(Some(done));
+        return Ok(done);
     }
-    for name in names {
+    for &name in names {
         // One that a repair takes away may be missing.
         let file = core.segments.open_file(name);
         let length = file.and_then(|file| file.length_bytes()).unwrap_or(0);
@@ -184,7 +260,7 @@ fn move_away(
     core.disk.sync_names()?;
     core.lower_file_bytes(done.bytes_freed);
     core.tally.compacted_bytes.fetch_add(bytes_written, Ordering::Relaxed);
-    Ok(Some(done))
+    Ok(done)
 }
 
 /// A segment on its way: which chunks are dropped, and where the others will lie.
@@ -202,7 +278,7 @@ fn move_segments(
     core: &Core,
     segments: &BTreeMap<SegmentId, SegmentRecord>,
     read: ReadDirectory,
-) -> Result<(bool, u64)> {
+) -> std::result::Result<(bool, u64), Failure> {
     let (number, store) = {
         let mut leader = core.committer.leader.lock();
         (leader.log.take_number(), leader.log.store())
@@ -211,8 +287,10 @@ fn move_segments(
     let mut bytes = format::encode_file_header(store, name);
     let mut moving = Vec::new();
     for (&segment, &record) in segments {
-        let old = read(core, segment)?;
-        moving.push(copy_live(core, (segment, record), &old, &mut bytes)?);
+        let copied = read(core, segment)
+            .and_then(|old| copy_live(core, (segment, record), &old, &mut bytes))
+            .map_err(|error| Failure { fault: Fault::File(record.file), error })?;
+        moving.push(copied);
     }
     let any_live = moving.iter().any(|m| m.directory.places.iter().any(Option::is_some));
     for m in &mut moving {
@@ -248,7 +326,16 @@ fn move_segments(
         core.disk.remove(name)?;
         core.lower_file_bytes(written);
     }
-    moved.map(|moved| (moved, written))
+    match moved {
+        Ok(moved) => Ok((moved, written)),
+        // What the index has of one of them.
+        Err(error @ (Error::Corrupt { .. } | Error::Index { .. }))
+            if !core.committer.is_poisoned() =>
+        {
+            Err(Failure { fault: Fault::Files, error })
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Writes a whole file, durable with its name.
@@ -283,6 +370,7 @@ fn copy_live(
                 span.0.push((index, *place, *hash));
             }
             (None, false) => {
+                core.segments.note_damaged(chunk);
                 return Err(Error::corrupt(
                     format!("chunk {chunk}"),
                     "I2: it lives, yet it is not stored",
@@ -313,6 +401,19 @@ impl Span {
             })
     }
 
+    /// The chunks' stored bytes by one read; if that fails, one by one, to know which chunk it is.
+    fn stored(&self, core: &Core, segment: SegmentId) -> Result<Vec<Bytes>> {
+        let places: Vec<Place> = self.0.iter().map(|(_, place, _)| *place).collect();
+        core.segments.stored_span(segment, &places).or_else(|_| {
+            let single = |(index, place, _): &(u32, Place, ContentHash)| {
+                let chunk = ChunkId::new(segment, *index);
+                let stored = core.segments.stored(chunk, place);
+                stored.inspect_err(|_| _ = core.segments.note_damaged(chunk))
+            };
+            self.0.iter().map(single).collect()
+        })
+    }
+
     /// Appends the chunks to the new file's bytes, those in sequence as one group.
     fn copy(
         &mut self,
@@ -320,15 +421,17 @@ impl Span {
         segment: SegmentId,
         (bytes, directory): (&mut Vec<u8>, &mut Directory),
     ) -> Result<()> {
-        let places: Vec<Place> = self.0.iter().map(|(_, place, _)| *place).collect();
-        let stored = core.segments.stored_span(segment, &places)?;
+        let stored = self.stored(core, segment)?;
         let mut group: Vec<PreparedChunk> = Vec::new();
         let mut next = 0;
         for ((index, place, hash), stored) in self.0.drain(..).zip(stored) {
             if index != next {
                 write_group((core.store, segment), next, &mut group, (bytes, directory))?;
             }
-            group.push(load(ChunkId::new(segment, index), &place, hash, stored)?);
+            let chunk = ChunkId::new(segment, index);
+            let loaded = load(chunk, &place, hash, stored);
+            group.push(loaded.inspect_err(|_| _ = core.segments.note_damaged(chunk))?);
+            core.segments.forget_damaged(chunk);
             next = index + 1;
         }
         write_group((core.store, segment), next, &mut group, (bytes, directory))
@@ -337,11 +440,14 @@ impl Span {
 
 /// A chunk as stored, verified against its hash: compaction must not launder damage.
 fn load(chunk: ChunkId, place: &Place, hash: ContentHash, stored: Bytes) -> Result<PreparedChunk> {
-    let block = format::restore_block(place, &stored)?;
+    let corrupt = |reason: String| Error::corrupt(format!("chunk {chunk}"), reason);
+    let block = format::restore_block(place, &stored).map_err(|error| match error {
+        Error::Corrupt { reason, .. } => corrupt(reason),
+        other => other,
+    })?;
     let got = ContentHash::of(&block);
     if got != hash {
-        let reason = format!("I2: hash {got}, expected {hash}");
-        return Err(Error::corrupt(format!("chunk {chunk}"), reason));
+        return Err(corrupt(format!("I2: hash {got}, expected {hash}")));
     }
     Ok(PreparedChunk { hash, codec: place.codec, crc: place.crc, stored })
 }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
-use crate::aside::Aside;
+use crate::aside::Cleaning;
 use crate::background::Bell;
 use crate::commit::{Committer, Weight, commit};
 use crate::dedup::DedupIndex;
@@ -38,7 +38,7 @@ mod share {
     pub(super) const BLOCKS: u64 = 4;
     /// Blocks written and not committed.
     pub(super) const DIRTY: u64 = 3;
-    /// Resolved windows.
+    /// Resolved windows, and which windows the layers have entries in.
     pub(super) const WINDOWS: u64 = 1;
     /// Segment directories, and the chunks that were stored lately, by hash.
     pub(super) const DIRECTORIES: u64 = 1;
@@ -148,8 +148,9 @@ pub(crate) struct Core {
     /// Wakes the thread that commits files of which much is dirty.
     pub(crate) much_dirty: Arc<Bell>,
     pub(crate) scrub: Scrub,
-    /// Jobs of reclaim that failed of late.
-    pub(crate) aside: Mutex<Aside>,
+    /// Jobs of reclaim, and files that compaction could not move, that failed of late; and where the
+    /// job under way is.
+    pub(crate) aside: Mutex<Cleaning>,
     /// One compaction or garbage collection at a time.
     pub(crate) gc: Mutex<()>,
 }

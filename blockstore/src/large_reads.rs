@@ -26,12 +26,19 @@ pub(crate) struct LargeReads {
 }
 
 impl LargeReads {
-    /// Empty memory for a read of `length` bytes.
+    /// Empty memory for a read of `length` bytes: the smallest that suffices, else any.
     pub(crate) fn take(&self, length: usize) -> Vec<u8> {
-        let kept = if length < LARGE_BYTES { None } else { self.free.lock().pop() };
+        let kept = if length < LARGE_BYTES { None } else { self.take_kept(length) };
         let mut memory = kept.unwrap_or_default();
         memory.reserve_exact(length);
         memory
+    }
+
+    fn take_kept(&self, length: usize) -> Option<Vec<u8>> {
+        let mut free = self.free.lock();
+        let sizes = free.iter().map(Vec::capacity).enumerate();
+        let best = sizes.min_by_key(|(_, size)| (*size < length, *size))?;
+        Some(free.swap_remove(best.0))
     }
 
     /// What was read; its memory comes back once nobody has it any more.
@@ -88,6 +95,18 @@ mod tests {
         drop(part);
         let again = reads.take(LARGE_BYTES);
         assert_eq!((again.as_ptr().addr(), again.len()), (address, 0));
+    }
+
+    #[test]
+    fn a_read_takes_the_smallest_memory_that_suffices() {
+        let reads = Arc::new(LargeReads::default());
+        let lent: Vec<Bytes> =
+            [4, 1, 2].map(|times| reads.lend(vec![1; times * LARGE_BYTES])).into();
+        drop(lent);
+        assert_eq!(reads.take(2 * LARGE_BYTES).capacity(), 2 * LARGE_BYTES);
+        assert_eq!(reads.take(2 * LARGE_BYTES).capacity(), 4 * LARGE_BYTES);
+        assert_eq!(reads.take(2 * LARGE_BYTES).capacity(), 2 * LARGE_BYTES);
+        assert_eq!(reads.free.lock().len(), 0);
     }
 
     #[test]

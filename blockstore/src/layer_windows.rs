@@ -19,7 +19,7 @@ use crate::window_set::WindowSet;
 
 /// A layer with at most so many entries is read whole: that costs about as much as 20 look-ups
 /// of single windows.
-const LISTED_RUNS_MAX: usize = 1024;
+pub(crate) const LISTED_RUNS_MAX: usize = 1024;
 
 /// A run over more windows than this is a hole (of chunks a run ends with its segment, or soon):
 /// its inside is not listed, and need not be, as nothing is seen there.
@@ -36,6 +36,16 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
+    pub(crate) fn bound(&mut self, ranges_max: usize) {
+        self.owned.bound(ranges_max);
+        self.data.bound(ranges_max);
+    }
+
+    pub(crate) fn join(&mut self, other: Self) {
+        self.owned.join(other.owned);
+        self.data.join(other.data);
+    }
+
     /// Adds a run, and answers the window behind it. In the first and the last window of a hole
     /// there may be data beside it.
     fn add(&mut self, run: &Run) -> u64 {
@@ -61,11 +71,16 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    pub(crate) fn read(kv: &dyn KvRead, layer: LayerId) -> Result<Self> {
-        Self::read_listing(kv, layer, LISTED_RUNS_MAX)
+    /// `ranges_max`: of each set of windows; see [`WindowSet::bound`].
+    pub(crate) fn read(kv: &dyn KvRead, layer: LayerId, ranges_max: usize) -> Result<Self> {
+        Self::read_listing(kv, layer, (LISTED_RUNS_MAX, ranges_max))
     }
 
-    fn read_listing(kv: &dyn KvRead, layer: LayerId, runs_max: usize) -> Result<Self> {
+    fn read_listing(
+        kv: &dyn KvRead,
+        layer: LayerId,
+        (runs_max, ranges_max): (usize, usize),
+    ) -> Result<Self> {
         let mut windows = Windows::default();
         let mut runs = Vec::new();
         let mut is_whole = true;
@@ -83,6 +98,7 @@ impl Loaded {
                 return Err(Error::corrupt(format!("map of layer {layer}"), reason));
             }
             let behind = windows.add(&run);
+            windows.bound(ranges_max);
             if is_whole && runs.len() < runs_max {
                 runs.push(run);
                 return Ok(Step::Next);

@@ -15,7 +15,7 @@
 //! - `data`, `write`, `file_commit`: READ, WRITE, COMMIT; `file`, `flush`: what is dirty.
 //! - `snapshot`, `diff`: snapshots, clones, what differs.
 //! - `commit`, `transaction`, `mapping`: the one way in which anything changes.
-//! - `resolve`, `window_set`: from a block through the layers to its chunk.
+//! - `resolve`, `layer_sets`, `window_set`: from a block through the layers to its chunk.
 //! - `log`, `segments`, `segment_format`: chunks and commit records on the disk.
 //! - `record`, `codec`: the values of the index.
 //! - `reclaim`, `compact`, `background`: taking back what nothing names.
@@ -34,6 +34,7 @@ mod commit;
 mod compact;
 mod core;
 mod counts;
+mod damage;
 mod data;
 mod dedup;
 mod diff;
@@ -48,6 +49,7 @@ mod id;
 mod index_copy;
 pub mod kv;
 mod large_reads;
+mod layer_sets;
 mod layer_windows;
 mod layer_write;
 mod log;

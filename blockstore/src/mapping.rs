@@ -4,6 +4,11 @@
 //! was there; [`place`] fills an empty range. Neither touches a chunk's count: the caller
 //! releases what it took and does not put elsewhere (I1). Blocks that a file was written are
 //! put in by `layer_write.rs`, many at once.
+//!
+//! Both look for an entry before the range that reaches in. Who works off a layer from its first
+//! block on leaves deleted entries behind, and each look back would step over all of them: such a
+//! caller passes the entries that it read already ([`take_known`]), or the block before which nothing
+//! that this transaction did not change reaches any further ([`runs_behind`] and the like).
 
 use crate::error::{Error, Result};
 use crate::id::LayerId;
@@ -25,22 +30,41 @@ fn decode(key: &[u8], value: &[u8]) -> Result<Run> {
 pub(crate) fn runs(
     txn: &Transaction<'_>,
     layer: LayerId,
-    (first, end): (u64, u64),
+    range: (u64, u64),
     limit: usize,
+) -> Result<Vec<Run>> {
+    runs_behind(txn, layer, range, (0, limit))
+}
+
+/// As [`runs`], where no unchanged entry that begins before the block `behind` reaches behind it.
+pub(crate) fn runs_behind(
+    txn: &Transaction<'_>,
+    layer: LayerId,
+    (first, end): (u64, u64),
+    (behind, limit): (u64, usize),
 ) -> Result<Vec<Run>> {
     let mut found = Vec::new();
     if first > 0 {
         let before = key::map(layer, first - 1);
-        let floor = key::map(layer, 0);
-        if let Some((key, value)) = txn.last_at_or_before(Family::Map, &floor, &before)? {
+        let (from, floor) = (key::map(layer, 0), key::map(layer, behind));
+        if let Some((key, value)) = txn.last_at_or_before(Family::Map, (&from, &floor), &before)? {
             found.extend(Some(decode(&key, &value)?).filter(|run| run.end() > first));
         }
     }
-    let (from, to) = (key::map(layer, first), key::map(layer, end));
-    for (key, value) in txn.range(Family::Map, (&from, &to), limit)? {
-        found.push(decode(&key, &value)?);
-    }
+    found.extend(runs_from(txn, layer, (first, end), limit)?);
     Ok(found)
+}
+
+/// The layer's entries that begin in `[first, end)`, whole, in order, at most `limit`.
+pub(crate) fn runs_from(
+    txn: &Transaction<'_>,
+    layer: LayerId,
+    (first, end): (u64, u64),
+    limit: usize,
+) -> Result<Vec<Run>> {
+    let (from, to) = (key::map(layer, first), key::map(layer, end));
+    let entries = txn.range(Family::Map, (&from, &to), limit)?;
+    entries.iter().map(|(key, value)| decode(key, value)).collect()
 }
 
 /// The layer's entries that meet or touch a window, whole, in order.
@@ -57,19 +81,40 @@ pub(crate) fn beside_window(
 pub(crate) fn take(
     txn: &mut Transaction<'_>,
     layer: LayerId,
+    range: (u64, u64),
+) -> Result<Vec<Run>> {
+    take_behind(txn, layer, range, 0)
+}
+
+/// As [`take`], where no unchanged entry that begins before the block `behind` reaches behind it.
+pub(crate) fn take_behind(
+    txn: &mut Transaction<'_>,
+    layer: LayerId,
+    range: (u64, u64),
+    behind: u64,
+) -> Result<Vec<Run>> {
+    let known = runs_behind(txn, layer, range, (behind, RUNS_MAX))?;
+    take_known(txn, layer, range, &known)
+}
+
+/// As [`take`], of the entries that meet the range, which the caller has read.
+pub(crate) fn take_known(
+    txn: &mut Transaction<'_>,
+    layer: LayerId,
     (first, end): (u64, u64),
+    known: &[Run],
 ) -> Result<Vec<Run>> {
     let mut taken = Vec::new();
     let mut runs_delta: i64 = 0;
     let mut blocks_gone = 0;
     let mut stale: Option<(u64, u64)> = None;
-    for run in runs(txn, layer, (first, end), RUNS_MAX)? {
+    for run in known {
         let Some(part) = run.cut(first, end) else {
             continue;
         };
         txn.delete(Family::Map, key::map(layer, run.first));
         runs_delta -= 1;
-        let (start, behind) = windows_beside(&run);
+        let (start, behind) = windows_beside(run);
         stale = Some((stale.map_or(start, |(first, _)| first), behind));
         let rests = [run.cut(run.first, first), run.cut(end, run.end())];
         for rest in rests.into_iter().flatten() {
@@ -96,10 +141,20 @@ pub(crate) fn take(
 /// Puts a run where the layer's map has nothing, joining it to its neighbours if it continues
 /// them.
 pub(crate) fn place(txn: &mut Transaction<'_>, layer: LayerId, run: Run) -> Result<()> {
+    place_behind(txn, layer, run, 0)
+}
+
+/// As [`place`], where no unchanged entry that begins before the block `behind` reaches behind it.
+pub(crate) fn place_behind(
+    txn: &mut Transaction<'_>,
+    layer: LayerId,
+    run: Run,
+    behind: u64,
+) -> Result<()> {
     let mut joined = run;
     let mut runs_delta: i64 = 1;
     let (start, end) = (run.first.saturating_sub(1), run.end().saturating_add(1));
-    for other in runs(txn, layer, (start, end), RUNS_MAX)? {
+    for other in runs_behind(txn, layer, (start, end), (behind, RUNS_MAX))? {
         if other.end() == run.first && other.target.continues(other.count, run.target) {
             txn.delete(Family::Map, key::map(layer, other.first));
             joined = Run { first: other.first, count: other.count + joined.count, ..other };

@@ -81,13 +81,13 @@ pub(crate) fn next_job(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Opt
 pub(crate) fn work_or_set_aside(core: &Core, job: Job) -> Result<std::result::Result<u64, Error>> {
     match work(core, job) {
         Ok(visited) => {
-            core.aside.lock().note_success(job);
+            core.aside.lock().jobs.note_success(job);
             Ok(Ok(visited))
         }
         Err(error) => {
             core.committer.healthy()?;
             core.tally.reclaim_failures.fetch_add(1, Ordering::Relaxed);
-            let wait = core.aside.lock().note_failure(job, Instant::now());
+            let wait = core.aside.lock().jobs.note_failure(job, Instant::now());
             tracing::warn!(?job, %error, ?wait, "reclaim failed; the job is set aside");
             Ok(Err(error))
         }
@@ -99,8 +99,9 @@ fn work(core: &Core, job: Job) -> Result<u64> {
     // Collapse moves entries between layers, which other ops of a group would read from the
     // index half moved.
     let weight = Weight { bytes: 0, alone: true };
-    let visited = match job {
-        Job::Reclaim(layer) => commit(core, weight, move |txn| reclaim_slice(txn, layer))?,
+    let from = core.aside.lock().reached(job);
+    let Done { visited, reached } = match job {
+        Job::Reclaim(layer) => commit(core, weight, move |txn| reclaim_slice(txn, layer, from))?,
         Job::Collapse(layer) => {
             // A flush resolves the layers below its open layer before its transaction: they
             // must not change in between, so collapse next to an open layer takes turns with it.
@@ -111,35 +112,65 @@ fn work(core: &Core, job: Job) -> Result<u64> {
                 Some(found) => Some(found?),
             };
             let _flush = file.as_ref().map(|file| file.flush.lock());
-            commit(core, weight, move |txn| collapse_slice(txn, layer, owner))?
+            commit(core, weight, move |txn| collapse_slice(txn, layer, (owner, from)))?
         }
     };
+    core.aside.lock().note_reached(job, reached);
     core.tally.reclaimed_entries.fetch_add(visited, Ordering::Relaxed);
     Ok(visited)
 }
 
-/// The first entries of a layer, up to the bounds of a slice; the last may be cut short.
-fn first_entries(txn: &Transaction<'_>, layer: LayerId) -> Result<Vec<Run>> {
-    let mut slice = Vec::new();
-    let mut chunks = 0;
-    for run in mapping::runs(txn, layer, (0, u64::MAX), SLICE_ENTRIES)? {
-        if chunks >= SLICE_CHUNKS {
-            break;
-        }
-        let room = match run.target {
-            Target::Hole | Target::Lost => run.count,
-            Target::Chunks(_) => run.count.min(SLICE_CHUNKS - chunks),
-        };
-        if matches!(run.target, Target::Chunks(_)) {
-            chunks += room;
-        }
-        slice.extend(run.cut(run.first, run.first + room));
-    }
-    Ok(slice)
+/// What a slice did.
+#[derive(Clone, Copy, Debug, Default)]
+struct Done {
+    /// Entries.
+    visited: u64,
+    /// The block where the next slice begins to look: what a layer had before it is deleted, and a
+    /// scan from the first block on would step over all of that.
+    reached: u64,
 }
 
-fn count(entries: &[Run]) -> u64 {
-    u64::try_from(entries.len()).unwrap_or(u64::MAX)
+/// Entries of a layer in sequence, within the bounds of a slice.
+struct Slice {
+    /// Whole; the last may reach further than the slice.
+    entries: Vec<Run>,
+    end: u64,
+}
+
+impl Slice {
+    /// The entries from the block `from` on, or from the first block on if there are none.
+    fn read(txn: &Transaction<'_>, (layer, runs): (LayerId, u64), from: u64) -> Result<Self> {
+        let mut found = mapping::runs_from(txn, layer, (from, u64::MAX), SLICE_ENTRIES)?;
+        if found.is_empty() && from > 0 {
+            found = mapping::runs_from(txn, layer, (0, u64::MAX), SLICE_ENTRIES)?;
+        }
+        if found.is_empty() && runs > 0 {
+            // It would be tried without end.
+            let reason = format!("I5: its record tells of {runs} entries, yet it has none");
+            return Err(Error::corrupt(format!("layer {layer}"), reason));
+        }
+        let mut slice = Self { entries: Vec::new(), end: 0 };
+        let mut chunks = 0;
+        for run in found {
+            if chunks >= SLICE_CHUNKS {
+                break;
+            }
+            let room = match run.target {
+                Target::Hole | Target::Lost => run.count,
+                Target::Chunks(_) => run.count.min(SLICE_CHUNKS - chunks),
+            };
+            if matches!(run.target, Target::Chunks(_)) {
+                chunks += room;
+            }
+            slice.end = run.first + room;
+            slice.entries.push(run);
+        }
+        Ok(slice)
+    }
+
+    fn done(&self, reached: u64) -> Done {
+        Done { visited: u64::try_from(self.entries.len()).unwrap_or(u64::MAX), reached }
+    }
 }
 
 /// The layer, unless another thread has finished with it since it was queued.
@@ -147,14 +178,14 @@ fn still_there(txn: &Transaction<'_>, id: LayerId) -> Result<Option<LayerRecord>
     txn.get(Family::Layer, &key::layer(id))?.as_deref().map(LayerRecord::decode).transpose()
 }
 
-fn reclaim_slice(txn: &mut Transaction<'_>, id: LayerId) -> Result<u64> {
-    let Some(layer) = still_there(txn, id)? else { return Ok(0) };
+fn reclaim_slice(txn: &mut Transaction<'_>, id: LayerId, from: u64) -> Result<Done> {
+    let Some(layer) = still_there(txn, id)? else { return Ok(Done::default()) };
     debug_assert_eq!(layer.state, LayerState::Dead, "only dead layers are reclaimed");
     txn.frees();
     txn.moves_entries();
-    let entries = first_entries(txn, id)?;
-    for run in &entries {
-        let taken = mapping::take(txn, id, (run.first, run.end()))?;
+    let slice = Slice::read(txn, (id, layer.runs), from)?;
+    if let Some(first) = slice.entries.first() {
+        let taken = mapping::take_known(txn, id, (first.first, slice.end), &slice.entries)?;
         mapping::release(txn, &taken)?;
     }
     if txn.layer(id)?.runs == 0 {
@@ -169,7 +200,7 @@ fn reclaim_slice(txn: &mut Transaction<'_>, id: LayerId) -> Result<u64> {
             layer_released(txn, parent)?;
         }
     }
-    Ok(count(&entries))
+    Ok(slice.done(slice.end))
 }
 
 /// Removes an empty layer's record and its place in the queue.
@@ -213,16 +244,16 @@ fn open_child_owner(core: &Core, parent: LayerId) -> Result<Option<InodeId>> {
 fn collapse_slice(
     txn: &mut Transaction<'_>,
     parent: LayerId,
-    locked: Option<InodeId>,
-) -> Result<u64> {
-    let Some(record) = still_there(txn, parent)? else { return Ok(0) };
+    (locked, from): (Option<InodeId>, u64),
+) -> Result<Done> {
+    let Some(record) = still_there(txn, parent)? else { return Ok(Done::default()) };
     txn.frees();
     let wanted = record.state == LayerState::Frozen && record.snapshots == 0;
     let child = if wanted && record.children == 1 { only_child(txn, parent)? } else { None };
     let Some(child) = child else {
         // It got a snapshot or another child since: it stays, or waits elsewhere.
         txn.delete(Family::Queue, key::queue_layer(key::QUEUE_COLLAPSE, parent));
-        return Ok(0);
+        return Ok(Done::default());
     };
     txn.moves_entries();
     let of_child = txn.layer(child)?;
@@ -230,14 +261,18 @@ fn collapse_slice(
         LayerState::Dead => {
             // Reclaim takes the child first; then this layer has none and dies itself.
             txn.delete(Family::Queue, key::queue_layer(key::QUEUE_COLLAPSE, parent));
-            Ok(0)
+            Ok(Done::default())
         }
         // The file came after the caller looked: the next slice holds its lock.
-        LayerState::Open(owner) if locked != Some(owner) => Ok(0),
+        LayerState::Open(owner) if locked != Some(owner) => Ok(Done::default()),
         LayerState::Open(owner) if of_child.runs < record.runs => {
-            move_up(txn, (parent, record), child, owner)
+            let slice = Slice::read(txn, (child, of_child.runs), from)?;
+            move_up(txn, (parent, record), (child, owner), &slice)
         }
-        LayerState::Open(_) | LayerState::Frozen => move_down(txn, (parent, record), child),
+        LayerState::Open(_) | LayerState::Frozen => {
+            let slice = Slice::read(txn, (parent, record.runs), from)?;
+            move_down(txn, (parent, record), child, &slice)
+        }
     }
 }
 
@@ -246,12 +281,14 @@ fn move_down(
     txn: &mut Transaction<'_>,
     (parent, record): (LayerId, LayerRecord),
     child: LayerId,
-) -> Result<u64> {
-    let entries = first_entries(txn, parent)?;
+    slice: &Slice,
+) -> Result<Done> {
     let mut left = SliceLeft::default();
-    for run in &entries {
-        let end = left.end_of(txn, child, run)?;
-        for part in mapping::take(txn, parent, (run.first, end))? {
+    let mut reached = slice.end;
+    for run in &slice.entries {
+        let behind = run.end().min(slice.end);
+        let end = left.end_of(txn, child, (run.first, behind), 0)?;
+        for part in mapping::take_known(txn, parent, (run.first, end), &[*run])? {
             let over = mapping::runs(txn, child, (part.first, part.end()), usize::MAX)?;
             let mut at = part.first;
             for hiding in over {
@@ -263,7 +300,8 @@ fn move_down(
             }
             show(txn, child, part.cut(at, part.end()), record.parent)?;
         }
-        if end < run.end() {
+        if end < behind {
+            reached = end;
             break;
         }
     }
@@ -279,7 +317,7 @@ fn move_down(
         }
         remove_layer(txn, parent, key::QUEUE_COLLAPSE)?;
     }
-    Ok(count(&entries))
+    Ok(slice.done(reached))
 }
 
 /// What a slice may still meet in the layer that the entries move to: one entry, a hole over all of
@@ -296,11 +334,19 @@ impl Default for SliceLeft {
 }
 
 impl SliceLeft {
-    /// How far the run may move: to its end, or to where it would meet too much. That is behind its
-    /// first block for the first run of a slice.
-    fn end_of(&mut self, txn: &Transaction<'_>, other: LayerId, run: &Run) -> Result<u64> {
-        let met = mapping::runs(txn, other, (run.first, run.end()), self.entries + 1)?;
-        for part in met.iter().filter_map(|met| met.cut(run.first, run.end())) {
+    /// How far the blocks `[first, end)` may move: to their end, or to where they would meet too
+    /// much. That is behind the first block for the first of a slice. `behind`: see
+    /// [`mapping::runs_behind`].
+    fn end_of(
+        &mut self,
+        txn: &Transaction<'_>,
+        other: LayerId,
+        (first, end): (u64, u64),
+        behind: u64,
+    ) -> Result<u64> {
+        let limit = self.entries + 1;
+        let met = mapping::runs_behind(txn, other, (first, end), (behind, limit))?;
+        for part in met.iter().filter_map(|met| met.cut(first, end)) {
             let Some(entries) = self.entries.checked_sub(1) else { return Ok(part.first) };
             self.entries = entries;
             if matches!(part.target, Target::Chunks(_)) {
@@ -311,7 +357,7 @@ impl SliceLeft {
                 }
             }
         }
-        Ok(run.end())
+        Ok(end)
     }
 }
 
@@ -322,31 +368,40 @@ fn show(
     part: Option<Run>,
     below: Option<LayerId>,
 ) -> Result<()> {
-    match part {
-        Some(run) if run.target != Target::Hole || below.is_some() => {
-            mapping::place(txn, child, run)
-        }
-        _ => Ok(()),
+    match part.filter(|run| is_shown(run, below)) {
+        Some(run) => mapping::place(txn, child, run),
+        None => Ok(()),
     }
+}
+
+fn is_shown(run: &Run, below: Option<LayerId>) -> bool {
+    run.target != Target::Hole || below.is_some()
 }
 
 /// Moves entries of the open child over those of its parent, which then takes its place.
 fn move_up(
     txn: &mut Transaction<'_>,
     (parent, record): (LayerId, LayerRecord),
-    child: LayerId,
-    owner: InodeId,
-) -> Result<u64> {
-    let entries = first_entries(txn, child)?;
+    (child, owner): (LayerId, InodeId),
+    slice: &Slice,
+) -> Result<Done> {
     let mut left = SliceLeft::default();
-    for run in &entries {
-        let end = left.end_of(txn, parent, run)?;
-        for part in mapping::take(txn, child, (run.first, end))? {
-            let hidden = mapping::take(txn, parent, (part.first, part.end()))?;
+    let mut reached = slice.end;
+    // All that the parent had before this block is taken.
+    let mut behind = 0;
+    for run in &slice.entries {
+        let end_of_run = run.end().min(slice.end);
+        let end = left.end_of(txn, parent, (run.first, end_of_run), behind)?;
+        for part in mapping::take_known(txn, child, (run.first, end), &[*run])? {
+            let hidden = mapping::take_behind(txn, parent, (part.first, part.end()), behind)?;
             mapping::release(txn, &hidden)?;
-            show(txn, parent, Some(part), record.parent)?;
+            if is_shown(&part, record.parent) {
+                mapping::place_behind(txn, parent, part, behind)?;
+            }
+            behind = part.end();
         }
-        if end < run.end() {
+        if end < end_of_run {
+            reached = end;
             break;
         }
     }
@@ -366,5 +421,28 @@ fn move_up(
         let counters = txn.counters();
         counters.layers = counters.layers.saturating_sub(1);
     }
-    Ok(count(&entries))
+    Ok(slice.done(reached))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{World, options};
+
+    #[test]
+    fn the_place_that_a_slice_reached_is_only_a_hint() {
+        let world = World::new(options(1 << 20), None);
+        let file = world.create("f");
+        for block in 0..10 {
+            world.put(file, block * 2, &[block + 1]);
+        }
+        world.remove("f");
+        let job = next_job(&world.core, |_| true).unwrap().unwrap();
+        world.core.aside.lock().note_reached(job, 9);
+        assert_eq!(work_or_set_aside(&world.core, job).unwrap().unwrap(), 5);
+        assert_eq!(next_job(&world.core, |_| true).unwrap(), Some(job));
+        assert_eq!(work_or_set_aside(&world.core, job).unwrap().unwrap(), 5);
+        assert_eq!(next_job(&world.core, |_| true).unwrap(), None);
+        world.check();
+    }
 }

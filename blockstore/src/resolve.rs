@@ -13,21 +13,23 @@
 //!
 //! The structure lock: walks of the layers hold it shared, the application of a commit holds it
 //! exclusively (`commit.rs`). So a walk sees the index, the layer table and the caches of one
-//! moment, and no stale window is cached.
+//! moment, and no stale window is cached. The map of a layer with many entries is read without it
+//! when the layer is first met, and the walk begins again: commits do not wait for that.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::RwLock;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
 use crate::error::{Error, Result};
 use crate::id::LayerId;
 use crate::kv::{Family, Kv, KvRead};
-use crate::layer_windows::{Loaded, Windows};
+use crate::layer_sets::{LayerSet, LayerSets};
+use crate::layer_windows::{LISTED_RUNS_MAX, Loaded};
 use crate::own_runs::{OwnRuns, OwnWindow};
 use crate::record::{LayerRecord, LayerState, Run, key, split_two};
 use crate::transaction::Touched;
@@ -41,8 +43,14 @@ const WINDOW_MEMORY_BYTES: u64 = 160;
 /// random, the rest serves all that is read.
 const OWN_RUNS_DIVISOR: u64 = 4;
 
-/// Layers whose records and window sets are kept in memory.
+/// The part of the memory that the window sets of layers take.
+const SETS_DIVISOR: u64 = 4;
+
+/// Layers whose records are kept in memory.
 const LAYERS_CACHED: usize = 1 << 16;
+
+/// Bytes that such a record takes in memory, about.
+const LAYER_MEMORY_BYTES: u64 = 128;
 
 /// Over this many windows a change drops all cached windows of its layer at once.
 const DROP_SINGLY_MAX: u64 = 64;
@@ -52,8 +60,8 @@ const DROP_SINGLY_MAX: u64 = 64;
 pub(crate) struct Layer {
     pub(crate) parent: Option<LayerId>,
     pub(crate) is_open: bool,
-    /// Loaded at first use.
-    windows: Mutex<Option<Windows>>,
+    /// Its map takes long to read.
+    is_large: bool,
     /// A window of it was resolved and cached, maybe long ago. In a chain of layers few are ever
     /// looked up themselves, and the others need no look into the cache.
     was_resolved: AtomicBool,
@@ -68,6 +76,21 @@ impl Weighter<(LayerId, u32, u64), Arc<Window>> for WindowWeight {
         WINDOW_MEMORY_BYTES + window.memory_bytes()
     }
 }
+
+/// Why a walk stopped.
+enum Stop {
+    Failed(Error),
+    /// The map of this layer takes long to read, and is to be read first, without the structure lock.
+    Load(LayerId),
+}
+
+impl From<Error> for Stop {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+type Walked<T> = std::result::Result<T, Stop>;
 
 /// Layers in memory. A commit that changes a layer puts another one in its place.
 type Layers = Cache<LayerId, Arc<Layer>>;
@@ -97,6 +120,7 @@ pub(crate) struct Resolver {
     /// See the module's text.
     pub(crate) structure: RwLock<()>,
     layers: Arc<Layers>,
+    sets: LayerSets,
     /// Own entries of layers that were written to lately.
     own: OwnRuns,
     windows: Cache<(LayerId, u32, u64), Arc<Window>, WindowWeight>,
@@ -109,13 +133,15 @@ pub(crate) struct Resolver {
 
 impl Resolver {
     pub(crate) fn new(kv: Arc<dyn Kv>, memory_bytes: u64) -> Self {
-        let own_bytes = memory_bytes / OWN_RUNS_DIVISOR;
-        let memory_bytes = memory_bytes - own_bytes;
+        let (own_bytes, sets_bytes) =
+            (memory_bytes / OWN_RUNS_DIVISOR, memory_bytes / SETS_DIVISOR);
+        let memory_bytes = memory_bytes - own_bytes - sets_bytes;
         let windows = usize::try_from(memory_bytes / WINDOW_MEMORY_BYTES).unwrap_or(usize::MAX);
         Self {
             kv,
             structure: RwLock::new(()),
             layers: Arc::new(Cache::new(LAYERS_CACHED)),
+            sets: LayerSets::new(sets_bytes),
             own: OwnRuns::new(own_bytes),
             windows: Cache::with_weighter(windows, memory_bytes, WindowWeight),
             moves: AtomicU64::new(0),
@@ -123,9 +149,13 @@ impl Resolver {
         }
     }
 
-    /// Bytes that cached windows take in memory, about.
+    /// Bytes that cached windows, lists, sets and layers take in memory, about.
     pub(crate) fn memory_bytes(&self) -> u64 {
-        self.windows.weight() + self.own.memory_bytes()
+        let layers = u64::try_from(self.layers.len()).unwrap_or(u64::MAX);
+        self.windows.weight()
+            + self.own.memory_bytes()
+            + self.sets.memory_bytes()
+            + layers.saturating_mul(LAYER_MEMORY_BYTES)
     }
 
     /// A number that changes whenever entries move between layers.
@@ -153,7 +183,7 @@ impl Resolver {
         if !state.is_open {
             return None;
         }
-        if state.windows.lock().as_ref()?.owned.contains(window) {
+        if self.sets.get(layer)?.owns(window) {
             return self.overlay_in_memory(layer, window);
         }
         self.cached_below(&state, window)
@@ -184,21 +214,51 @@ impl Resolver {
         if let Some(found) = self.cached(layer, window) {
             return Ok(found);
         }
+        self.walking(|loaded| self.walk(layer, window, loaded))
+    }
+
+    /// Does `work` under the structure lock, and again after each layer that had to be read first. It
+    /// is told which were, and reads those itself if they are forgotten again.
+    fn walking<T>(&self, work: impl Fn(&HashSet<LayerId>) -> Walked<T>) -> Result<T> {
+        let mut loaded = HashSet::new();
+        loop {
+            let outcome = {
+                let _walk = self.structure.read();
+                work(&loaded)
+            };
+            match outcome {
+                Ok(found) => return Ok(found),
+                Err(Stop::Failed(error)) => return Err(error),
+                Err(Stop::Load(layer)) => {
+                    self.load_large(layer)?;
+                    loaded.insert(layer);
+                }
+            }
+        }
+    }
+
+    /// Reads which windows a layer has entries in, while commits go on.
+    fn load_large(&self, id: LayerId) -> Result<()> {
+        let set = self.sets.begin(id);
+        // Of one moment; the entries themselves may be others by now.
+        let Loaded { windows, .. } =
+            Loaded::read(self.kv.view().as_ref(), id, self.sets.ranges_max())?;
         let _walk = self.structure.read();
-        self.walk(layer, window)
+        self.sets.finish(id, &set, windows);
+        Ok(())
     }
 
     /// The window, for a caller that holds the structure lock.
-    fn walk(&self, layer: LayerId, window: u64) -> Result<Arc<Window>> {
+    fn walk(&self, layer: LayerId, window: u64, loaded: &HashSet<LayerId>) -> Walked<Arc<Window>> {
         let state = self.layer(layer)?;
         if !state.is_open {
-            return self.walk_frozen(layer, window);
+            return self.walk_frozen(layer, window, loaded);
         }
         let below = match state.parent {
-            Some(parent) => self.walk_frozen(parent, window)?,
+            Some(parent) => self.walk_frozen(parent, window, loaded)?,
             None => Arc::new(Window::default()),
         };
-        if !self.owns(layer, &state, window)? {
+        if !self.set(layer, &state, loaded)?.owns(window) {
             return Ok(below);
         }
         let own = self.own_list(layer, window)?;
@@ -207,7 +267,12 @@ impl Resolver {
         Ok(resolved)
     }
 
-    fn walk_frozen(&self, layer: LayerId, window: u64) -> Result<Arc<Window>> {
+    fn walk_frozen(
+        &self,
+        layer: LayerId,
+        window: u64,
+        loaded: &HashSet<LayerId>,
+    ) -> Walked<Arc<Window>> {
         let mut canvas = Canvas::new(window);
         let mut below = None;
         let mut next = Some(layer);
@@ -219,7 +284,7 @@ impl Resolver {
                     break;
                 }
             }
-            if self.owns(current, &state, window)? {
+            if self.set(current, &state, loaded)?.owns(window) {
                 canvas.add(&self.own_list(current, window)?);
             }
             next = state.parent;
@@ -258,10 +323,8 @@ impl Resolver {
 
     /// It is known that the layer has no entry in the window or in those beside it.
     fn is_empty_around(&self, layer: LayerId, window: u64) -> bool {
-        let Some(state) = self.layers.get(&layer) else { return false };
-        let windows = state.windows.lock();
-        let next = windows.as_ref().map(|set| set.owned.next_from(window.saturating_sub(1)));
-        next.is_some_and(|next| next.is_none_or(|next| next > window + 1))
+        let Some(set) = self.sets.get(layer) else { return false };
+        set.next_from(window.saturating_sub(1), false).is_none_or(|next| next > window + 1)
     }
 
     /// The layer as it is now.
@@ -288,21 +351,19 @@ impl Resolver {
         Ok(Some(layer))
     }
 
-    fn owns(&self, id: LayerId, layer: &Layer, window: u64) -> Result<bool> {
-        let mut windows = layer.windows.lock();
-        if windows.is_none() {
-            *windows = Some(self.load_windows(id)?);
+    /// Which windows the layer has entries in. The caller holds the structure lock.
+    fn set(&self, id: LayerId, layer: &Layer, loaded: &HashSet<LayerId>) -> Walked<Arc<LayerSet>> {
+        if let Some(set) = self.sets.get(id) {
+            return Ok(set);
         }
-        Ok(windows.as_ref().is_some_and(|windows| windows.owned.contains(window)))
-    }
-
-    /// Reads which windows a layer has entries in. The caller holds the structure lock.
-    fn load_windows(&self, id: LayerId) -> Result<Windows> {
-        let Loaded { windows, lists } = Loaded::read(self.kv.as_ref(), id)?;
+        if layer.is_large && !loaded.contains(&id) {
+            return Err(Stop::Load(id));
+        }
+        let Loaded { windows, lists } = Loaded::read(self.kv.as_ref(), id, self.sets.ranges_max())?;
         for (window, runs) in lists {
             self.own.put(id, window, runs);
         }
-        Ok(windows)
+        Ok(self.sets.put(id, windows))
     }
 
     /// The first window at or behind `window` in which one of `changed` has entries and one of
@@ -327,21 +388,18 @@ impl Resolver {
     /// The first window at or behind `window` in which one of the layers has entries. A layer
     /// of a chain that is gone by now collapsed into its neighbour in the chain.
     fn next_owned(&self, layers: &[LayerId], window: u64, data: bool) -> Result<Option<u64>> {
-        let _walk = self.structure.read();
-        let mut next = None;
-        for &id in layers {
-            let Some(layer) = self.layer_if_there(id)? else { continue };
-            self.owns(id, &layer, window)?;
-            let found = layer.windows.lock().as_ref().and_then(|windows| {
-                let set = if data { &windows.data } else { &windows.owned };
-                set.next_from(window)
-            });
-            next = match (next, found) {
-                (Some(a), Some(b)) => Some(std::cmp::min(a, b)),
-                (a, b) => a.or(b),
-            };
-        }
-        Ok(next)
+        self.walking(|loaded| {
+            let mut next = None;
+            for &id in layers {
+                let Some(layer) = self.layer_if_there(id)? else { continue };
+                let found = self.set(id, &layer, loaded)?.next_from(window, data);
+                next = match (next, found) {
+                    (Some(a), Some(b)) => Some(std::cmp::min(a, b)),
+                    (a, b) => a.or(b),
+                };
+            }
+            Ok(next)
+        })
     }
 
     /// The layer and all below it.
@@ -360,16 +418,7 @@ impl Resolver {
     /// the structure lock exclusively.
     pub(crate) fn add_windows(&self, touched: Touched) {
         let Touched { layer: id, windows: touched, stale, known } = touched;
-        if let Some(layer) = self.layers.get(&id)
-            && let Some(windows) = layer.windows.lock().as_mut()
-        {
-            for range in &touched {
-                windows.owned.insert(range.start, range.end);
-                if range.has_data {
-                    windows.data.insert(range.start, range.end);
-                }
-            }
-        }
+        self.sets.add(id, &touched);
         for range in &touched {
             self.drop_range(id, (range.start, range.end));
         }
@@ -391,19 +440,31 @@ impl Resolver {
         }
     }
 
+    /// When these layers are gone, and no file is known by them any more. A reader that took one of
+    /// them for its file's just before looks again: until it does, old windows of theirs must not
+    /// come to light, as they would without the epoch. The caller holds the structure lock exclusively.
+    pub(crate) fn forget(&self, gone: &[LayerId]) {
+        if gone.is_empty() {
+            return;
+        }
+        self.note_move();
+        for id in gone {
+            self.epochs.write().remove(id);
+            self.own.forget(*id);
+        }
+    }
+
     /// After a commit is applied: the layer's record changed, or it is gone. The caller holds
     /// the structure lock exclusively.
     pub(crate) fn layer_changed(&self, id: LayerId, record: Option<&LayerRecord>) {
         match record {
             None => {
                 self.layers.remove(&id);
-                self.epochs.write().remove(&id);
-                self.own.forget(id);
+                self.sets.remove(id);
             }
             Some(record) => {
                 let fresh = in_memory(record);
                 if let Some(old) = self.layers.get(&id) {
-                    *fresh.windows.lock() = old.windows.lock().take();
                     let was_resolved = old.was_resolved.load(Ordering::Relaxed);
                     fresh.was_resolved.store(was_resolved, Ordering::Relaxed);
                     self.layers.insert(id, Arc::new(fresh));
@@ -414,10 +475,11 @@ impl Resolver {
 }
 
 fn in_memory(record: &LayerRecord) -> Layer {
+    let few = u64::try_from(LISTED_RUNS_MAX).unwrap_or(u64::MAX);
     Layer {
         parent: record.parent,
         is_open: matches!(record.state, LayerState::Open(_)),
-        windows: Mutex::new(None),
+        is_large: record.runs > few,
         was_resolved: AtomicBool::new(false),
     }
 }
@@ -446,3 +508,6 @@ fn whole_runs(kv: &dyn KvRead, layer: LayerId, (first, end): (u64, u64)) -> Resu
     })?;
     Ok(runs)
 }
+
+#[cfg(test)]
+mod tests;

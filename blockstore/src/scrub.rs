@@ -209,6 +209,7 @@ fn verify_page(core: &Core, first: ChunkId, count: u32, damaged: &mut Vec<ChunkI
             );
         }
         if page.1.get(chunk) == 0 {
+            core.segments.note_dead(chunk);
             continue;
         }
         let at = usize::try_from(step).unwrap_or(usize::MAX);
@@ -315,6 +316,29 @@ mod tests {
         let world = world.restart();
         let all: Vec<u64> = (1..=600).collect();
         assert!(world.content(one) == crate::testing::blocks(&all));
+    }
+
+    #[test]
+    fn damage_that_nothing_names_does_not_count_and_is_not_shared() {
+        let world = slow();
+        let file = world.create("one");
+        world.put(file, 0, &(1..=600).collect::<Vec<u64>>());
+        let chunk = ChunkId::new(SegmentId::new(1), 300);
+        damage(&world, chunk);
+        pass(&world);
+        let damaged = || crate::stats::stats(&world.core).damaged_chunks;
+        assert_eq!(damaged(), 1);
+        // Healed by another content; what is damaged is stored until it is compacted.
+        world.put(file, 300, &[1000]);
+        pass(&world);
+        assert_eq!(damaged(), 0);
+        let misses = world.hits_and_misses().1;
+        world.put(file, 301, &[301]);
+        assert_eq!(world.hits_and_misses().1, misses + 1, "it is not brought back to life");
+        assert!(world.core.segments.is_damaged(chunk));
+        crate::background::gc(&world.core).unwrap();
+        assert!(!world.core.segments.is_damaged(chunk), "its place is for another");
+        world.check();
     }
 
     #[test]

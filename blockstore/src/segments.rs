@@ -8,14 +8,16 @@
 //! has replaced and removed it meanwhile. A chunk that compaction dropped has no place: the
 //! reader's map is outdated then, and it looks again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use parking_lot::RwLock;
 use quick_cache::sync::Cache;
 
+pub(crate) use crate::damage::DAMAGED_MAX;
+use crate::damage::Damage;
 use crate::disk::{Disk, DiskFile, FileName};
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, ContentHash, SegmentId, StoreId};
@@ -27,9 +29,6 @@ use crate::units::BLOCK_BYTES;
 
 /// Segment files held open: enough for a hot set, few enough to leave descriptors to clients.
 const OPEN_FILES: usize = 256;
-
-/// Damaged chunks that are remembered: 1 MiB of them. With more the disk is to be replaced.
-pub(crate) const DAMAGED_MAX: usize = 1 << 16;
 
 /// Bytes that one page of places takes in memory, for sizing the cache by budget.
 const PLACE_PAGE_MEMORY_BYTES: u64 = 4 << 10;
@@ -67,10 +66,7 @@ pub(crate) struct Segments {
     hash_pages: Cache<PageKey, HashPage>,
     read_bytes: AtomicU64,
     large_reads: Arc<LargeReads>,
-    /// Chunks that were found to be damaged, at most [`DAMAGED_MAX`]: no block shares them.
-    damaged: RwLock<BTreeSet<ChunkId>>,
-    /// There are such: spares every other store the lock.
-    has_damage: AtomicBool,
+    damage: Damage,
 }
 
 impl Segments {
@@ -84,8 +80,7 @@ impl Segments {
             hash_pages: Cache::new(pages(HASH_PAGE_MEMORY_BYTES).max(32)),
             read_bytes: AtomicU64::new(0),
             large_reads: Arc::default(),
-            damaged: RwLock::new(BTreeSet::new()),
-            has_damage: AtomicBool::new(false),
+            damage: Damage::default(),
         }
     }
 
@@ -261,29 +256,30 @@ impl Segments {
         self.hashes_of(&segment, first.index(), count)
     }
 
-    /// The chunk cannot be read; `false` if that was known, or if too many are.
+    /// The chunk, which something names, cannot be read; `false` if that was known, or if too many
+    /// are.
     pub(crate) fn note_damaged(&self, chunk: ChunkId) -> bool {
-        let mut damaged = self.damaged.write();
-        let is_new = damaged.len() < DAMAGED_MAX && damaged.insert(chunk);
-        self.has_damage.store(true, Ordering::Release);
-        is_new
+        self.damage.note(chunk)
+    }
+
+    /// Nothing names the chunk.
+    pub(crate) fn note_dead(&self, chunk: ChunkId) {
+        self.damage.note_dead(chunk);
     }
 
     /// The chunk was read, or is no longer stored.
     pub(crate) fn forget_damaged(&self, chunk: ChunkId) {
-        if self.has_damage.load(Ordering::Acquire) {
-            self.damaged.write().remove(&chunk);
-        }
+        self.damage.forget(chunk);
     }
 
     /// Whether the chunk is known to be damaged.
     pub(crate) fn is_damaged(&self, chunk: ChunkId) -> bool {
-        self.has_damage.load(Ordering::Acquire) && self.damaged.read().contains(&chunk)
+        self.damage.contains(chunk)
     }
 
-    /// How many chunks are known to be damaged.
+    /// How many chunks that something names are known to be damaged.
     pub(crate) fn damaged_count(&self) -> u64 {
-        u64::try_from(self.damaged.read().len()).unwrap_or(u64::MAX)
+        self.damage.named()
     }
 
     /// Whether the chunk is stored, not known to be damaged, and is of this hash. For deduplication: a directory that

@@ -79,7 +79,7 @@ pub(crate) fn stats(core: &Core) -> Stats {
         scrub_finished_at_seconds: scrub.finished_at_seconds,
         damaged_chunks: core.segments.damaged_count(),
         reclaim_failures: of(&core.tally.reclaim_failures),
-        reclaim_jobs_set_aside: u64::try_from(core.aside.lock().count()).unwrap_or(u64::MAX),
+        reclaim_jobs_set_aside: core.aside.lock().count(),
         poisoned: core.committer.is_poisoned(),
     }
 }

@@ -11,13 +11,13 @@ use crate::check::check;
 use crate::core::Core;
 use crate::data;
 use crate::dedup::DedupIndex;
-use crate::disk::MemoryDisk;
-use crate::id::InodeId;
+use crate::disk::{FileRole, MemoryDisk};
+use crate::id::{ChunkId, InodeId};
 use crate::kv::MemoryKv;
 use crate::name::{FilePath, Name};
 use crate::namespace::{self, Removal};
 use crate::options::Options;
-use crate::record::key;
+use crate::record::{SegmentRecord, key};
 use crate::types::{Source, Stability};
 use crate::units::{BLOCK_BYTES, BLOCK_BYTES_U64};
 use crate::{open, paths, write};
@@ -106,6 +106,43 @@ impl World {
     pub(crate) fn put(&self, inode: InodeId, first_block: u64, seeds: &[u64]) {
         let offset = first_block * BLOCK_BYTES_U64;
         write::write(&self.core, inode, offset, blocks(seeds), Stability::FileSync).unwrap();
+    }
+
+    /// Six segments of 16 blocks each, each in a file of its own, of which the first two blocks live:
+    /// for worlds with segments of 64 KiB. Answers the file, and what it reads as.
+    pub(crate) fn six_segments(&self) -> (InodeId, Vec<u8>) {
+        let inode = self.create("six");
+        for part in 0..6 {
+            let seeds: Vec<u64> = (part * 16 + 1..=part * 16 + 16).collect();
+            self.put(inode, part * 16, &seeds);
+        }
+        for part in 0..6 {
+            self.put(inode, part * 16 + 2, &[0; 14]);
+        }
+        let content = (0..6).flat_map(|part| {
+            let lives = blocks(&[part * 16 + 1, part * 16 + 2]);
+            lives.into_iter().chain(std::iter::repeat_n(0, 14 * BLOCK_BYTES))
+        });
+        (inode, content.collect())
+    }
+
+    /// Flips a bit of a stored chunk; once more, and it is as before.
+    pub(crate) fn flip(&self, chunk: ChunkId) {
+        let place = self.core.segments.entries(chunk, 1).unwrap()[0].0.unwrap();
+        let name = self.core.segments.file_of(chunk.segment()).unwrap();
+        self.disk.flip_bit(name, usize::try_from(place.offset_bytes).unwrap() + 100);
+    }
+
+    /// Segments that are still in the sealed log file that they were written to.
+    pub(crate) fn not_compacted(&self) -> Vec<u64> {
+        let leader = self.core.committer.leader.lock();
+        let is_left = |record: &SegmentRecord| {
+            record.file.role == FileRole::Log && record.directory_offset_bytes.is_some()
+        };
+        let left = leader.segments.iter().filter(|(_, record)| is_left(record));
+        let mut numbers: Vec<u64> = left.map(|(id, _)| id.get()).collect();
+        numbers.sort_unstable();
+        numbers
     }
 
     pub(crate) fn content(&self, inode: InodeId) -> Vec<u8> {

@@ -322,11 +322,12 @@ impl<'a> Transaction<'a> {
         Ok(merged.into_iter().take(limit).collect())
     }
 
-    /// The last entry at or before `key` that is not before `from`.
+    /// The last entry at or before `key` that is not before `from`. Those before `floor` that this
+    /// transaction did not change are left out: the caller knows that they do not matter.
     pub(crate) fn last_at_or_before(
         &self,
         family: Family,
-        from: &[u8],
+        (from, floor): (&[u8], &[u8]),
         key: &[u8],
     ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         let changes = self.changes.get(&family);
@@ -337,31 +338,20 @@ impl<'a> Transaction<'a> {
             ));
             inside.rfind(|(_, value)| value.is_some())
         });
-        // Below, skip what this transaction changed: deleted, or already seen above. Behind the
-        // entry found there nothing can be nearer to `key`.
-        let nearest = changed.map(|(key, _)| key.as_slice());
-        let mut at = key.to_vec();
-        let stored = loop {
-            match self.kv.last_at_or_before(family, &at)? {
-                Some((found, _)) if nearest.is_some_and(|near| near >= found.as_slice()) => {
-                    break None;
-                }
-                Some((found, value)) if found.as_slice() >= from => {
-                    if !changes.is_some_and(|changes| changes.contains_key(&found)) {
-                        break Some((found, value));
-                    }
-                    match just_before(&found) {
-                        Some(before) => at = before,
-                        None => break None,
-                    }
-                }
-                _ => break None,
-            }
+        // Below, what this transaction changed was deleted, or already seen above; and only what
+        // is behind the entry found there can be nearer to `key`.
+        let is_unchanged = |key: &[u8]| !changes.is_some_and(|changes| changes.contains_key(key));
+        let nearest = changed.map_or(from, |(key, _)| key.as_slice());
+        let bounds = (nearest.max(floor), key);
+        let stored = if bounds.0 > key {
+            None
+        } else {
+            self.kv.last_at_or_before(family, bounds, &is_unchanged)?
         };
-        let changed = changed.and_then(|(key, value)| Some((key.clone(), value.clone()?)));
-        Ok(match (changed, stored) {
-            (Some(a), Some(b)) => Some(if a.0 > b.0 { a } else { b }),
-            (a, b) => a.or(b),
+        Ok(match (stored, changed) {
+            (Some(stored), _) => Some(stored),
+            (None, Some((key, value))) => value.clone().map(|value| (key.clone(), value)),
+            (None, None) => None,
         })
     }
 
@@ -534,10 +524,4 @@ const fn full() -> Error {
 
 fn number_of(key: &[u8]) -> Result<u64> {
     crate::codec::Decoder::new("key", key).u64()
-}
-
-/// The greatest 16-byte key (map keys, the only ones searched backwards) before this one.
-fn just_before(key: &[u8]) -> Option<Vec<u8>> {
-    let number = u128::from_be_bytes(<[u8; 16]>::try_from(key).ok()?);
-    number.checked_sub(1).map(|before| before.to_be_bytes().to_vec())
 }

@@ -366,9 +366,10 @@ pub struct Stats {
     pub scrub_finished_at_seconds: u64,
     /// Chunks that are known to be damaged, found since start by reads, scrubbing or a check.
     pub damaged_chunks: u64,
-    /// Since start: slices of reclaim and collapse that failed.
+    /// Since start: slices of reclaim and collapse, and compactions, that failed.
     pub reclaim_failures: u64,
-    /// Jobs of reclaim and collapse whose last slice failed; they are tried again later.
+    /// Jobs of reclaim and collapse whose last slice failed, and files that could not be compacted;
+    /// they are tried again later.
     pub reclaim_jobs_set_aside: u64,
     /// A sync failed: writes are refused until restart.
     pub poisoned: bool,

@@ -86,6 +86,7 @@ impl Window {
     }
 }
 
+/// The blocks of a window, as a length.
 #[expect(clippy::cast_possible_truncation, reason = "256")]
 const SLOTS: usize = WINDOW_BLOCKS as usize;
 

@@ -33,6 +33,47 @@ impl WindowSet {
         self.0.range(..=window).next_back().is_some_and(|(_, &end)| window < end)
     }
 
+    /// How many ranges there are.
+    pub(crate) fn ranges(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Adds all windows of another set.
+    pub(crate) fn join(&mut self, other: Self) {
+        if self.0.is_empty() {
+            *self = other;
+            return;
+        }
+        for (start, end) in other.0 {
+            self.insert(start, end);
+        }
+    }
+
+    /// If there are more ranges than `ranges_max`, joins those that lie nearest to each other, so
+    /// that half as many are left.
+    pub(crate) fn bound(&mut self, ranges_max: usize) {
+        if self.0.len() <= ranges_max {
+            return;
+        }
+        let pairs = self.0.values().zip(self.0.keys().skip(1));
+        let mut gaps: Vec<u64> = pairs.map(|(end, next)| next - end).collect();
+        let mut surplus = (self.0.len() - ranges_max / 2).min(gaps.len());
+        let Some(last) = surplus.checked_sub(1) else { return };
+        let (_, widest, _) = gaps.select_nth_unstable(last);
+        let widest = *widest;
+        let mut joined: Vec<(u64, u64)> = Vec::new();
+        for (&start, &end) in &self.0 {
+            match joined.last_mut() {
+                Some(before) if surplus > 0 && start - before.1 <= widest => {
+                    before.1 = end;
+                    surplus -= 1;
+                }
+                _ => joined.push((start, end)),
+            }
+        }
+        self.0 = joined.into_iter().collect();
+    }
+
     /// The first window of the set at or behind `window`.
     pub(crate) fn next_from(&self, window: u64) -> Option<u64> {
         if self.contains(window) {
@@ -49,6 +90,28 @@ mod tests {
     use std::collections::BTreeSet;
 
     proptest! {
+        #[test]
+        fn a_bounded_set_names_all_that_it_did(
+            parts in prop::collection::vec((0u64..9, 1u64..5), 0..60),
+            ranges_max in 2usize..20,
+        ) {
+            let mut set = WindowSet::default();
+            let mut end = 0;
+            for (gap, length) in parts {
+                set.insert(end + gap, end + gap + length);
+                end += gap + length;
+            }
+            let before = set.clone();
+            set.bound(ranges_max);
+            prop_assert!(set.ranges() <= ranges_max);
+            prop_assert!((0..end).all(|window| set.contains(window) || !before.contains(window)));
+            prop_assert!(set == before || before.ranges() > ranges_max);
+            prop_assert!(before.ranges() <= ranges_max || set.ranges() >= ranges_max / 2);
+            let mut joined = before.clone();
+            joined.join(set.clone());
+            prop_assert_eq!(joined, set);
+        }
+
         #[test]
         fn behaves_like_a_set_of_numbers(ranges in prop::collection::vec((0u64..60, 0u64..12), 0..20)) {
             let mut set = WindowSet::default();

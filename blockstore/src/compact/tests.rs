@@ -145,3 +145,48 @@ fn damage_is_not_copied_as_if_it_were_sound() {
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     assert_eq!(compacted(&world), (0, 0, 0), "nothing moved");
 }
+
+/// Failures since start, what is set aside, damaged chunks.
+fn told(world: &World) -> (u64, u64, u64) {
+    let stats = crate::stats::stats(&world.core);
+    (stats.reclaim_failures, stats.reclaim_jobs_set_aside, stats.damaged_chunks)
+}
+
+#[test]
+fn a_damaged_chunk_holds_up_the_compaction_of_its_file_alone() {
+    let world = World::new(options(64 << 10), None);
+    let (inode, content) = world.six_segments();
+    let chunk = ChunkId::new(SegmentId::new(2), 1);
+    world.flip(chunk);
+    for failures in 1..3 {
+        let error = gc(&world.core).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
+        assert!(error.to_string().contains("chunk 2/1"), "{error}");
+        assert_eq!(told(&world), (failures, 1, 1));
+        assert_eq!(world.not_compacted(), [2]);
+    }
+    assert!(world.core.segments.is_damaged(chunk), "it is not shared");
+    world.flip(chunk);
+    gc(&world.core).unwrap();
+    assert_eq!(told(&world), (2, 0, 0));
+    assert_eq!(world.not_compacted(), [0; 0]);
+    verify(world, inode, &content);
+}
+
+#[test]
+fn the_file_at_fault_is_found_among_several() {
+    let world = World::new(options(64 << 10), None);
+    let (inode, content) = world.six_segments();
+    // The move of the third fails, after all were read.
+    let key = key::segment(SegmentId::new(3));
+    let record = world.core.kv.get(Family::Segment, &key).unwrap().unwrap();
+    world.kv.tamper(Family::Segment, &key, Some(vec![0xff]));
+    gc(&world.core).unwrap_err();
+    assert_eq!(world.not_compacted(), [3]);
+    assert_eq!(told(&world), (2, 1, 0));
+    world.kv.tamper(Family::Segment, &key, Some(record));
+    gc(&world.core).unwrap();
+    assert_eq!(world.not_compacted(), [0; 0]);
+    assert_eq!(told(&world), (2, 0, 0));
+    verify(world, inode, &content);
+}

@@ -273,10 +273,16 @@ impl DiskFile for LocalFile {
         if length >= READAHEAD_MIN_BYTES {
             self.fetch_ahead(offset_bytes, length);
         }
-        // Memory is filled by the read alone.
         let mut bytes = memory;
         bytes.clear();
         bytes.reserve_exact(length);
+        if bytes.capacity() > length {
+            // Memory of a larger read: only as much as is wanted is read, into zeros.
+            bytes.resize(length, 0);
+            self.file.read_exact_at(&mut bytes, offset_bytes).map_err(self.fail("read"))?;
+            return Ok(bytes);
+        }
+        // Memory is filled by the read alone.
         while bytes.len() < length {
             let position = offset_bytes + u64::try_from(bytes.len()).unwrap_or(u64::MAX);
             match rustix::io::pread(&self.file, spare_capacity(&mut bytes), position) {
@@ -285,7 +291,6 @@ impl DiskFile for LocalFile {
                 Err(error) => return Err(self.fail("read")(error.into())),
             }
         }
-        bytes.truncate(length);
         Ok(bytes)
     }
 
@@ -389,6 +394,28 @@ mod tests {
         file.write_sectors_at(4096, &sectors[..SECTOR_BYTES]).unwrap();
         assert_eq!(file.length_bytes().unwrap(), 8192);
         assert!(reader.read_at(4096, SECTOR_BYTES).unwrap() == sectors[..SECTOR_BYTES]);
+    }
+
+    #[test]
+    fn a_read_into_memory_of_a_larger_one_reads_no_more_than_is_wanted() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = LocalDisk::open(directory.path()).unwrap();
+        let file = disk.create(NAME).unwrap();
+        let content: Vec<u8> = (0..1 << 21).map(|at: u32| at.to_le_bytes()[1]).collect();
+        file.write_at(0, &content).unwrap();
+        // What this thread read so far, by all calls.
+        let read_bytes = || -> usize {
+            let told = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+            let line = told.lines().find_map(|line| line.strip_prefix("rchar: "));
+            line.unwrap().parse().unwrap()
+        };
+        let before = read_bytes();
+        let bytes = file.read_into(8192, 128 << 10, Vec::with_capacity(1 << 21)).unwrap();
+        let read = read_bytes() - before;
+        assert!(bytes == content[8192..8192 + (128 << 10)]);
+        assert!(read < 256 << 10, "{read} bytes");
+        let error = file.read_into((1 << 21) - 5, 6, Vec::with_capacity(100)).unwrap_err();
+        assert!(error.to_string().contains("read"), "{error}");
     }
 
     #[test]

@@ -37,7 +37,7 @@ fn inode(world: &World) -> crate::id::InodeId {
 }
 
 fn compact(world: &World) {
-    while compact_once(&world.core).unwrap().is_some() {}
+    while compact_once(&world.core, |_| true).unwrap().is_some() {}
 }
 
 fn retired(world: &World) -> Vec<FileName> {

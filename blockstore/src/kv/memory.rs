@@ -160,8 +160,17 @@ impl KvRead for Arc<Maps> {
         Ok(BTreeMap::get(self, &(family, key.to_vec())).cloned())
     }
 
-    fn last_at_or_before(&self, family: Family, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        let found = self.range((family, Vec::new())..=(family, key.to_vec())).next_back();
+    fn last_at_or_before(
+        &self,
+        family: Family,
+        (floor, key): (&[u8], &[u8]),
+        is_wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        if floor > key {
+            return Ok(None);
+        }
+        let mut between = self.range((family, floor.to_vec())..=(family, key.to_vec()));
+        let found = between.rfind(|((_, key), _)| is_wanted(key));
         Ok(found.map(|((_, key), value)| (key.clone(), value.clone())))
     }
 
@@ -184,9 +193,14 @@ impl KvRead for MemoryKv {
         KvRead::get(&self.state.read().live, family, key)
     }
 
-    fn last_at_or_before(&self, family: Family, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+    fn last_at_or_before(
+        &self,
+        family: Family,
+        bounds: (&[u8], &[u8]),
+        is_wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
         self.strike_read()?;
-        KvRead::last_at_or_before(&self.state.read().live, family, key)
+        KvRead::last_at_or_before(&self.state.read().live, family, bounds, is_wanted)
     }
 
     fn scan(&self, family: Family, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {

@@ -142,11 +142,17 @@ pub trait KvRead {
         keys.iter().map(|key| self.get(family, key)).collect()
     }
 
-    /// The last entry whose key is `key` or comes before it.
+    /// The last entry whose key is not before `floor` and not behind `key`, of those whose keys
+    /// `is_wanted` takes. The floor spares the search what was deleted before it.
     ///
     /// # Errors
     /// `Index`, when RocksDB fails.
-    fn last_at_or_before(&self, family: Family, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
+    fn last_at_or_before(
+        &self,
+        family: Family,
+        bounds: (&[u8], &[u8]),
+        is_wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Option<(Vec<u8>, Vec<u8>)>>;
 
     /// As [`KvRead::scan`] from `from` up to `to`, but from the last entry at or before `from`
     /// on, if there is one that is not before `floor`: it may be of a range that reaches in.
@@ -162,8 +168,7 @@ pub trait KvRead {
         if from >= to {
             return Ok(());
         }
-        let reaching = self.last_at_or_before(family, from)?;
-        match reaching.filter(|(key, _)| key.as_slice() >= floor) {
+        match self.last_at_or_before(family, (floor, from), &|_| true)? {
             Some((key, _)) => self.scan(family, &key, to, visit),
             None => self.scan(family, from, to, visit),
         }

@@ -142,11 +142,27 @@ fn family_options(family: Family, cache: &Cache, memory_bytes: usize) -> Options
     options
 }
 
-fn seek_last(mut iterator: DBRawIterator<'_>, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+/// The options of the iterator hold the floor.
+fn seek_last(
+    mut iterator: DBRawIterator<'_>,
+    key: &[u8],
+    is_wanted: &dyn Fn(&[u8]) -> bool,
+) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
     iterator.seek_for_prev(key);
-    let found = iterator.item().map(|(key, value)| (key.to_vec(), value.to_vec()));
+    while let Some((key, value)) = iterator.item() {
+        if is_wanted(key) {
+            return Ok(Some((key.to_vec(), value.to_vec())));
+        }
+        iterator.prev();
+    }
     iterator.status()?;
-    Ok(found)
+    Ok(None)
+}
+
+fn floor_options(floor: &[u8]) -> ReadOptions {
+    let mut options = ReadOptions::default();
+    options.set_iterate_lower_bound(floor);
+    options
 }
 
 fn visit_all(
@@ -211,8 +227,14 @@ impl KvRead for RocksKv {
         values.into_iter().map(|value| Ok(value?.map(|pinned| pinned.to_vec()))).collect()
     }
 
-    fn last_at_or_before(&self, family: Family, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        seek_last(self.db.raw_iterator_cf(self.family(family)?), key)
+    fn last_at_or_before(
+        &self,
+        family: Family,
+        (floor, key): (&[u8], &[u8]),
+        is_wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        let options = floor_options(floor);
+        seek_last(self.db.raw_iterator_cf_opt(self.family(family)?, options), key, is_wanted)
     }
 
     /// With one iterator for both.
@@ -262,8 +284,31 @@ impl KvRead for View<'_> {
         Ok(self.snapshot.get_cf(self.kv.family(family)?, key)?)
     }
 
-    fn last_at_or_before(&self, family: Family, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        seek_last(self.snapshot.raw_iterator_cf(self.kv.family(family)?), key)
+    fn last_at_or_before(
+        &self,
+        family: Family,
+        (floor, key): (&[u8], &[u8]),
+        is_wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        let family = self.kv.family(family)?;
+        let iterator = self.snapshot.raw_iterator_cf_opt(family, floor_options(floor));
+        seek_last(iterator, key, is_wanted)
+    }
+
+    /// With one iterator for all parts.
+    fn scan_skipping(
+        &self,
+        family: Family,
+        (floor, from, to): (&[u8], &[u8], &[u8]),
+        visit: &mut VisitSkipping<'_>,
+    ) -> Result<()> {
+        if from >= to {
+            return Ok(());
+        }
+        let mut options = scan_options(to);
+        options.set_iterate_lower_bound(floor);
+        let family = self.kv.family(family)?;
+        visit_skipping(self.snapshot.raw_iterator_cf_opt(family, options), from, visit)
     }
 
     fn scan(&self, family: Family, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
@@ -359,6 +404,11 @@ mod tests {
                 keys
             };
             assert_eq!(found(&rocks), found(&memory), "{floor} {from} {to}");
+            let is_wanted = |key: &[u8]| !key[0].is_multiple_of(to);
+            let last = |kv: &dyn KvRead| {
+                kv.last_at_or_before(Family::Map, (&[floor], &[from]), &is_wanted).unwrap()
+            };
+            assert_eq!(last(&rocks), last(&memory), "{floor} {from}, but multiples of {to}");
         }
     }
 }

@@ -79,7 +79,7 @@ fn objects(stats: &Stats) -> [Plain; 10] {
         gauge(
             "reclaim_jobs_set_aside",
             stats.reclaim_jobs_set_aside,
-            "Jobs of reclaim that failed and wait to be tried again",
+            "Jobs of reclaim, and files to compact, that failed and wait to be tried again",
         ),
         gauge("poisoned", stats.poisoned.into(), "1 since a sync failed: writes are refused"),
     ]
@@ -98,7 +98,11 @@ fn work(stats: &Stats) -> [Plain; 11] {
         counter("cache_misses", stats.cache_misses, "Blocks that were not in the block cache"),
         counter("reclaimed_entries", stats.reclaimed_entries, "Map entries visited by reclaim"),
         counter("compacted_bytes", stats.compacted_bytes, "Bytes rewritten by compaction"),
-        counter("reclaim_failures", stats.reclaim_failures, "Slices of reclaim that failed"),
+        counter(
+            "reclaim_failures",
+            stats.reclaim_failures,
+            "Slices of reclaim, and compactions, that failed",
+        ),
     ]
 }
 

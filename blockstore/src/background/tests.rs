@@ -1,0 +1,61 @@
+//! What cleaning does while it compacts, and beside what cannot be compacted.
+
+use super::*;
+use crate::id::ChunkId;
+use crate::testing::{World, options};
+
+/// Far longer than anything that is waited for takes.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn wait_for(what: &str, is_there: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_there() {
+        assert!(begun.elapsed() < PATIENCE, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_moved_is_left_alone_for_a_while() {
+    let world = World::new(options(64 << 10), None);
+    world.six_segments();
+    seal(&world.core).unwrap();
+    checkpoint(&world.core).unwrap();
+    world.flip(ChunkId::new(SegmentId::new(2), 0));
+    let bell = Bell::default();
+    clean_once(&world.core, &bell).unwrap();
+    assert_eq!(world.not_compacted(), [2]);
+    let file = crate::log::log_file(SegmentId::new(2));
+    assert!(world.core.aside.lock().files.has_failed(file));
+    // So long that the test cannot take it.
+    for _ in 0..9 {
+        world.core.aside.lock().files.note_failure(file, Instant::now());
+    }
+    let read_bytes = world.core.segments.read_bytes();
+    clean_once(&world.core, &bell).unwrap();
+    assert_eq!(world.core.segments.read_bytes(), read_bytes);
+}
+
+#[test]
+fn reclaim_goes_on_while_compaction_takes_its_time() {
+    let mut options = options(64 << 10);
+    // A pause of hours behind the first.
+    options.compaction_bytes_per_second = 1;
+    let world = World::new(options, None);
+    world.six_segments();
+    let other = world.create("other");
+    world.put(other, 0, &[1000, 1001]);
+    seal(&world.core).unwrap();
+    checkpoint(&world.core).unwrap();
+    let bell = Arc::new(Bell::default());
+    let (core, heard) = (Arc::clone(&world.core), Arc::clone(&bell));
+    let cleaning = std::thread::spawn(move || clean_once(&core, &heard));
+    let stats = || crate::stats::stats(&world.core);
+    wait_for("the first compaction", || stats().compacted_bytes > 0);
+    world.remove("other");
+    assert_eq!(stats().dead_layer_count, 1);
+    wait_for("reclaim", || stats().dead_layer_count == 0);
+    bell.stop();
+    cleaning.join().unwrap().unwrap();
+    world.check();
+}

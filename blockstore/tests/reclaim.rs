@@ -1,0 +1,215 @@
+//! What reclaim and collapse ask of the index: writers wait for each slice, so a layer of many
+//! entries must not cost more an entry than one of few. Counted, not timed: entries that are looked
+//! at, and deleted ones that RocksDB would step over until it has compacted them away.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use slackwater_blockstore::disk::MemoryDisk;
+use slackwater_blockstore::kv::{Batch, Family, Kv, KvRead, MemoryKv, Visit};
+use slackwater_blockstore::{InodeId, Result, SnapshotRequest, Source, Stability, Store};
+
+mod common;
+
+use common::{bytes, content, options, path};
+
+const BLOCK: u64 = 4096;
+
+/// Sixteen slices and more.
+const ENTRIES: u64 = 16 * 512 + 1;
+
+/// Steps that an entry may cost: it is read, taken, and looked for in the other layer, before and
+/// behind it, and a slice steps over what the slices before it deleted once or twice.
+const STEPS_AN_ENTRY_MAX: u64 = 40;
+
+/// An index that counts what it is asked for about maps.
+#[derive(Debug, Default)]
+struct Counting {
+    kv: MemoryKv,
+    deleted: Mutex<BTreeSet<Vec<u8>>>,
+    steps: AtomicU64,
+}
+
+impl Counting {
+    fn count(&self, family: Family, steps: usize) {
+        if family == Family::Map {
+            self.steps.fetch_add(u64::try_from(steps).unwrap(), Ordering::Relaxed);
+        }
+    }
+
+    /// Deleted keys of maps between two, both included.
+    fn deleted(&self, family: Family, from: &[u8], to: &[u8]) -> usize {
+        if family != Family::Map || from > to {
+            return 0;
+        }
+        self.deleted.lock().unwrap().range(from.to_vec()..=to.to_vec()).count()
+    }
+}
+
+impl KvRead for Counting {
+    fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.kv.get(family, key)
+    }
+
+    fn last_at_or_before(
+        &self,
+        family: Family,
+        (floor, key): (&[u8], &[u8]),
+        is_wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        let counted = |key: &[u8]| {
+            self.count(family, 1);
+            is_wanted(key)
+        };
+        let found = self.kv.last_at_or_before(family, (floor, key), &counted)?;
+        let reached = found.as_ref().map_or(floor, |(key, _)| key.as_slice());
+        self.count(family, 1 + self.deleted(family, reached, key));
+        Ok(found)
+    }
+
+    fn scan(&self, family: Family, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
+        let mut reached = to.to_vec();
+        self.kv.scan(family, from, to, &mut |key, value| {
+            self.count(family, 1);
+            let goes_on = visit(key, value)?;
+            if goes_on == ControlFlow::Break(()) {
+                reached = key.to_vec();
+            }
+            Ok(goes_on)
+        })?;
+        self.count(family, 1 + self.deleted(family, from, &reached));
+        Ok(())
+    }
+}
+
+impl Kv for Counting {
+    fn apply(&self, batch: &Batch) -> Result<()> {
+        let mut deleted = self.deleted.lock().unwrap();
+        for write in batch.iter().filter(|write| write.family == Family::Map) {
+            match write.value {
+                Some(_) => deleted.remove(&write.key),
+                None => deleted.insert(write.key.clone()),
+            };
+        }
+        self.kv.apply(batch)
+    }
+
+    fn flush(&self) -> Result<()> {
+        self.kv.flush()
+    }
+
+    fn compact(&self) -> Result<()> {
+        self.kv.compact()
+    }
+
+    fn view(&self) -> Box<dyn KvRead + '_> {
+        self.kv.view()
+    }
+
+    fn disk_bytes(&self) -> u64 {
+        0
+    }
+
+    fn memory_bytes(&self) -> u64 {
+        0
+    }
+}
+
+struct Counted {
+    kv: Arc<Counting>,
+    store: Arc<Store>,
+    inode: InodeId,
+}
+
+impl Counted {
+    /// A file with room for entries in every second block.
+    fn new() -> Self {
+        let kv = Arc::new(Counting::default());
+        let mut options = options();
+        options.segment_bytes = 64 << 20;
+        let index: Arc<dyn Kv> = Arc::clone(&kv) as Arc<dyn Kv>;
+        let store = Store::open_with(index, Arc::new(MemoryDisk::new()), options).unwrap();
+        let inode = store.create_file(&path("f"), 2 * ENTRIES * BLOCK).unwrap();
+        Self { kv, store, inode: inode.attributes.inode }
+    }
+
+    /// Writes every second block, each an entry of its own.
+    fn scatter(&self, seed: u64) {
+        for number in 0..ENTRIES {
+            let data = bytes(seed + number % 5, 4096);
+            self.store.write(self.inode, number * 2 * BLOCK, data, Stability::Unstable).unwrap();
+        }
+        self.store.commit(self.inode).unwrap();
+    }
+
+    /// Makes every second block a hole, each but the last few an entry of its own.
+    fn scatter_holes(&self, count: u64) {
+        for number in 0..count {
+            let zeros = bytes(0, 4096);
+            self.store.write(self.inode, number * 2 * BLOCK, zeros, Stability::Unstable).unwrap();
+        }
+        self.store.commit(self.inode).unwrap();
+    }
+
+    /// Works off what waits, and answers the steps that this took for each entry.
+    fn steps_an_entry(&self) -> u64 {
+        self.kv.steps.store(0, Ordering::Relaxed);
+        let before = self.store.stats().reclaimed_entries;
+        self.store.gc().unwrap();
+        let entries = self.store.stats().reclaimed_entries - before;
+        assert!(entries + 8 > ENTRIES, "{entries} entries: else the test tries nothing");
+        self.kv.steps.load(Ordering::Relaxed) / entries
+    }
+
+    fn assert_sound(&self) {
+        common::assert_sound(&self.store);
+    }
+}
+
+#[test]
+fn a_dead_layer_of_many_entries_is_reclaimed_at_a_fixed_cost_each() {
+    let counted = Counted::new();
+    counted.scatter(40);
+    counted.store.remove_path(&path("f")).unwrap();
+    let steps = counted.steps_an_entry();
+    assert!(steps <= STEPS_AN_ENTRY_MAX, "{steps} steps an entry");
+    assert_eq!(counted.store.stats().mapped_blocks, 0);
+    counted.assert_sound();
+}
+
+#[test]
+fn entries_move_down_at_a_fixed_cost_each() {
+    let counted = Counted::new();
+    let store = &counted.store;
+    counted.scatter(40);
+    let first = store.snapshot(&path("f"), SnapshotRequest::default()).unwrap().id;
+    // The open layer has more entries: those of the snapshot's layer go to it.
+    counted.scatter(50);
+    store.write(counted.inode, BLOCK, bytes(60, 4096), Stability::FileSync).unwrap();
+    let expected = content(store, Source::File(counted.inode));
+    store.delete_snapshot(first).unwrap();
+    let steps = counted.steps_an_entry();
+    assert!(steps <= STEPS_AN_ENTRY_MAX, "{steps} steps an entry");
+    assert_eq!(store.stats().layer_count, 1);
+    assert!(content(store, Source::File(counted.inode)) == expected);
+    counted.assert_sound();
+}
+
+#[test]
+fn entries_move_up_at_a_fixed_cost_each_even_holes_that_leave_nothing() {
+    let counted = Counted::new();
+    let store = &counted.store;
+    counted.scatter(40);
+    let first = store.snapshot(&path("f"), SnapshotRequest::default()).unwrap().id;
+    counted.scatter_holes(ENTRIES - 4);
+    let expected = content(store, Source::File(counted.inode));
+    store.delete_snapshot(first).unwrap();
+    let steps = counted.steps_an_entry();
+    assert!(steps <= STEPS_AN_ENTRY_MAX, "{steps} steps an entry");
+    assert_eq!((store.stats().layer_count, store.stats().mapped_blocks), (1, 4));
+    assert!(content(store, Source::File(counted.inode)) == expected);
+    counted.assert_sound();
+}
