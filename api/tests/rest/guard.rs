@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::{Method, Request, header};
 use serde_json::{Value, json};
 use slackwater_api::error::ProblemCode;
-use slackwater_api::types::{CheckReport, GcReport, Stats};
+use slackwater_api::types::{CheckReport, File, GcReport, Stats};
 use slackwater_api::{ApiOptions, Role, Secret, Token, VmstoreCredentials};
 
 use crate::harness::{Face, noise};
@@ -182,6 +182,8 @@ async fn figures_and_care_answer() {
     assert_eq!((stats.file_count, stats.snapshot_count, stats.chunk_count), (1, 1, 10));
     assert_eq!((stats.export_path.as_str(), stats.poisoned), ("/slackwater", false));
     assert_eq!(stats.store_id, face.store.store_id().to_string());
+    let file: File = face.get("/v1/files/a").await.expect(200).parse();
+    assert!(stats.now.unwrap() >= file.modified_at, "by the clock that dates files");
 
     let checked: CheckReport =
         face.post("/v1/check", json!({"data": true})).await.expect(200).parse();

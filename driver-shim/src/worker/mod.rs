@@ -69,8 +69,9 @@ use crate::metrics::Metrics;
 /// that nobody meets it, small enough that the file system's own maps stay a few MiB.
 pub const DISK_SIZE_BYTES_DEFAULT: u64 = 64 << 30;
 
-/// An appliance with less room than this is full for a layer: it is what one segment takes.
-const FULL_BELOW_BYTES: u64 = 64 << 20;
+/// An appliance with less room than this is full for a layer, and may refuse heartbeats: it is what
+/// one segment takes.
+pub(crate) const FULL_BELOW_BYTES: u64 = 64 << 20;
 
 /// How long a failed call is held up by the question whether the appliance is full.
 const FULL_QUESTION_TIME_MAX: Duration = Duration::from_secs(2);
