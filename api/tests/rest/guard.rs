@@ -240,4 +240,7 @@ async fn without_tokens_a_foreign_page_is_refused() {
     let answer = face.call(Method::POST, "/v1/gc", &page("cross-site"), None).await;
     answer.problem(ProblemCode::Forbidden);
     face.call(Method::POST, "/v1/gc", &page("same-origin"), None).await.expect(200);
+    // One whose own name was made to resolve to loopback: its browser sends no fetch header.
+    let rebound = [("host", "evil.example:8049")];
+    face.call(Method::POST, "/v1/gc", &rebound, None).await.problem(ProblemCode::Forbidden);
 }
