@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use slackwater_nfs::NfsOptions;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
 use crate::common::client::{Client, Cred, FILE_SYNC, NFS, call, proc, record, write_args};
@@ -13,6 +13,9 @@ use crate::common::{Args, Body, Server, SetAttr, root_options};
 /// Longer than the server lets slow clients hold up others, shorter than it waits for silent
 /// ones.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Connections without a call that the server keeps.
+const WITHOUT_PLACE: usize = 1024;
 
 #[tokio::test]
 async fn connections_over_the_limit_wait_for_a_place() {
@@ -147,6 +150,53 @@ async fn a_client_that_never_reads_costs_bounded_memory_and_slows_nobody() {
     drop(greedy);
     // Its memory comes back.
     server.wait_until(|counters| counters.bytes_in_flight == 0).await;
+}
+
+/// A server with little memory that lets 127.0.0.1 in, and a client at another address that sends
+/// NULL calls until the connection takes no more, and reads no reply.
+async fn refused_flood() -> (Server, TcpStream) {
+    let clients = vec!["127.0.0.1:rw".parse().unwrap()];
+    let server = Server::with(NfsOptions { clients, ..little_memory() }).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    let mut refused = socket.connect(server.address).await.unwrap();
+    let calls = record(&call(1, NFS, proc::NULL, &Cred::user(0, 0), &Args::new())).repeat(1000);
+    for _ in 0..10_000 {
+        if timeout(Duration::from_millis(300), refused.write_all(&calls)).await.is_err() {
+            return (server, refused);
+        }
+    }
+    panic!("the server reads on without bound");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_that_may_not_mount_holds_no_memory_that_others_wait_for() {
+    let (server, _refused) = refused_flood().await;
+    assert!(server.counters().bytes_in_flight > 0, "its replies wait");
+    let mut client = server.client().await;
+    let root = timeout(PATIENCE, client.root()).await.unwrap();
+    client.getattr(&root).await.unwrap();
+    // Nor did it have to be dropped for that.
+    assert_eq!(server.counters().connections_dropped, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_has_to_leave_does_not_stay_for_replies_that_it_does_not_take() {
+    for is_half_closed in [false, true] {
+        let (server, mut refused) = refused_flood().await;
+        if is_half_closed {
+            refused.shutdown().await.unwrap();
+        }
+        let mut silent = Vec::new();
+        for _ in 0..WITHOUT_PLACE {
+            silent.push(TcpStream::connect(server.address).await.unwrap());
+        }
+        let all = u64::try_from(WITHOUT_PLACE + 1).unwrap();
+        let left = server.wait_until(|counters| {
+            counters.connections_accepted == all && counters.connections_open < all
+        });
+        timeout(PATIENCE, left).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
