@@ -390,9 +390,9 @@ mod tests {
 
     fn without_tokens(uri: &str, headers: &[(&'static str, &str)]) -> bool {
         let uri = uri.parse().unwrap();
-        let headers = headers.iter().map(|(name, value)| {
-            (header::HeaderName::from_static(name), value.parse().unwrap())
-        });
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (header::HeaderName::from_static(name), value.parse().unwrap()));
         let headers = HeaderMap::from_iter(headers);
         caller(&ApiOptions::default(), &Method::POST, paths::FILES, &uri, &headers).is_ok()
     }
@@ -412,7 +412,9 @@ mod tests {
     #[test]
     fn a_name_that_was_made_to_resolve_to_loopback_is_refused() {
         // A browser sends no `Sec-Fetch-Site` to plain HTTP at a name (DNS rebinding).
-        for good in ["localhost", "LOCALHOST:8049", "127.9.9.9:1", "[::1]:8049", "[::ffff:127.0.0.1]"] {
+        for good in
+            ["localhost", "LOCALHOST:8049", "127.9.9.9:1", "[::1]:8049", "[::ffff:127.0.0.1]"]
+        {
             assert!(without_tokens("/v1/files", &[("host", good)]), "{good}");
         }
         for bad in [

@@ -73,9 +73,11 @@ async fn talk(address: SocketAddr, request: &[u8]) -> String {
 #[tokio::test]
 async fn bytes_on_a_socket_are_answered() {
     let served = Served::start(ApiOptions::default(), None).await;
-    let answer =
-        talk(served.address, b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
-            .await;
+    let answer = talk(
+        served.address,
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+    )
+    .await;
     assert!(
         answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with(r#"{"status":"ok"}"#),
         "{answer}"
@@ -275,7 +277,8 @@ async fn many_clients_are_served_at_once() {
     let calls = (0..100).map(|_| {
         let address = served.address;
         tokio::spawn(async move {
-            let request = b"GET /v1/files/a HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+            let request =
+                b"GET /v1/files/a HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
             assert!(talk(address, request).await.starts_with("HTTP/1.1 200"));
         })
     });
@@ -313,7 +316,8 @@ async fn a_handler_that_panics_ends_its_own_connection_alone() {
 
     let mut other = TcpStream::connect(served.address).await.unwrap();
     for _ in 0..3 {
-        let answer = talk(served.address, b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+        let answer =
+            talk(served.address, b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         assert!(!answer.starts_with("HTTP/1.1 2"), "{answer}");
         other.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
         let mut answer = [0; 15];

@@ -166,7 +166,8 @@ fn table(workers: &BTreeMap<Uuid, Found>, moment: Timestamp) -> String {
     let mut text =
         format!("{:36}  {:20}  {:10}  {:>6}  {:>6}\n", "WORKER", "HOST", "HEARD", "DISKS", "HOLDS");
     for (id, found) in workers {
-        let host = found.lease.as_ref().map_or("-".into(), |lease| lease.host.escape_debug().to_string());
+        let host =
+            found.lease.as_ref().map_or("-".into(), |lease| lease.host.escape_debug().to_string());
         let heard = found.heard().map_or("never".into(), |heard| ago(since(heard, moment)));
         let (disks, holds) = (found.disks, found.holds);
         text.push_str(&format!("{id:36}  {host:20}  {heard:10}  {disks:>6}  {holds:>6}\n"));
@@ -221,7 +222,9 @@ fn choose<'a>(
     // Old heartbeats tell that a worker is lost only where new ones would have come.
     let bytes = appliance.available_bytes;
     let reason = if bytes < FULL_BELOW_BYTES {
-        format!("the appliance has room for {bytes} bytes, so it may have refused the heartbeats of workers that live: make room first")
+        format!(
+            "the appliance has room for {bytes} bytes, so it may have refused the heartbeats of workers that live: make room first"
+        )
     } else if !workers.values().any(|found| found.is_alive(moment)) {
         "no worker was heard of for an hour, so those that live may not have reached the appliance: wait for a heartbeat, see `slackwater-driver workers`".to_owned()
     } else {
@@ -299,8 +302,7 @@ mod tests {
     /// A worker that says that it wrote its heartbeat so long ago, and of which the appliance says
     /// the other.
     fn heard(own_days: u64, appliance_days: u64) -> Found {
-        let lease =
-            Lease { host: "a".into(), version: "0".into(), renewed_at: days_ago(own_days) };
+        let lease = Lease { host: "a".into(), version: "0".into(), renewed_at: days_ago(own_days) };
         let heard_at = Some(days_ago(appliance_days));
         Found { lease: Some(lease), heard_at, ..Found::default() }
     }
@@ -327,7 +329,10 @@ mod tests {
     fn one_without_a_heartbeat_is_not_known_to_live() {
         assert!(!Found::default().is_alive(NOW));
         assert!(heard(0, 0).is_alive(NOW));
-        assert_eq!(swept(&workers([Found::default(), heard(0, 0)]), ROOM, &older_than(1, false)), Ok(vec![]));
+        assert_eq!(
+            swept(&workers([Found::default(), heard(0, 0)]), ROOM, &older_than(1, false)),
+            Ok(vec![])
+        );
     }
 
     #[test]

@@ -112,7 +112,9 @@ pub(super) struct State {
 
 /// A change was asked of a state that is in doubt.
 #[derive(Debug, thiserror::Error)]
-#[error("an earlier change failed, so that it is not known what is on the disk: restart slackwater-driver")]
+#[error(
+    "an earlier change failed, so that it is not known what is on the disk: restart slackwater-driver"
+)]
 struct InDoubt;
 
 /// The files that a volume names.
@@ -134,12 +136,9 @@ impl State {
     /// # Errors
     /// `State` if another daemon has it open or it cannot be read.
     pub(super) fn open(path: &Path) -> Result<Self, WorkerError> {
-        let database = redb::Builder::new()
-            .set_cache_size(CACHE_BYTES)
-            .create(path)
-            .map_err(|error| WorkerError::State {
-                path: path.to_owned(),
-                source: format::of_open(error),
+        let database =
+            redb::Builder::new().set_cache_size(CACHE_BYTES).create(path).map_err(|error| {
+                WorkerError::State { path: path.to_owned(), source: format::of_open(error) }
             })?;
         Self::over(database, path)
     }
