@@ -25,7 +25,7 @@ use tokio::sync::watch;
 
 use crate::auth::Caller;
 use crate::error::ProblemCode;
-use crate::extract::read_body;
+use crate::extract::{BodyShare, read_body};
 use crate::failure::Failure;
 use crate::paths::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_BYTES_MAX, IDEMPOTENCY_REPLAYED};
 use crate::state::Shared;
@@ -219,6 +219,8 @@ async fn carry_out(
     next: Next,
     sender: watch::Sender<Outcome>,
 ) {
+    // The one who asked may hang up.
+    let _share = request.extensions().get::<BodyShare>().cloned();
     let mut unfinished = Unfinished { state: Arc::clone(&state), key, finished: false };
     let response = next.run(request).await;
     let (parts, body) = response.into_parts();

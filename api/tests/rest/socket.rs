@@ -269,6 +269,37 @@ async fn a_transfer_that_cannot_be_whole_is_cut() {
     served.stop().await;
 }
 
+/// Log-ins need no secret to begin with: those whose bodies do not come must not take the requests
+/// of all.
+#[tokio::test]
+async fn log_ins_that_do_not_come_keep_nobody_out() {
+    const SLOW: usize = 100;
+    let options = ApiOptions {
+        vmstore: Some(VmstoreCredentials {
+            username: "u".to_owned(),
+            password: slackwater_api::Secret::new("p"),
+        }),
+        requests_max: SLOW / 2,
+        ..ApiOptions::default()
+    };
+    let served = Served::start(options, None).await;
+    let mut slow = Vec::new();
+    for _ in 0..SLOW {
+        let mut stream = TcpStream::connect(served.address).await.unwrap();
+        let head = "POST /api/v310/session/login HTTP/1.1\r\nhost: localhost\r\n\
+                    content-type: application/json\r\ncontent-length: 1000\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        slow.push(stream);
+    }
+    for _ in 0..10 {
+        let request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        let answer = talk(served.address, request).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    drop(slow);
+    served.stop().await;
+}
+
 /// Many at once, each with its own connection.
 #[tokio::test]
 async fn many_clients_are_served_at_once() {
