@@ -26,6 +26,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use subtle::{Choice, ConstantTimeEq};
 
+use crate::crowd::Standing;
 use crate::error::ProblemCode;
 use crate::failure::Failure;
 use crate::listen::ConnectionInfo;
@@ -201,6 +202,12 @@ pub(crate) async fn authorize(
     let template = template.as_ref().map_or("", MatchedPath::as_str);
     match judged(&state, &request, template) {
         Ok(caller) => {
+            let is_open =
+                matches!(access(request.method(), template), Access::Open | Access::Session);
+            if let Some(standing) = request.extensions().get::<Arc<Standing>>().filter(|_| !is_open)
+            {
+                standing.make_known();
+            }
             request.extensions_mut().insert(caller);
             next.run(request).await
         }

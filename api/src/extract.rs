@@ -93,8 +93,7 @@ pub(crate) struct BodyLimit {
 
 /// Reads a JSON body within the limits on its size and time, and on the memory of all.
 pub(crate) async fn read_body(request: Request, state: &Shared) -> Result<Bytes, Failure> {
-    let limit =
-        BodyLimit { bytes: state.options.body_bytes_max, time: state.options.body_timeout };
+    let limit = BodyLimit { bytes: state.options.body_bytes_max, time: state.options.body_timeout };
     read_body_within(request, state, limit).await
 }
 
@@ -104,9 +103,8 @@ pub(crate) async fn read_body_within(
     state: &Shared,
     limit: BodyLimit,
 ) -> Result<Bytes, Failure> {
-    let too_large = || {
-        Failure::new(ProblemCode::BodyTooLarge, format!("the limit is {} bytes", limit.bytes))
-    };
+    let too_large =
+        || Failure::new(ProblemCode::BodyTooLarge, format!("the limit is {} bytes", limit.bytes));
     if content_length::<usize>(request.headers())?.is_some_and(|length| length > limit.bytes) {
         return Err(too_large());
     }

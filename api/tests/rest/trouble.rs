@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{Method, Request, header};
+use futures_util::FutureExt;
 use serde_json::json;
 use slackwater_api::ApiOptions;
 use slackwater_api::error::ProblemCode;

@@ -7,6 +7,7 @@
 //! than eight guesses a second get through however many addresses try.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Json;
@@ -17,6 +18,7 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 
+use crate::crowd::Standing;
 use crate::error::ProblemCode;
 use crate::extract::{BodyLimit, parse_json, read_body_within, require_media_type};
 use crate::failure::Failure;
@@ -138,7 +140,12 @@ impl FromRequestParts<Shared> for LoggedIn {
 
     async fn from_request_parts(parts: &mut Parts, state: &Shared) -> Result<Self, Failure> {
         match cookie(&parts.headers) {
-            Some(secret) if state.sessions.touch(secret.as_bytes(), Instant::now()) => Ok(Self),
+            Some(secret) if state.sessions.touch(secret.as_bytes(), Instant::now()) => {
+                if let Some(standing) = parts.extensions.get::<Arc<Standing>>() {
+                    standing.make_known();
+                }
+                Ok(Self)
+            }
             Some(_) => Err(Failure::unauthenticated("the session has ended, log in again")),
             None => Err(Failure::unauthenticated("log in first, and send the cookie JSESSIONID")),
         }
