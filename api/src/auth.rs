@@ -309,6 +309,11 @@ fn is_loopback_host(host: &[u8]) -> bool {
         return false;
     };
     let name = authority.host();
+    // Nothing else but a port: what follows an address in brackets counts as no part of it.
+    let rest = authority.as_str().strip_prefix(name);
+    if !rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':')) {
+        return false;
+    }
     let address = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
     name.eq_ignore_ascii_case("localhost")
         || address.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())

@@ -191,7 +191,7 @@ mod tests {
             Target::Chunks(chunk) if run.first == 0 && start > 0 => Run {
                 first: start - 5,
                 count: run.count + 5,
-                target: Target::Chunks(ChunkId::from_raw(chunk.get() - 5)),
+                target: Target::Chunks(ChunkId::from_raw(chunk.raw() - 5)),
             },
             _ => {
                 let over = if run.end() == WINDOW_BLOCKS { 7 } else { 0 };

@@ -42,7 +42,7 @@ async fn a_long_answer_is_kept_too() {
     let face = Face::new();
     face.make_file("a", 1).await;
     let labels: serde_json::Map<_, _> =
-        (0..20).map(|number| (format!("label{number}"), json!("x".repeat(8000)))).collect();
+        (0..40).map(|number| (format!("label{number}"), json!("x".repeat(4000)))).collect();
     let body = json!({"path": "a", "labels": labels});
     let send = || face.call(Method::POST, "/v1/snapshots", &[(KEY, "k")], Some(body.clone()));
     let first = send().await.expect(201);

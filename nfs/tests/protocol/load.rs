@@ -205,7 +205,12 @@ async fn stall_replies(server: &Server, refused: &mut TcpStream) {
     const STEP: usize = 200;
     let calls = null_calls(STEP);
     let run = |counters: &NfsMetricsSnapshot| {
-        counters.procedures.iter().filter(|one| one.procedure == "NULL").map(|one| one.calls).sum()
+        counters
+            .procedures
+            .iter()
+            .filter(|one| one.procedure == "NULL")
+            .map(|one| one.calls)
+            .sum::<u64>()
     };
     for sent in 1..100_000_u64 {
         refused.write_all(&calls).await.unwrap();
