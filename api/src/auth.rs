@@ -14,17 +14,19 @@
 //! How many guesses an address has is bounded by [`crate::attempts`].
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, Method, header};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderValue, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use subtle::{Choice, ConstantTimeEq};
 
+use crate::crowd::Standing;
 use crate::error::ProblemCode;
 use crate::failure::Failure;
 use crate::listen::ConnectionInfo;
@@ -32,6 +34,9 @@ use crate::options::ApiOptions;
 use crate::paths;
 use crate::routes::vmstore;
 use crate::state::Shared;
+
+/// Characters of a foreign `Host` that a refusal shows: the longest name of DNS.
+const HOST_CHARACTERS_SHOWN: usize = 253;
 
 /// What a token allows; each role allows what the ones before it allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -197,6 +202,12 @@ pub(crate) async fn authorize(
     let template = template.as_ref().map_or("", MatchedPath::as_str);
     match judged(&state, &request, template) {
         Ok(caller) => {
+            let is_open =
+                matches!(access(request.method(), template), Access::Open | Access::Session);
+            if let Some(standing) = request.extensions().get::<Arc<Standing>>().filter(|_| !is_open)
+            {
+                standing.make_known();
+            }
             request.extensions_mut().insert(caller);
             next.run(request).await
         }
@@ -207,7 +218,7 @@ pub(crate) async fn authorize(
 /// The caller of a request, unless its address has guessed too often.
 fn judged(state: &Shared, request: &Request, template: &str) -> Result<Caller, Failure> {
     let (method, headers) = (request.method(), request.headers());
-    let judge = || caller(&state.options, method, template, headers);
+    let judge = || caller(&state.options, method, template, request.uri(), headers);
     let is_guess = !state.options.tokens.is_empty()
         && matches!(access(method, template), Access::Role(_))
         && bearer(headers).is_some();
@@ -228,6 +239,7 @@ fn caller(
     options: &ApiOptions,
     method: &Method,
     template: &str,
+    uri: &Uri,
     headers: &HeaderMap,
 ) -> Result<Caller, Failure> {
     let anonymous = Caller(Arc::from(""));
@@ -235,7 +247,7 @@ fn caller(
         return Ok(anonymous);
     };
     if options.tokens.is_empty() {
-        refuse_foreign_pages(headers)?;
+        refuse_foreign_pages(uri, headers)?;
         return Ok(anonymous);
     }
     let presented = bearer(headers)
@@ -265,31 +277,46 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// Without tokens only loopback is served, but a browser on this machine can be made to call
-/// loopback by a page from anywhere. Browsers say so in headers that pages cannot change
-/// (Fetch Metadata); a name that is not loopback in `Host` is a page that had its own name
-/// resolved to loopback.
-fn refuse_foreign_pages(headers: &HeaderMap) -> Result<(), Failure> {
-    let Some(site) = headers.get("sec-fetch-site").map(|value| value.as_bytes()) else {
-        return Ok(());
-    };
-    let host = headers.get(header::HOST).and_then(|value| value.to_str().ok()).unwrap_or("");
-    let own_page = site == b"same-origin" || site == b"none";
-    if own_page && is_loopback_host(host) {
-        return Ok(());
+/// loopback by a page from anywhere. It says so in two ways that pages cannot change: by the name
+/// it called (`Host`, or `:authority` in HTTP/2), which is that of the page if the page had its own
+/// name resolved to loopback, and by `Sec-Fetch-Site`, which it leaves out where it called plain
+/// HTTP by a name. So the name is judged always; only programs call without one.
+fn refuse_foreign_pages(uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
+    let hosts = headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes);
+    let called = uri.authority().map(|authority| authority.as_str().as_bytes());
+    if let Some(other) = hosts.chain(called).find(|host| !is_loopback_host(host)) {
+        let got = String::from_utf8_lossy(other);
+        let shown: String = got.chars().take(HOST_CHARACTERS_SHOWN).collect();
+        let detail = format!(
+            "without tokens this server is called as localhost, 127.0.0.1 or [::1], got `{}`: \
+             call it so, or configure a token",
+            shown.escape_debug()
+        );
+        return Err(Failure::new(ProblemCode::Forbidden, detail));
     }
-    Err(Failure::new(
-        ProblemCode::Forbidden,
-        "without tokens only pages of this server itself, at a loopback address, may call it",
-    ))
+    match headers.get("sec-fetch-site").map(HeaderValue::as_bytes) {
+        None | Some(b"same-origin" | b"none") => Ok(()),
+        Some(_) => Err(Failure::new(
+            ProblemCode::Forbidden,
+            "without tokens only pages of this server itself, at a loopback address, may call it",
+        )),
+    }
 }
 
-fn is_loopback_host(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
-        Some(rest) => rest.split(']').next().unwrap_or(""),
-        None => host.split(':').next().unwrap_or(""),
+/// Whether `host`, with or without a port, is a name that no page can have resolved elsewhere.
+fn is_loopback_host(host: &[u8]) -> bool {
+    let Ok(authority) = Authority::try_from(host) else {
+        return false;
     };
+    let name = authority.host();
+    // Nothing else but a port: what follows an address in brackets counts as no part of it.
+    let rest = authority.as_str().strip_prefix(name);
+    if !rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(':')) {
+        return false;
+    }
+    let address = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
     name.eq_ignore_ascii_case("localhost")
-        || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+        || address.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
 }
 
 #[cfg(test)]
@@ -331,7 +358,7 @@ mod tests {
         for (method, template, allowed) in cases {
             for (name, allowed) in ["viewer", "node", "root"].into_iter().zip(allowed) {
                 let headers = with(&format!("bearer {name}-secret"));
-                let answer = caller(&options(), &method, template, &headers);
+                let answer = caller(&options(), &method, template, &Uri::default(), &headers);
                 assert_eq!(answer.is_ok(), allowed, "{name} {method} {template}");
             }
         }
@@ -340,11 +367,14 @@ mod tests {
     #[test]
     fn wrong_tokens_are_refused_and_open_routes_are_open() {
         for value in ["Bearer x", "Bearer ", "Basic cm9vdDpyb290", "root-secret", "Bearer"] {
-            let failure = caller(&options(), &Method::GET, paths::FILES, &with(value)).unwrap_err();
+            let uri = Uri::default();
+            let failure =
+                caller(&options(), &Method::GET, paths::FILES, &uri, &with(value)).unwrap_err();
             assert_eq!(failure.code(), ProblemCode::Unauthenticated, "{value}");
         }
         for open in [paths::HEALTHZ, paths::READYZ, paths::OPENAPI, paths::DASHBOARD] {
-            assert!(caller(&options(), &Method::GET, open, &HeaderMap::new()).is_ok());
+            let (uri, headers) = (Uri::default(), HeaderMap::new());
+            assert!(caller(&options(), &Method::GET, open, &uri, &headers).is_ok());
         }
     }
 
@@ -370,22 +400,55 @@ mod tests {
         }
     }
 
+    fn without_tokens(uri: &str, headers: &[(&'static str, &str)]) -> bool {
+        let uri = uri.parse().unwrap();
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (header::HeaderName::from_static(name), value.parse().unwrap()));
+        let headers = HeaderMap::from_iter(headers);
+        caller(&ApiOptions::default(), &Method::POST, paths::FILES, &uri, &headers).is_ok()
+    }
+
     #[test]
     fn a_foreign_page_cannot_use_the_open_loopback() {
         let check = |site: &str, host: &str| {
-            let headers = HeaderMap::from_iter([
-                (header::HeaderName::from_static("sec-fetch-site"), site.parse().unwrap()),
-                (header::HOST, host.parse().unwrap()),
-            ]);
-            caller(&ApiOptions::default(), &Method::POST, paths::FILES, &headers).is_ok()
+            without_tokens("/v1/files", &[("sec-fetch-site", site), ("host", host)])
         };
         assert!(check("same-origin", "127.0.0.1:8049"));
         assert!(check("same-origin", "[::1]:8049"));
         assert!(check("none", "localhost"));
         assert!(!check("cross-site", "127.0.0.1:8049"));
         assert!(!check("same-origin", "evil.example:8049"));
-        // Not a browser: any name that reaches us will do.
-        let plain = HeaderMap::from_iter([(header::HOST, "gateway:8049".parse().unwrap())]);
-        assert!(caller(&ApiOptions::default(), &Method::POST, paths::FILES, &plain).is_ok());
+    }
+
+    #[test]
+    fn a_name_that_was_made_to_resolve_to_loopback_is_refused() {
+        // A browser sends no `Sec-Fetch-Site` to plain HTTP at a name (DNS rebinding).
+        for good in
+            ["localhost", "LOCALHOST:8049", "127.9.9.9:1", "[::1]:8049", "[::ffff:127.0.0.1]"]
+        {
+            assert!(without_tokens("/v1/files", &[("host", good)]), "{good}");
+        }
+        for bad in [
+            "evil.example:8049",
+            "evil.example",
+            "localhost.evil.example:8049",
+            "127.0.0.1.evil.example",
+            "10.0.0.1:8049",
+            "0.0.0.0:8049",
+            "[fe80::1]:8049",
+            "[::1]evil.example",
+            "",
+        ] {
+            assert!(!without_tokens("/v1/files", &[("host", bad)]), "{bad}");
+        }
+        // HTTP/2, and HTTP/1 in its absolute form, whatever `Host` says.
+        assert!(without_tokens("http://localhost:8049/v1/files", &[]));
+        assert!(!without_tokens("http://evil.example:8049/v1/files", &[]));
+        assert!(!without_tokens("http://evil.example:8049/v1/files", &[("host", "localhost")]));
+        let two = [("host", "localhost"), ("host", "evil.example")];
+        assert!(!without_tokens("/v1/files", &two));
+        // A browser always names whom it calls.
+        assert!(without_tokens("/v1/files", &[]));
     }
 }

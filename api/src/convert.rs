@@ -164,11 +164,13 @@ pub(crate) fn stats(
     }: store::Stats,
     store_id: store::StoreId,
     export_path: &str,
+    now: types::Timestamp,
 ) -> types::Stats {
     types::Stats {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         store_id: store_id.to_string(),
         export_path: export_path.to_owned(),
+        now: Some(now),
         capacity_bytes,
         used_bytes,
         available_bytes,

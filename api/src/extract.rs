@@ -1,12 +1,17 @@
 //! What handlers take from a request, each refusal a problem document.
 
-use axum::body::{Body, Bytes};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, header};
 use futures_util::StreamExt;
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::error::Category;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::error::ProblemCode;
 use crate::failure::Failure;
@@ -79,23 +84,60 @@ pub(crate) fn require_media_type(headers: &HeaderMap, expected: &str) -> Result<
     Err(Failure::new(ProblemCode::UnsupportedMediaType, detail))
 }
 
-/// Reads a body within the limits on its size and time.
+/// What a body may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BodyLimit {
+    pub(crate) bytes: usize,
+    pub(crate) time: Duration,
+}
+
+/// Reads a JSON body within the limits on its size and time, and on the memory of all.
 pub(crate) async fn read_body(request: Request, state: &Shared) -> Result<Bytes, Failure> {
-    let limit = state.options.body_bytes_max;
+    let limit = BodyLimit { bytes: state.options.body_bytes_max, time: state.options.body_timeout };
+    read_body_within(request, state, limit).await
+}
+
+/// Reads a body within these limits, and that on the memory of all bodies.
+pub(crate) async fn read_body_within(
+    request: Request,
+    state: &Shared,
+    limit: BodyLimit,
+) -> Result<Bytes, Failure> {
     let too_large =
-        || Failure::new(ProblemCode::BodyTooLarge, format!("the limit is {limit} bytes"));
-    if content_length::<usize>(request.headers())?.is_some_and(|length| length > limit) {
+        || Failure::new(ProblemCode::BodyTooLarge, format!("the limit is {} bytes", limit.bytes));
+    if content_length::<usize>(request.headers())?.is_some_and(|length| length > limit.bytes) {
         return Err(too_large());
     }
-    let read = collect(request.into_body(), limit);
-    match tokio::time::timeout(state.options.body_timeout, read).await {
+    let share = request.extensions().get::<BodyShare>().cloned().unwrap_or_default();
+    // Of one that does not say how long it is, the most that it may become.
+    let announced = request.body().size_hint().upper().and_then(|bytes| bytes.try_into().ok());
+    share.take(state, announced.map_or(limit.bytes, |bytes: usize| bytes.min(limit.bytes))).await?;
+    let read = collect(request.into_body(), limit.bytes);
+    match tokio::time::timeout(limit.time, read).await {
         Ok(Ok(Some(body))) => Ok(body),
         Ok(Ok(None)) => Err(too_large()),
         Ok(Err(error)) => Err(incomplete_body(&error)),
         Err(_) => Err(Failure::new(
             ProblemCode::RequestTimeout,
-            format!("the body did not come within {} s", state.options.body_timeout.as_secs()),
+            format!("the body did not come within {} s", limit.time.as_secs()),
         )),
+    }
+}
+
+/// What a request's body takes of the memory of all bodies; an extension of the request, so that
+/// it lasts as long as what is made of the body.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BodyShare(Arc<Mutex<Option<OwnedSemaphorePermit>>>);
+
+impl BodyShare {
+    /// Takes memory for a body of so many bytes. One that is read again, from memory, has its own.
+    async fn take(&self, state: &Shared, bytes: usize) -> Result<(), Failure> {
+        if self.0.lock().is_some() {
+            return Ok(());
+        }
+        let permit = state.body_memory(bytes).await?;
+        *self.0.lock() = Some(permit);
+        Ok(())
     }
 }
 

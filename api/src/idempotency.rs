@@ -25,7 +25,7 @@ use tokio::sync::watch;
 
 use crate::auth::Caller;
 use crate::error::ProblemCode;
-use crate::extract::read_body;
+use crate::extract::{BodyShare, read_body};
 use crate::failure::Failure;
 use crate::paths::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_BYTES_MAX, IDEMPOTENCY_REPLAYED};
 use crate::state::Shared;
@@ -39,7 +39,9 @@ const ENTRIES_MAX: usize = 8192;
 /// Bytes of all answers that are kept.
 const BYTES_MAX: usize = 8 << 20;
 
-/// Bytes of one answer; larger ones (a report of a check with many problems) are not kept.
+/// Bytes of one answer that tells of nothing made; larger ones (a report of a check with many
+/// problems) are not kept. Of what was made every answer is: without it, a repetition would make
+/// another one. A snapshot's with all its labels takes about 600 KiB.
 const ANSWER_BYTES_MAX: usize = 64 << 10;
 
 type Digest = [u8; 32];
@@ -55,6 +57,11 @@ struct Answer {
 }
 
 impl Answer {
+    fn is_worth_keeping(&self) -> bool {
+        self.status == StatusCode::CREATED
+            || (self.status.is_success() && self.body.len() <= ANSWER_BYTES_MAX)
+    }
+
     fn response(&self, replayed: bool) -> Response {
         let mut response = (self.status, self.body.clone()).into_response();
         *response.headers_mut() = self.headers.clone();
@@ -219,6 +226,8 @@ async fn carry_out(
     next: Next,
     sender: watch::Sender<Outcome>,
 ) {
+    // The one who asked may hang up.
+    let _share = request.extensions().get::<BodyShare>().cloned();
     let mut unfinished = Unfinished { state: Arc::clone(&state), key, finished: false };
     let response = next.run(request).await;
     let (parts, body) = response.into_parts();
@@ -232,7 +241,7 @@ async fn carry_out(
     });
     {
         let mut table = state.replays.0.lock();
-        if answer.status.is_success() && answer.body.len() <= ANSWER_BYTES_MAX {
+        if answer.is_worth_keeping() {
             table.keep(key, Arc::clone(&answer), Instant::now());
         } else {
             table.forget(&key);

@@ -3,7 +3,7 @@
 //! ```text
 //! types block_map error paths query     what goes over the wire; shared with the client crate
 //! ------------------------------------- feature `server` -------------------------------------
-//! listen patient                        the socket: TLS, HTTP/1.1 and 2, bounded waits
+//! listen crowd patient                  the socket: TLS, HTTP/1.1 and 2, bounded waits
 //! router auth attempts idempotency extract  what happens to a request before its handler
 //! routes/ openapi dashboard/            the handlers, and what they say about themselves
 //! state convert failure metrics         the way into the store and back
@@ -24,6 +24,8 @@ mod attempts;
 pub mod auth;
 #[cfg(feature = "server")]
 mod convert;
+#[cfg(feature = "server")]
+mod crowd;
 #[cfg(feature = "server")]
 mod dashboard;
 #[cfg(feature = "server")]

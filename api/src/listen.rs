@@ -4,6 +4,7 @@
 //! accept -> permit -> TLS handshake -> patient stream -> hyper -> router
 //!           bounded    bounded time    no stuck peer
 //! ```
+//! One over the bound takes the place of the oldest that nobody knows ([`crate::crowd`]).
 //!
 //! Every wait for a peer has an end: for the handshake, for the first bytes, for the head of
 //! each request, for a write to be taken. What waits inside a request is the routes' business.
@@ -22,25 +23,26 @@ use axum::http::{Request, Response};
 use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
+use crate::crowd::{Crowd, Standing};
 use crate::patient::Patient;
 
-/// Connections at once. More wait in the kernel's queue, which is bounded too. Each worker
-/// keeps a few open.
-const CONNECTIONS_MAX: usize = 1024;
+/// Connections at once. For one more the oldest of which nothing is known is closed; if all are
+/// known it waits, and others in the kernel's queue, which is bounded too. Each worker keeps a few
+/// open.
+const CONNECTIONS_MAX: u32 = 1024;
 
 /// Longest TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Longest wait for the head of a request, the idle time of a kept connection included:
-/// longer than the 60 s after which common clients close it, so that they rarely meet a
+/// Longest wait for the head of a request, the idle time of a kept connection included, and of
+/// one of HTTP/2 without a request: longer than the 60 s after which common clients close it, so that they rarely meet a
 /// connection that is just being closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 
@@ -127,27 +129,57 @@ pub async fn run(
     tls: Option<TlsFiles>,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), ApiServerError> {
+    run_within(listener, router, tls, Limits::default(), shutdown).await
+}
+
+/// The bounds of a server that its tests have smaller.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    connections_max: u32,
+    /// Time without a request after which a connection ends.
+    silence_max: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { connections_max: CONNECTIONS_MAX, silence_max: HEAD_TIMEOUT }
+    }
+}
+
+async fn run_within(
+    listener: TcpListener,
+    router: Router,
+    tls: Option<TlsFiles>,
+    limits: Limits,
+    shutdown: impl Future<Output = ()> + Send,
+) -> Result<(), ApiServerError> {
     let acceptor = tls.as_ref().map(tls_acceptor).transpose()?;
-    let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    let graceful = GracefulShutdown::new();
+    let connections_max = usize::try_from(limits.connections_max).unwrap_or(usize::MAX);
+    let permits = Arc::new(Semaphore::new(connections_max));
+    let crowd = Crowd::new(connections_max);
+    let stop = watch::Sender::new(false);
     let mut shutdown = pin!(shutdown);
     loop {
-        // The permit comes first: over the bound nothing is accepted.
         let next = async {
-            let permit = Arc::clone(&permits).acquire_owned().await;
-            (listener.accept().await, permit)
+            let accepted = listener.accept().await?;
+            io::Result::Ok((accepted, permit(&permits, &crowd).await))
         };
-        let (accepted, permit) = tokio::select! {
+        let accepted = tokio::select! {
             () = &mut shutdown => break,
             next = next => next,
         };
         match accepted {
-            Ok((stream, peer)) => {
-                let connection =
-                    Connection { router: router.clone(), acceptor: acceptor.clone(), peer };
-                let watcher = graceful.watcher();
+            Ok(((stream, peer), permit)) => {
+                let connection = Connection {
+                    router: router.clone(),
+                    acceptor: acceptor.clone(),
+                    peer,
+                    standing: crowd.admit(),
+                    silence_max: limits.silence_max,
+                };
+                let stop = stop.subscribe();
                 tokio::spawn(async move {
-                    connection.serve(stream, watcher).await;
+                    connection.serve(stream, stop).await;
                     drop(permit);
                 });
             }
@@ -159,13 +191,26 @@ pub async fn run(
         }
     }
     drop(listener);
-    if tokio::time::timeout(DRAIN_TIMEOUT, graceful.shutdown()).await.is_err() {
+    stop.send_replace(true);
+    // All permits: every connection has ended.
+    let ended = permits.acquire_many(limits.connections_max);
+    if tokio::time::timeout(DRAIN_TIMEOUT, ended).await.is_err() {
         tracing::warn!(
             seconds = DRAIN_TIMEOUT.as_secs(),
             "requests were still under way at the end of the stop, and are cut off"
         );
     }
     Ok(())
+}
+
+/// A place for one more connection, which another one may have to leave.
+async fn permit(permits: &Arc<Semaphore>, crowd: &Crowd) -> Option<OwnedSemaphorePermit> {
+    if let Ok(permit) = Arc::clone(permits).try_acquire_owned() {
+        return Some(permit);
+    }
+    crowd.make_room();
+    // The semaphore is never closed.
+    Arc::clone(permits).acquire_owned().await.ok()
 }
 
 /// The peer went away before it was accepted; the listener is sound.
@@ -201,10 +246,23 @@ struct Connection {
     router: Router,
     acceptor: Option<TlsAcceptor>,
     peer: SocketAddr,
+    standing: Arc<Standing>,
+    silence_max: Duration,
 }
 
 impl Connection {
-    async fn serve(self, stream: TcpStream, watcher: Watcher) {
+    /// Serves it until it ends, or has to make room for another one.
+    async fn serve(self, stream: TcpStream, stop: watch::Receiver<bool>) {
+        let (peer, standing) = (self.peer, Arc::clone(&self.standing));
+        tokio::select! {
+            () = self.serve_stream(stream, stop) => {}
+            () = standing.asked() => {
+                tracing::debug!(%peer, "closed for a newer connection: no call told who it is");
+            }
+        }
+    }
+
+    async fn serve_stream(self, stream: TcpStream, stop: watch::Receiver<bool>) {
         let peer = self.peer;
         // Answers are small and waited for: none is held back to be sent with a later one.
         if let Err(error) = stream.set_nodelay(true) {
@@ -212,38 +270,61 @@ impl Connection {
             return;
         }
         let Some(acceptor) = self.acceptor.clone() else {
-            return self.serve_http(stream, false, watcher).await;
+            return self.serve_http(stream, false, stop).await;
         };
         match tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)).await {
-            Ok(Ok(stream)) => self.serve_http(stream, true, watcher).await,
+            Ok(Ok(stream)) => self.serve_http(stream, true, stop).await,
             Ok(Err(error)) => tracing::debug!(%peer, %error, "the TLS handshake failed"),
             Err(_) => tracing::debug!(%peer, "the TLS handshake took too long"),
         }
     }
 
-    async fn serve_http<S>(self, stream: S, tls: bool, watcher: Watcher)
+    async fn serve_http<S>(self, stream: S, tls: bool, mut stop: watch::Receiver<bool>)
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
-        let info = ConnectionInfo { peer: self.peer, tls };
+        let Self { router, peer, standing, silence_max, .. } = self;
+        let info = ConnectionInfo { peer, tls };
+        let of_requests = Arc::clone(&standing);
         let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-            answer(self.router.clone(), request, info)
+            answer(router.clone(), request, info, Arc::clone(&of_requests))
         });
         let stream = TokioIo::new(Patient::new(stream));
-        let connection = http().serve_connection(stream, service).into_owned();
-        if let Err(error) = watcher.watch(connection).await {
-            tracing::debug!(peer = %info.peer, error, "the connection ended");
+        let mut connection = pin!(http().serve_connection(stream, service).into_owned());
+        let ended = tokio::select! {
+            ended = connection.as_mut() => ended,
+            // HTTP/1 has a limit of its own for this; HTTP/2 would answer pings for ever.
+            () = standing.silent_for(silence_max) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+            () = stopped(&mut stop) => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = ended {
+            tracing::debug!(%peer, error, "the connection ended");
         }
     }
+}
+
+/// Completes when the server stops.
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // A sender that is gone stops as well.
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 async fn answer(
     router: Router,
     request: Request<Incoming>,
     info: ConnectionInfo,
+    standing: Arc<Standing>,
 ) -> Result<Response<Body>, Infallible> {
+    let _under_way = standing.begin();
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(info);
+    request.extensions_mut().insert(standing);
     router.oneshot(request).await
 }
 
@@ -264,3 +345,6 @@ fn http() -> Builder<TokioExecutor> {
         .max_header_list_size(HEAD_BYTES_MAX_U32);
     builder
 }
+
+#[cfg(test)]
+mod tests;

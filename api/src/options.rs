@@ -17,6 +17,8 @@ pub struct ApiOptions {
     pub export_path: String,
     /// Largest JSON body. A snapshot request with all its labels takes about 600 KiB.
     pub body_bytes_max: usize,
+    /// Bytes of all JSON bodies of requests under way; at least one of the largest has room.
+    pub bodies_bytes_max: usize,
     /// Longest time of a call, but for data, checks and garbage collections. Clients give up
     /// after about as long.
     pub request_timeout: Duration,
@@ -51,6 +53,7 @@ impl Default for ApiOptions {
             vmstore: None,
             export_path: "/slackwater".to_owned(),
             body_bytes_max: 1 << 20,
+            bodies_bytes_max: 32 << 20,
             request_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(20),
             maintenance_timeout: Duration::from_secs(3600),

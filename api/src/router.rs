@@ -20,6 +20,7 @@ use axum::routing::{MethodFilter, on};
 use slackwater_blockstore::Store;
 
 use crate::error::ProblemCode;
+use crate::extract::BodyShare;
 use crate::failure::Failure;
 use crate::metrics::MetricsSource;
 use crate::options::ApiOptions;
@@ -117,11 +118,14 @@ async fn observe(State(state): State<Shared>, request: Request, next: Next) -> R
 }
 
 /// Refuses a request at once when too many are under way, rather than let all become late.
-async fn admit(State(state): State<Shared>, request: Request, next: Next) -> Response {
+async fn admit(State(state): State<Shared>, mut request: Request, next: Next) -> Response {
     let Ok(_permit) = state.requests.try_acquire() else {
         let detail = format!("{} requests are under way", state.options.requests_max);
         return Failure::new(ProblemCode::Overloaded, detail).into_response();
     };
+    // Held here until the answer is there; what reads the body takes it.
+    let share = BodyShare::default();
+    request.extensions_mut().insert(share.clone());
     next.run(request).await
 }
 

@@ -40,6 +40,8 @@ pub(crate) struct ApiState {
     pub(crate) attempts: Attempts,
     /// Permits of requests that are carried out or wait.
     pub(crate) requests: Arc<Semaphore>,
+    /// Bytes of bodies.
+    bodies: Arc<Semaphore>,
     store_calls: Arc<Semaphore>,
     data_streams: Arc<Semaphore>,
     maintenance_calls: Arc<Semaphore>,
@@ -65,6 +67,10 @@ impl ApiState {
             sessions: Sessions::default(),
             attempts: Attempts::default(),
             requests: Arc::new(Semaphore::new(options.requests_max)),
+            // The largest body must have room, whatever the options say.
+            bodies: Arc::new(Semaphore::new(
+                options.bodies_bytes_max.clamp(options.body_bytes_max, Semaphore::MAX_PERMITS),
+            )),
             store_calls: Arc::new(Semaphore::new(options.store_calls_max)),
             data_streams: Arc::new(Semaphore::new(options.data_streams_max)),
             maintenance_calls: Arc::new(Semaphore::new(MAINTENANCE_CALLS_MAX)),
@@ -113,6 +119,23 @@ impl ApiState {
     /// The right to transfer data, to be held until the transfer ends.
     pub(crate) async fn data_stream(&self) -> Result<OwnedSemaphorePermit, Failure> {
         self.turn(&self.data_streams).await
+    }
+
+    /// Memory for a body, to be held as long as what is made of it.
+    pub(crate) async fn body_memory(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Failure> {
+        let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let wait = Arc::clone(&self.bodies).acquire_many_owned(permits);
+        match tokio::time::timeout(self.options.queue_timeout, wait).await {
+            Ok(Ok(permit)) => Ok(permit),
+            Ok(Err(_)) => Err(Failure::new(ProblemCode::Closed, "the server is stopping")),
+            Err(_) => Err(Failure::new(
+                ProblemCode::Overloaded,
+                format!(
+                    "no memory for a body of {bytes} bytes came free within {} s",
+                    self.options.queue_timeout.as_secs()
+                ),
+            )),
+        }
     }
 
     async fn turn(&self, semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failure> {

@@ -348,6 +348,9 @@ pub struct Stats {
     pub store_id: String,
     /// Path under which NFS clients mount the export.
     pub export_path: String,
+    /// The appliance's time when this was read; older releases do not send it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub now: Option<Timestamp>,
     /// Bytes that the store may occupy.
     pub capacity_bytes: u64,
     /// Bytes that it occupies.

@@ -285,6 +285,27 @@ fn the_backup_script_keeps_whole_images_and_one_snapshot() {
 }
 
 #[test]
+fn a_backup_after_the_clock_went_back_is_kept_and_is_the_next_base() {
+    let appliance = Appliance::start();
+    let original = appliance.local("original.img");
+    image(&original, 4 * MIB, &[(0, 2)]);
+    appliance.ok(&["import", &original, "a.img"]);
+    let directory = appliance.folder.path().join("backup");
+    let first = backed_up(&appliance, &directory, "1", "a.img");
+    let future = first.with_file_name("2999-01-01T00:00:00.999Z.img");
+    for extension in ["img", "json", "id"] {
+        fs::rename(first.with_extension(extension), future.with_extension(extension)).unwrap();
+    }
+    for _ in 0..2 {
+        let image = backed_up(&appliance, &directory, "1", "a.img");
+        assert!(image.file_name() > future.file_name(), "{}", image.display());
+        assert_same_content(&original, &image);
+        assert_eq!(names(&directory.join("a.img")).len(), 3, "the one that was made");
+        assert_eq!(snapshot_count(&appliance), 1, "its snapshot");
+    }
+}
+
+#[test]
 fn a_backup_that_fails_leaves_what_was_there() {
     let appliance = Appliance::start();
     let original = appliance.local("original.img");

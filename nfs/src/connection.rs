@@ -117,11 +117,16 @@ pub(crate) async fn serve(
         tracing::warn!(client = %peer.address, %error, "socket options");
     }
     let (read_half, write_half) = stream.into_split();
-    let budget = Arc::new(shared.budget.connection());
+    // Who only gets refusals holds no memory that others wait for.
+    let budget = match peer.access {
+        Some(_) => shared.budget.connection(),
+        None => shared.refused_budget.connection(),
+    };
+    let budget = Arc::new(budget);
     let (outlet, writer) = outlet(write_half, shared.patience.reply, Arc::clone(&budget));
     let mut writer = pin!(writer.run());
     let mut reader = Reader::new(Arc::clone(&shared), read_half, peer, outlet, budget);
-    let (ended, written) = tokio::select! {
+    let (mut ended, written) = tokio::select! {
         ended = reader.run(guest) => (ended, None),
         () = guest.asked() => (Ended::GaveWay, None),
         _ = stop.wait_for(|stop| *stop) => (Ended::Stopping, None),
@@ -137,7 +142,15 @@ pub(crate) async fn serve(
     let source = reader.end();
     let written = match written {
         Some(written) => written,
-        None => writer.await,
+        // Who has to leave is not waited for: it counts no longer. The writer's end is the socket's.
+        None if matches!(ended, Ended::GaveWay) => Ok(()),
+        None => tokio::select! {
+            written = &mut writer => written,
+            () = guest.asked() => {
+                ended = Ended::GaveWay;
+                Ok(())
+            }
+        },
     };
     let ended = match written {
         Err(error) if ended.is_ordinary() => Ended::Write(error),

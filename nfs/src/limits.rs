@@ -51,6 +51,11 @@ pub(crate) const IN_FLIGHT_BYTES_DEFAULT: u64 = 96 << 20;
 /// Least [`crate::NfsOptions::in_flight_bytes_max`]: half of it must hold a largest call.
 pub(crate) const IN_FLIGHT_BYTES_MIN: u64 = 4 << 20;
 
+/// Calls in flight of all clients that no rule matches, which get nothing but refusals and may not
+/// hold memory that others wait for: half of it, as they change nothing, is 256 replies.
+pub(crate) const IN_FLIGHT_BYTES_REFUSED_CLIENTS: u64 = 2 << 20;
+
+const _: () = assert!(IN_FLIGHT_BYTES_REFUSED_CLIENTS / 2 > MOUNTS_BYTES_MAX as u64);
 const _: () = assert!(IN_FLIGHT_BYTES_MIN / 2 > (FRAME_BYTES_MAX + CALL_BYTES_MIN) as u64);
 const _: () = assert!(CONNECTION_CHANGE_BYTES_MAX > FRAME_BYTES_MAX + CALL_BYTES_MIN);
 const _: () = assert!(CONNECTION_READ_BYTES_MAX > TRANSFER_BYTES_MAX + CALL_BYTES_MIN);

@@ -406,7 +406,8 @@ impl Writer {
             if sent > 0 {
                 last_progress = Instant::now();
             }
-            if let Some(limit) = pace.moved(sent, &self.budget) {
+            pace.moved(sent);
+            if let Some(limit) = pace.broken(&self.budget) {
                 return Err(WriteError::Slow { limit });
             }
             let end = last_progress + self.patience;

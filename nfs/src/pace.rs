@@ -29,9 +29,14 @@ impl Pace {
         self.begun + limits::PRESSED_TIME
     }
 
-    /// Notes bytes that moved. The limit that the client broke, if it is too slow.
-    pub(crate) fn moved(&mut self, bytes: usize, budget: &ConnectionBudget) -> Option<Duration> {
+    /// Notes bytes that moved.
+    pub(crate) const fn moved(&mut self, bytes: usize) {
         self.bytes += bytes;
+    }
+
+    /// The limit that the client broke, if it is too slow. To be asked before it is waited for: one
+    /// that has moved all is not.
+    pub(crate) fn broken(&mut self, budget: &ConnectionBudget) -> Option<Duration> {
         if Instant::now() < self.next_look() {
             return None;
         }

@@ -130,11 +130,25 @@ pub(crate) struct RecordReader<R> {
 }
 
 /// A record under assembly.
-#[derive(Debug, Default)]
-struct Assembly {
+#[derive(Debug)]
+struct Assembly<'a> {
     earlier: BytesMut,
     fragments: usize,
-    charge: Option<Charge>,
+    budget: &'a ConnectionBudget,
+    held: Option<Held>,
+}
+
+/// What a large record holds, from its charge on until it is whole.
+#[derive(Debug)]
+struct Held {
+    charge: Charge,
+    pace: Pace,
+}
+
+impl<'a> Assembly<'a> {
+    fn new(budget: &'a ConnectionBudget) -> Self {
+        Self { earlier: BytesMut::new(), fragments: 0, budget, held: None }
+    }
 }
 
 impl RecordReader<OwnedReadHalf> {
@@ -181,9 +195,9 @@ impl<R: Source> RecordReader<R> {
         budget: &ConnectionBudget,
     ) -> Result<Option<Record>, RecordError> {
         self.deadline = None;
-        let mut assembly = Assembly::default();
+        let mut assembly = Assembly::new(budget);
         loop {
-            let Some(mark) = self.mark(assembly.fragments > 0).await? else {
+            let Some(mark) = self.mark(&mut assembly).await? else {
                 return Ok(None);
             };
             let is_last = mark & LAST_FRAGMENT != 0;
@@ -196,7 +210,7 @@ impl<R: Source> RecordReader<R> {
             if got > self.bytes_max {
                 return Err(RecordError::TooLong { got, limit: self.bytes_max });
             }
-            let fragment = self.fragment(length, is_last, &mut assembly, budget).await?;
+            let fragment = self.fragment(length, is_last, &mut assembly).await?;
             if !is_last {
                 assembly.earlier.put(fragment);
                 continue;
@@ -210,18 +224,20 @@ impl<R: Source> RecordReader<R> {
             if bytes.is_empty() {
                 return Err(RecordError::Empty);
             }
-            return Ok(Some(Record { bytes, charge: assembly.charge }));
+            let charge = assembly.held.map(|held| held.charge);
+            return Ok(Some(Record { bytes, charge }));
         }
     }
 
     /// The next fragment's mark, or `None` when the stream ends before it and may.
-    async fn mark(&mut self, inside_record: bool) -> Result<Option<u32>, RecordError> {
+    async fn mark(&mut self, assembly: &mut Assembly<'_>) -> Result<Option<u32>, RecordError> {
+        let inside_record = assembly.fragments > 0;
         while self.buffer.len() < MARK_BYTES {
             // Between records a client may be silent as long as it likes.
             if inside_record || !self.buffer.is_empty() {
                 self.start_clock();
             }
-            let read = self.fill().await?;
+            let read = self.fill(assembly).await?;
             if read == 0 && self.buffer.is_empty() && !inside_record {
                 return Ok(None);
             }
@@ -236,60 +252,48 @@ impl<R: Source> RecordReader<R> {
         &mut self,
         length: usize,
         is_last: bool,
-        assembly: &mut Assembly,
-        budget: &ConnectionBudget,
+        assembly: &mut Assembly<'_>,
     ) -> Result<Bytes, RecordError> {
         let small = length.min(limits::FRAME_BYTES_SMALL);
         while self.buffer.len() < small {
             self.start_clock();
-            if self.fill().await? == 0 {
+            if self.fill(assembly).await? == 0 {
                 return Err(RecordError::Truncated { expected: length - self.buffer.len() });
             }
         }
         let record_bytes = assembly.earlier.len() + length;
-        if record_bytes > limits::FRAME_BYTES_SMALL && assembly.charge.is_none() {
+        if record_bytes > limits::FRAME_BYTES_SMALL && assembly.held.is_none() {
             // How much more will come is known of the last fragment only.
             let bytes = if is_last { record_bytes } else { self.bytes_max };
+            let budget = assembly.budget;
             let charge = match budget.try_charge(Purpose::Change, bytes) {
                 Some(charge) => charge,
                 None => charge_unless_gone(&self.source, budget, Purpose::Change, bytes).await?,
             };
-            assembly.charge = Some(charge);
+            assembly.held = Some(Held { charge, pace: Pace::new() });
             // The wait for others' calls to end is not the client's slowness.
             self.deadline = None;
         }
         if length <= self.buffer.len() {
             return Ok(self.buffer.split_to(length).freeze());
         }
-        self.large_fragment(length, budget).await
+        self.large_fragment(length, assembly).await
     }
 
     async fn large_fragment(
         &mut self,
         length: usize,
-        budget: &ConnectionBudget,
+        assembly: &mut Assembly<'_>,
     ) -> Result<Bytes, RecordError> {
         self.start_clock();
-        let end = self.deadline.unwrap_or_else(Instant::now);
-        let mut pace = Pace::new();
         let mut fragment = BytesMut::with_capacity(length);
         fragment.put(&mut self.buffer);
         while fragment.len() < length {
             let expected = length - fragment.len();
             let mut rest = (&mut fragment).limit(expected);
-            let look = end.min(pace.next_look());
-            let read = match timeout_at(look, self.source.read_buf(&mut rest)).await {
-                Ok(read) => match read? {
-                    0 => return Err(RecordError::Truncated { expected }),
-                    read => read,
-                },
-                Err(_) if Instant::now() >= end => {
-                    return Err(RecordError::TooSlow { limit: self.patience });
-                }
-                Err(_) => 0,
-            };
-            if let Some(limit) = pace.moved(read, budget) {
-                return Err(RecordError::Slow { limit });
+            let clock = (self.deadline, self.patience);
+            if read_more(&mut self.source, &mut rest, clock, assembly).await? == 0 {
+                return Err(RecordError::Truncated { expected });
             }
         }
         Ok(fragment.freeze())
@@ -302,11 +306,42 @@ impl<R: Source> RecordReader<R> {
     }
 
     /// Reads what is there into the buffer; 0 at the end of the stream.
-    async fn fill(&mut self) -> Result<usize, RecordError> {
+    async fn fill(&mut self, assembly: &mut Assembly<'_>) -> Result<usize, RecordError> {
         if self.buffer.capacity() - self.buffer.len() < limits::READ_BUFFER_SPARE_BYTES {
             self.buffer.reserve(limits::READ_BUFFER_BYTES);
         }
-        in_time(self.deadline, self.patience, self.source.read_buf(&mut self.buffer)).await
+        let clock = (self.deadline, self.patience);
+        read_more(&mut self.source, &mut self.buffer, clock, assembly).await
+    }
+}
+
+/// Waits for more bytes, until the deadline of the clock (and the patience that it stands for), and
+/// no longer than the pace allows a record that holds memory; 0 at the end of the stream.
+async fn read_more(
+    source: &mut impl Source,
+    buffer: &mut impl BufMut,
+    (deadline, patience): (Option<Instant>, Duration),
+    assembly: &mut Assembly<'_>,
+) -> Result<usize, RecordError> {
+    let Some(Held { pace, .. }) = &mut assembly.held else {
+        return in_time(deadline, patience, source.read_buf(buffer)).await;
+    };
+    loop {
+        if let Some(limit) = pace.broken(assembly.budget) {
+            return Err(RecordError::Slow { limit });
+        }
+        let look = deadline.map_or(pace.next_look(), |end| end.min(pace.next_look()));
+        match timeout_at(look, source.read_buf(buffer)).await {
+            Ok(read) => {
+                let read = read?;
+                pace.moved(read);
+                return Ok(read);
+            }
+            Err(_) if deadline.is_some_and(|end| Instant::now() >= end) => {
+                return Err(RecordError::TooSlow { limit: patience });
+            }
+            Err(_) => {}
+        }
     }
 }
 
@@ -325,197 +360,4 @@ async fn in_time(
 }
 
 #[cfg(test)]
-#[allow(clippy::indexing_slicing, reason = "a panic fails the test")]
-mod tests {
-    use super::*;
-    use std::sync::Arc;
-
-    use tokio::io::AsyncWriteExt;
-
-    use crate::budget::Budget;
-    use crate::metrics::NfsMetrics;
-
-    const PATIENCE: Duration = Duration::from_secs(5);
-
-    impl Source for tokio::io::DuplexStream {
-        fn is_gone(&self) -> bool {
-            false
-        }
-    }
-
-    fn budget() -> ConnectionBudget {
-        Budget::new(limits::IN_FLIGHT_BYTES_DEFAULT, Arc::new(NfsMetrics::new())).connection()
-    }
-
-    fn fragment(bytes: &[u8], is_last: bool) -> Vec<u8> {
-        let mark = u32::try_from(bytes.len()).unwrap() | if is_last { LAST_FRAGMENT } else { 0 };
-        [&mark.to_be_bytes(), bytes].concat()
-    }
-
-    async fn read_all(stream: &[u8], cuts: &[usize]) -> Result<Vec<Vec<u8>>, RecordError> {
-        let (mut client, server) = tokio::io::duplex(64 << 10);
-        let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
-        let (stream, cuts) = (stream.to_vec(), cuts.to_vec());
-        let writer = tokio::spawn(async move {
-            let mut start = 0;
-            for cut in cuts.into_iter().chain([stream.len()]) {
-                if client.write_all(&stream[start..cut]).await.is_err() {
-                    return;
-                }
-                tokio::task::yield_now().await;
-                start = cut;
-            }
-        });
-        let budget = budget();
-        let mut records = Vec::new();
-        let outcome = loop {
-            match reader.next(&budget).await {
-                Ok(Some(record)) => records.push(record.bytes.to_vec()),
-                Ok(None) => break Ok(records),
-                Err(error) => break Err(error),
-            }
-        };
-        drop(reader);
-        writer.await.unwrap();
-        outcome
-    }
-
-    #[tokio::test]
-    async fn records_split_at_every_byte_come_out_whole() {
-        let stream = [fragment(b"first", true), fragment(b"2", true), fragment(b"third", true)];
-        let stream = stream.concat();
-        for cut in 0..=stream.len() {
-            let records = read_all(&stream, &[cut]).await.unwrap();
-            assert_eq!(records, [&b"first"[..], b"2", b"third"], "cut at {cut}");
-        }
-        let every_byte: Vec<usize> = (0..stream.len()).collect();
-        assert_eq!(read_all(&stream, &every_byte).await.unwrap().len(), 3);
-    }
-
-    #[tokio::test]
-    async fn whole_small_records_are_taken_from_the_buffer() {
-        let large = vec![7; limits::FRAME_BYTES_SMALL + 1];
-        let records = [
-            fragment(b"first", true),
-            fragment(b"second", true),
-            fragment(&[1; limits::FRAME_BYTES_SMALL - 100], true),
-        ];
-        let left_to_next =
-            [fragment(b"cut", false), fragment(b"", true), fragment(&large, true), vec![0x80, 0]];
-        for rest in left_to_next {
-            let stream = [records.concat(), rest.clone()].concat();
-            let (mut client, server) = tokio::io::duplex(128 << 10);
-            client.write_all(&stream).await.unwrap();
-            let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
-            let budget = budget();
-            assert!(reader.buffered().is_none(), "nothing was read yet");
-            for record in &records {
-                let taken = match reader.buffered() {
-                    Some(record) => record,
-                    None => reader.next(&budget).await.unwrap().unwrap(),
-                };
-                assert!(taken.bytes == record[MARK_BYTES..]);
-            }
-            assert!(reader.buffered().is_none(), "{:?}", &rest[..2]);
-        }
-        let (mut client, server) = tokio::io::duplex(1024);
-        client.write_all(&records[..2].concat()).await.unwrap();
-        let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
-        assert_eq!(reader.next(&budget()).await.unwrap().unwrap().bytes, "first");
-        assert_eq!(reader.buffered().unwrap().bytes, "second");
-    }
-
-    #[tokio::test]
-    async fn fragments_are_joined() {
-        let stream = [
-            fragment(b"ab", false),
-            fragment(b"", false),
-            fragment(b"cd", false),
-            fragment(b"", true),
-            fragment(b"ef", true),
-        ];
-        let stream = stream.concat();
-        for cut in 0..=stream.len() {
-            let records = read_all(&stream, &[cut]).await.unwrap();
-            assert_eq!(records, [&b"abcd"[..], b"ef"], "cut at {cut}");
-        }
-    }
-
-    #[tokio::test]
-    async fn large_records_arrive_whole_in_one_fragment_or_many() {
-        let large: Vec<u8> = (0..251).cycle().take(limits::FRAME_BYTES_MAX).collect();
-        let whole = fragment(&large, true);
-        let after = fragment(b"after", true);
-        let records = read_all(&[whole, after.clone()].concat(), &[]).await.unwrap();
-        assert_eq!(records, [large.clone(), b"after".to_vec()]);
-        let mut pieces: Vec<u8> =
-            large.chunks(9000).flat_map(|piece| fragment(piece, false)).collect();
-        pieces.extend(fragment(b"", true));
-        pieces.extend(after);
-        assert_eq!(read_all(&pieces, &[]).await.unwrap(), [large, b"after".to_vec()]);
-    }
-
-    #[tokio::test]
-    async fn an_oversized_mark_is_refused_before_its_bytes_come() {
-        let mark = (0x7fff_ffff_u32 | LAST_FRAGMENT).to_be_bytes();
-        let error = read_all(&mark, &[]).await.unwrap_err();
-        assert!(matches!(error, RecordError::TooLong { got: 0x7fff_ffff, .. }), "{error}");
-        let one_over = vec![0; limits::FRAME_BYTES_MAX - 1];
-        let stream = [fragment(&one_over, false), fragment(b"xy", true)].concat();
-        let error = read_all(&stream, &[]).await.unwrap_err();
-        assert!(matches!(error, RecordError::TooLong { .. }), "{error}");
-    }
-
-    #[tokio::test]
-    async fn a_stream_that_ends_inside_a_record_is_an_error() {
-        let stream = fragment(b"whole", true);
-        for end in 1..stream.len() {
-            let error = read_all(&stream[..end], &[]).await.unwrap_err();
-            assert!(matches!(error, RecordError::Truncated { .. }), "{end}: {error}");
-        }
-        let error = read_all(&fragment(b"more follows", false), &[]).await.unwrap_err();
-        assert!(matches!(error, RecordError::Truncated { expected: 4 }), "{error}");
-        assert_eq!(read_all(&[], &[]).await.unwrap(), Vec::<Vec<u8>>::new());
-    }
-
-    #[tokio::test]
-    async fn empty_fragments_without_end_are_refused() {
-        let stream = fragment(b"", false).repeat(limits::FRAGMENTS_MAX + 1);
-        let error = read_all(&stream, &[]).await.unwrap_err();
-        assert!(matches!(error, RecordError::Fragments { .. }), "{error}");
-        let error = read_all(&fragment(b"", true), &[]).await.unwrap_err();
-        assert!(matches!(error, RecordError::Empty), "{error}");
-    }
-
-    #[tokio::test]
-    async fn a_record_that_stops_arriving_is_given_up() {
-        let (mut client, server) = tokio::io::duplex(64);
-        let patience = Duration::from_millis(20);
-        let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, patience);
-        client.write_all(&fragment(b"half", true)[..6]).await.unwrap();
-        let error = reader.next(&budget()).await.unwrap_err();
-        assert!(matches!(error, RecordError::TooSlow { .. }), "{error}");
-    }
-
-    #[tokio::test]
-    async fn a_large_record_is_charged_when_its_bytes_come_not_by_its_mark() {
-        let metrics = Arc::new(NfsMetrics::new());
-        let budget = Budget::new(limits::IN_FLIGHT_BYTES_DEFAULT, Arc::clone(&metrics));
-        let connection = budget.connection();
-        let (mut client, server) = tokio::io::duplex(2 << 20);
-        let mut reader =
-            RecordReader::new(server, limits::FRAME_BYTES_MAX, Duration::from_millis(20));
-        let record = fragment(&vec![7; 1 << 20], true);
-        client.write_all(&record[..1000]).await.unwrap();
-        assert!(reader.next(&connection).await.is_err());
-        assert_eq!(metrics.snapshot().bytes_in_flight, 0);
-
-        let (mut client, server) = tokio::io::duplex(2 << 20);
-        let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
-        client.write_all(&record).await.unwrap();
-        let record = reader.next(&connection).await.unwrap().unwrap();
-        assert_eq!(metrics.snapshot().bytes_in_flight, 1 << 20);
-        drop(record);
-        assert_eq!(metrics.snapshot().bytes_in_flight, 0);
-    }
-}
+mod tests;

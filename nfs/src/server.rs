@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) filesystem_id: u64,
     /// Memory for calls in flight.
     pub(crate) budget: Arc<Budget>,
+    /// That of clients that no rule matches.
+    pub(crate) refused_budget: Arc<Budget>,
     /// Threads for calls that may wait.
     pub(crate) lanes: Lanes,
     /// WRITEs that those have.
@@ -91,6 +93,10 @@ impl Shared {
             handles: HandleCodec::new(store_id, store.handle_key()),
             filesystem_id,
             budget: Budget::new(options.in_flight_bytes_max, Arc::clone(&metrics)),
+            refused_budget: Budget::new(
+                limits::IN_FLIGHT_BYTES_REFUSED_CLIENTS,
+                Arc::clone(&metrics),
+            ),
             lanes: Lanes::new(options.io_threads),
             lane_writes: Arc::default(),
             duplicates: DuplicateCache::new(),

@@ -71,6 +71,12 @@ impl MemoryPlan {
         })
     }
 
+    /// Bytes of bodies of REST requests: what transfers of data leave.
+    #[must_use]
+    pub fn api_bodies_bytes(&self) -> usize {
+        usize::try_from(self.api_bytes - self.api_bytes / 4 * 3).unwrap_or(usize::MAX)
+    }
+
     /// Transfers of data over REST that fit into three quarters of its share; bodies of
     /// other requests have the rest.
     #[must_use]
@@ -97,6 +103,7 @@ mod tests {
             assert!((NFS_BYTES_MIN..=NFS_BYTES_MAX).contains(&plan.nfs_bytes));
             assert!((API_BYTES_MIN..=API_BYTES_MAX).contains(&plan.api_bytes));
             assert!((6..=32).contains(&plan.api_data_streams()));
+            assert!((6 << 20..=32 << 20).contains(&plan.api_bodies_bytes()));
         }
         assert_eq!(MemoryPlan::new(BUDGET_BYTES_MIN - 1), None);
     }

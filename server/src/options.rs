@@ -42,6 +42,7 @@ pub(crate) fn api(config: &Config) -> ApiOptions {
         vmstore: config.vmstore.clone(),
         export_path: config.export_path.clone(),
         data_streams_max: config.memory.api_data_streams(),
+        bodies_bytes_max: config.memory.api_bodies_bytes(),
         ..ApiOptions::default()
     }
 }

@@ -16,6 +16,8 @@ import urllib.parse
 import urllib.request
 
 EXPORT_PATH = "/slackwater"
+# The guest calls REST by its gateway's address, which wants a token; this one guards nothing but a test.
+TOKEN = "guest-test-token"
 # What df has to report in the guest; far more than the scenarios write.
 CAPACITY, CAPACITY_BYTES = "8GiB", 8 << 30
 # A start after SIGKILL replays the log: seconds at most, with room for a busy machine.
@@ -60,14 +62,18 @@ class Appliance:
         self._capacity = capacity
         self.nfs_port = free_port()
         self.api_port = free_port()
+        self._token_file = log_path.with_name("tokens")
         self._process = None
 
     def start(self):
         """Starts the server and returns when it serves."""
+        self._token_file.touch(mode=0o600)
+        self._token_file.write_text(f"guest admin {TOKEN}\n")
         command = [
             self._program, "--data-dir", str(self._data_dir),
             "--nfs-listen", f"127.0.0.1:{self.nfs_port}",
             "--api-listen", f"127.0.0.1:{self.api_port}",
+            "--token-file", str(self._token_file),
             "--capacity", self._capacity, *self._access,
         ]
         # Nothing but the command line configures the server: the caller's environment does not.
@@ -127,7 +133,8 @@ class Appliance:
         """One REST call; returns the bytes of its answer."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.api_port}{path}",
-            method=method, data=body, headers={"Content-Type": content_type},
+            method=method, data=body,
+            headers={"Content-Type": content_type, "Authorization": f"Bearer {TOKEN}"},
         )
         try:
             with urllib.request.urlopen(request, timeout=REQUEST_LIMIT_SECONDS) as answer:

@@ -140,7 +140,8 @@ def run(options, chosen, scratch):
             cleanup.callback(guest.stop)
             guest.run(
                 f"printf 'nfs_port=%s\\napi_port=%s\\nexport_path=%s\\n' {server.nfs_port} "
-                f"{server.api_port} {appliance.EXPORT_PATH} >/run/appliance"
+                f"{server.api_port} {appliance.EXPORT_PATH} >/run/appliance\n"
+                f"(umask 077; echo {appliance.TOKEN} >/run/token)"
             )
             world = World(server, guest, pool, scratch)
             passed, failed = run_all(world, chosen)

@@ -1,6 +1,7 @@
 //! How the appliance is: figures, metrics, health, and the care of the store.
 
 use std::borrow::Cow;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -15,7 +16,7 @@ use crate::openapi;
 use crate::paths;
 use crate::router::Mount;
 use crate::state::Shared;
-use crate::types::{CheckReport, CheckRequest, GcReport, Health, Stats};
+use crate::types::{CheckReport, CheckRequest, GcReport, Health, Stats, Timestamp};
 
 /// Media type of OpenMetrics' text format, which Prometheus reads.
 const METRICS_MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -39,9 +40,15 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 pub(crate) async fn stats(State(state): State<Shared>) -> Result<Json<Stats>, Failure> {
     let export_path = state.options.export_path.clone();
     let read = move |store: &slackwater_blockstore::Store| {
-        Ok(convert::stats(store.stats(), store.store_id(), &export_path))
+        Ok(convert::stats(store.stats(), store.store_id(), &export_path, now()))
     };
     Ok(Json(state.call(read).await?))
+}
+
+/// The moment, by this machine's clock.
+fn now() -> Timestamp {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp::from_nanos(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Verifies the store while it serves

@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::{Method, Request, header};
 use serde_json::{Value, json};
 use slackwater_api::error::ProblemCode;
-use slackwater_api::types::{CheckReport, GcReport, Stats};
+use slackwater_api::types::{CheckReport, File, GcReport, Stats};
 use slackwater_api::{ApiOptions, Role, Secret, Token, VmstoreCredentials};
 
 use crate::harness::{Face, noise};
@@ -182,6 +182,8 @@ async fn figures_and_care_answer() {
     assert_eq!((stats.file_count, stats.snapshot_count, stats.chunk_count), (1, 1, 10));
     assert_eq!((stats.export_path.as_str(), stats.poisoned), ("/slackwater", false));
     assert_eq!(stats.store_id, face.store.store_id().to_string());
+    let file: File = face.get("/v1/files/a").await.expect(200).parse();
+    assert!(stats.now.unwrap() >= file.modified_at, "by the clock that dates files");
 
     let checked: CheckReport =
         face.post("/v1/check", json!({"data": true})).await.expect(200).parse();
@@ -238,4 +240,7 @@ async fn without_tokens_a_foreign_page_is_refused() {
     let answer = face.call(Method::POST, "/v1/gc", &page("cross-site"), None).await;
     answer.problem(ProblemCode::Forbidden);
     face.call(Method::POST, "/v1/gc", &page("same-origin"), None).await.expect(200);
+    // One whose own name was made to resolve to loopback: its browser sends no fetch header.
+    let rebound = [("host", "evil.example:8049")];
+    face.call(Method::POST, "/v1/gc", &rebound, None).await.problem(ProblemCode::Forbidden);
 }

@@ -38,6 +38,22 @@ async fn a_repeated_request_gets_the_first_answer() {
 }
 
 #[tokio::test]
+async fn a_long_answer_is_kept_too() {
+    let face = Face::new();
+    face.make_file("a", 1).await;
+    let labels: serde_json::Map<_, _> =
+        (0..40).map(|number| (format!("label{number}"), json!("x".repeat(4000)))).collect();
+    let body = json!({"path": "a", "labels": labels});
+    let send = || face.call(Method::POST, "/v1/snapshots", &[(KEY, "k")], Some(body.clone()));
+    let first = send().await.expect(201);
+    assert!(first.body.len() > 64 << 10, "{} bytes", first.body.len());
+    let again = send().await.expect(201);
+    assert_eq!(again.header("idempotency-replayed"), "true");
+    assert!(first.body == again.body);
+    assert_eq!(count(&face).await, 1);
+}
+
+#[tokio::test]
 async fn a_key_belongs_to_one_request() {
     let face = Face::new();
     face.make_file("a", 1).await;

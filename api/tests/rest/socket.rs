@@ -73,9 +73,11 @@ async fn talk(address: SocketAddr, request: &[u8]) -> String {
 #[tokio::test]
 async fn bytes_on_a_socket_are_answered() {
     let served = Served::start(ApiOptions::default(), None).await;
-    let answer =
-        talk(served.address, b"GET /healthz HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
-            .await;
+    let answer = talk(
+        served.address,
+        b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+    )
+    .await;
     assert!(
         answer.starts_with("HTTP/1.1 200 OK\r\n") && answer.ends_with(r#"{"status":"ok"}"#),
         "{answer}"
@@ -132,7 +134,7 @@ async fn tls_speaks_both_versions_of_http() {
     // Plain HTTP on the same port is no way in.
     let plain = TcpStream::connect(served.address).await.unwrap();
     let mut plain = plain;
-    plain.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    plain.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
     let mut answer = Vec::new();
     // A reset in place of an end is as good.
     let _ = tokio::time::timeout(PATIENCE, plain.read_to_end(&mut answer)).await.unwrap();
@@ -172,7 +174,7 @@ async fn a_stop_lets_a_request_end_and_takes_no_more() {
     let address = served.address;
     served.face.make_file("a", 0).await;
     let mut upload = TcpStream::connect(address).await.unwrap();
-    let head = "PUT /v1/files/a/data HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n\
+    let head = "PUT /v1/files/a/data HTTP/1.1\r\nhost: localhost\r\nexpect: 100-continue\r\n\
                 content-type: application/octet-stream\r\ncontent-length: 10\r\n\r\n";
     upload.write_all(head.as_bytes()).await.unwrap();
     // The server asks for the body once the handler wants it: the request is under way.
@@ -201,7 +203,7 @@ async fn a_client_that_reads_slowly_keeps_little_in_memory_and_gets_all() {
     served.face.put("/v1/files/a/data", bytes.clone()).await.expect(200);
     let mut stream = TcpStream::connect(served.address).await.unwrap();
     stream
-        .write_all(b"GET /v1/files/a/data HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        .write_all(b"GET /v1/files/a/data HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         .await
         .unwrap();
     let mut answer = Vec::new();
@@ -229,11 +231,11 @@ async fn a_client_that_stops_reading_loses_its_place() {
     let served = Served::start(options, None).await;
     served.face.make_file("a", 1 << 30).await;
     let mut stuck = TcpStream::connect(served.address).await.unwrap();
-    let request = b"GET /v1/files/a/data HTTP/1.1\r\nhost: x\r\n\r\n";
+    let request = b"GET /v1/files/a/data HTTP/1.1\r\nhost: localhost\r\n\r\n";
     stuck.write_all(request).await.unwrap();
     let mut first = [0; 100];
     stuck.read_exact(&mut first).await.unwrap();
-    let request = b"GET /v1/files/a/data HTTP/1.1\r\nhost: x\r\nrange: bytes=0-9\r\nconnection: close\r\n\r\n";
+    let request = b"GET /v1/files/a/data HTTP/1.1\r\nhost: localhost\r\nrange: bytes=0-9\r\nconnection: close\r\n\r\n";
     let answer = talk(served.address, request).await;
     assert!(answer.starts_with("HTTP/1.1 206"), "{answer}");
     let mut rest = vec![0; 1 << 20];
@@ -254,7 +256,7 @@ async fn a_transfer_that_cannot_be_whole_is_cut() {
     served.face.make_file("a", 64 << 20).await;
     let mut stream = TcpStream::connect(served.address).await.unwrap();
     stream
-        .write_all(b"GET /v1/files/a/data HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        .write_all(b"GET /v1/files/a/data HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         .await
         .unwrap();
     let mut first = [0; 1000];
@@ -267,6 +269,37 @@ async fn a_transfer_that_cannot_be_whole_is_cut() {
     served.stop().await;
 }
 
+/// Log-ins need no secret to begin with: those whose bodies do not come must not take the requests
+/// of all.
+#[tokio::test]
+async fn log_ins_that_do_not_come_keep_nobody_out() {
+    const SLOW: usize = 100;
+    let options = ApiOptions {
+        vmstore: Some(VmstoreCredentials {
+            username: "u".to_owned(),
+            password: slackwater_api::Secret::new("p"),
+        }),
+        requests_max: SLOW / 2,
+        ..ApiOptions::default()
+    };
+    let served = Served::start(options, None).await;
+    let mut slow = Vec::new();
+    for _ in 0..SLOW {
+        let mut stream = TcpStream::connect(served.address).await.unwrap();
+        let head = "POST /api/v310/session/login HTTP/1.1\r\nhost: localhost\r\n\
+                    content-type: application/json\r\ncontent-length: 1000\r\n\r\n";
+        stream.write_all(head.as_bytes()).await.unwrap();
+        slow.push(stream);
+    }
+    for _ in 0..10 {
+        let request = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+        let answer = talk(served.address, request).await;
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    drop(slow);
+    served.stop().await;
+}
+
 /// Many at once, each with its own connection.
 #[tokio::test]
 async fn many_clients_are_served_at_once() {
@@ -275,7 +308,8 @@ async fn many_clients_are_served_at_once() {
     let calls = (0..100).map(|_| {
         let address = served.address;
         tokio::spawn(async move {
-            let request = b"GET /v1/files/a HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+            let request =
+                b"GET /v1/files/a HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
             assert!(talk(address, request).await.starts_with("HTTP/1.1 200"));
         })
     });
@@ -313,9 +347,10 @@ async fn a_handler_that_panics_ends_its_own_connection_alone() {
 
     let mut other = TcpStream::connect(served.address).await.unwrap();
     for _ in 0..3 {
-        let answer = talk(served.address, b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let answer =
+            talk(served.address, b"GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
         assert!(!answer.starts_with("HTTP/1.1 2"), "{answer}");
-        other.write_all(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        other.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
         let mut answer = [0; 15];
         let read = other.read_exact(&mut answer);
         tokio::time::timeout(PATIENCE, read).await.unwrap().unwrap();

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::{Method, Request, header};
+use futures_util::FutureExt;
 use serde_json::json;
 use slackwater_api::ApiOptions;
 use slackwater_api::error::ProblemCode;
@@ -109,6 +110,35 @@ async fn a_body_that_stops_coming_is_told_from_a_slow_call() {
     let request = Request::post("/v1/files").header(header::CONTENT_TYPE, "application/json");
     let answer = face.send(request.body(Body::from_stream(stuck)).unwrap()).await;
     answer.problem(ProblemCode::RequestTimeout);
+}
+
+#[tokio::test]
+async fn bodies_under_way_share_their_memory() {
+    let options = ApiOptions {
+        body_bytes_max: 1000,
+        bodies_bytes_max: 1000,
+        queue_timeout: Duration::from_millis(20),
+        ..ApiOptions::default()
+    };
+    let face = Face::with(options);
+    let post = |body: Body| {
+        let request = Request::post("/v1/files").header(header::CONTENT_TYPE, "application/json");
+        face.send(request.body(body).unwrap())
+    };
+    let small = || Body::from(r#"{"path": "a", "size_bytes": 1}"#);
+    let stuck = futures_util::stream::pending::<Result<Bytes, std::io::Error>>();
+    let mut slow = Box::pin(post(Body::from_stream(stuck)));
+    // It may become as long as any.
+    assert!((&mut slow).now_or_never().is_none());
+    post(small()).await.problem(ProblemCode::Overloaded);
+    drop(slow);
+    // Once with a key, which has the body read twice.
+    let request = Request::post("/v1/files")
+        .header(header::CONTENT_TYPE, "application/json")
+        .header("idempotency-key", "k");
+    let long = format!("{}{}", r#"{"path": "b", "size_bytes": 1}"#, " ".repeat(900));
+    face.send(request.body(Body::from(long)).unwrap()).await.expect(201);
+    post(small()).await.expect(201);
 }
 
 #[tokio::test]

@@ -277,6 +277,13 @@ async fn a_session_is_a_cookie_that_ends_with_the_logout() {
     other.get("snapshot").await.expect(200);
 }
 
+/// Nobody knows yet who sends it.
+#[tokio::test]
+async fn a_log_in_is_short() {
+    let answer = log_in(&face(), "cinder", &"x".repeat(5000)).await;
+    assert_eq!(answer.status, 413, "{answer:?}");
+}
+
 /// An idempotency key must not hand out another client's session.
 #[tokio::test]
 async fn a_login_is_never_given_again() {

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::print;
 use crate::error::DriverError;
 use crate::settings::{Settings, Target};
-use crate::worker::{LEASE_INTERVAL, Lease, now};
+use crate::worker::{FULL_BELOW_BYTES, LEASE_INTERVAL, Lease, now};
 
 /// Where workers have their files.
 const FOLDER: &str = "workers/";
@@ -55,7 +55,8 @@ struct SweepArguments {
     /// All that were not heard of for this long, such as 30d, 12h or 90m
     #[arg(long, value_name = "AGE", value_parser = parse_age)]
     older_than: Option<Duration>,
-    /// Sweep a worker whose heartbeat is fresh, too
+    /// Sweep a worker whose heartbeat is fresh, too, or while the heartbeats tell nothing: the
+    /// appliance is full, or heard of no worker for an hour
     #[arg(long)]
     force: bool,
 }
@@ -73,13 +74,36 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Since it was heard of; for ever if it never was.
-    fn age(&self) -> Duration {
-        self.lease.as_ref().map_or(Duration::MAX, |lease| since(lease.renewed_at))
+    /// When it was last heard of: by the appliance's clock, or by its own if that says later. A
+    /// clock that is slow makes nobody look lost.
+    fn heard(&self) -> Option<Timestamp> {
+        self.heard_at.max(self.lease.as_ref().map(|lease| lease.renewed_at))
     }
 
-    fn is_alive(&self) -> bool {
-        self.age() < LEASE_INTERVAL * INTERVALS_ALIVE
+    /// Since it was heard of; for ever if it never was.
+    fn age(&self, moment: Timestamp) -> Duration {
+        self.heard().map_or(Duration::MAX, |heard| since(heard, moment))
+    }
+
+    fn is_alive(&self, moment: Timestamp) -> bool {
+        self.age(moment) < LEASE_INTERVAL * INTERVALS_ALIVE
+    }
+}
+
+/// What the appliance says of itself.
+#[derive(Clone, Copy, Debug)]
+struct Appliance {
+    /// Its time: ages count by it, not by the clock of the machine that asks.
+    moment: Timestamp,
+    /// Bytes that it takes still.
+    available_bytes: u64,
+}
+
+impl Appliance {
+    async fn ask(client: &Client) -> Result<Self, DriverError> {
+        let stats = client.stats().await?;
+        let moment = stats.now.unwrap_or_else(now);
+        Ok(Self { moment, available_bytes: stats.available_bytes })
     }
 }
 
@@ -88,13 +112,15 @@ pub(super) async fn run(
     settings: &Settings,
 ) -> Result<(), DriverError> {
     let client = Target::of(settings)?.client()?;
+    // The workers first, so that no heartbeat is younger than the moment.
     let workers = find(&client).await?;
+    let appliance = Appliance::ask(&client).await?;
     match &arguments.command {
         None => {
-            print(&table(&workers));
+            print(&table(&workers, appliance.moment));
             Ok(())
         }
-        Some(WorkersCommand::Sweep(chosen)) => sweep(&client, &workers, chosen).await,
+        Some(WorkersCommand::Sweep(chosen)) => sweep(&client, &workers, appliance, chosen).await,
     }
 }
 
@@ -136,14 +162,13 @@ async fn lease(client: &Client, path: &str) -> Option<Lease> {
     Lease::from_bytes(&bytes).ok()
 }
 
-fn table(workers: &BTreeMap<Uuid, Found>) -> String {
+fn table(workers: &BTreeMap<Uuid, Found>, moment: Timestamp) -> String {
     let mut text =
         format!("{:36}  {:20}  {:10}  {:>6}  {:>6}\n", "WORKER", "HOST", "HEARD", "DISKS", "HOLDS");
     for (id, found) in workers {
-        let (host, heard) = match &found.lease {
-            Some(lease) => (lease.host.escape_debug().to_string(), ago(found.age())),
-            None => ("-".to_owned(), "never".to_owned()),
-        };
+        let host =
+            found.lease.as_ref().map_or("-".into(), |lease| lease.host.escape_debug().to_string());
+        let heard = found.heard().map_or("never".into(), |heard| ago(since(heard, moment)));
         let (disks, holds) = (found.disks, found.holds);
         text.push_str(&format!("{id:36}  {host:20}  {heard:10}  {disks:>6}  {holds:>6}\n"));
     }
@@ -153,26 +178,10 @@ fn table(workers: &BTreeMap<Uuid, Found>) -> String {
 async fn sweep(
     client: &Client,
     workers: &BTreeMap<Uuid, Found>,
+    appliance: Appliance,
     arguments: &SweepArguments,
 ) -> Result<(), DriverError> {
-    let is_chosen = |id: &Uuid, found: &Found| match (arguments.id, arguments.older_than) {
-        (Some(wanted), _) => *id == wanted,
-        // One without a heartbeat is being made, or never lived: its age is not known.
-        (None, Some(age)) => found.lease.is_some() && found.age() >= age,
-        (None, None) => false,
-    };
-    let chosen: Vec<_> = workers.iter().filter(|(id, found)| is_chosen(id, found)).collect();
-    if let (Some(id), true) = (arguments.id, chosen.is_empty()) {
-        return Err(DriverError::Usage(format!("worker {id} has nothing on the appliance")));
-    }
-    if let Some((id, found)) = chosen.iter().find(|(_, found)| found.is_alive())
-        && !arguments.force
-    {
-        let heard = ago(found.age());
-        return Err(DriverError::Usage(format!(
-            "worker {id} was heard of {heard} ago and may live: stop it first, or give --force"
-        )));
-    }
+    let chosen = choose(workers, appliance, arguments).map_err(DriverError::Usage)?;
     for (id, found) in chosen {
         // The heartbeat last: a sweep that was cut off is found again.
         let (leases, disks): (Vec<_>, Vec<_>) =
@@ -182,6 +191,46 @@ async fn sweep(
         print(&format!("{id}: {} files deleted\n", found.paths.len()));
     }
     Ok(())
+}
+
+/// The workers to be swept, or why none is.
+fn choose<'a>(
+    workers: &'a BTreeMap<Uuid, Found>,
+    appliance: Appliance,
+    arguments: &SweepArguments,
+) -> Result<Vec<(&'a Uuid, &'a Found)>, String> {
+    let moment = appliance.moment;
+    let is_chosen = |id: &Uuid, found: &Found| match (arguments.id, arguments.older_than) {
+        (Some(wanted), _) => *id == wanted,
+        // One without a heartbeat is being made, or never lived: its age is not known.
+        (None, Some(age)) => found.heard().is_some() && found.age(moment) >= age,
+        (None, None) => false,
+    };
+    let chosen: Vec<_> = workers.iter().filter(|(id, found)| is_chosen(id, found)).collect();
+    if let (Some(id), true) = (arguments.id, chosen.is_empty()) {
+        return Err(format!("worker {id} has nothing on the appliance"));
+    }
+    if arguments.force || chosen.is_empty() {
+        return Ok(chosen);
+    }
+    if let Some((id, found)) = chosen.iter().find(|(_, found)| found.is_alive(moment)) {
+        let heard = ago(found.age(moment));
+        return Err(format!(
+            "worker {id} was heard of {heard} ago and may live: stop it first, or give --force"
+        ));
+    }
+    // Old heartbeats tell that a worker is lost only where new ones would have come.
+    let bytes = appliance.available_bytes;
+    let reason = if bytes < FULL_BELOW_BYTES {
+        format!(
+            "the appliance has room for {bytes} bytes, so it may have refused the heartbeats of workers that live: make room first"
+        )
+    } else if !workers.values().any(|found| found.is_alive(moment)) {
+        "no worker was heard of for an hour, so those that live may not have reached the appliance: wait for a heartbeat, see `slackwater-driver workers`".to_owned()
+    } else {
+        return Ok(chosen);
+    };
+    Err(format!("{reason}; if the workers to be swept are lost for good, give --force"))
 }
 
 async fn delete(client: &Client, paths: &[&String]) -> Result<(), DriverError> {
@@ -197,8 +246,8 @@ async fn delete(client: &Client, paths: &[&String]) -> Result<(), DriverError> {
     Ok(())
 }
 
-fn since(moment: Timestamp) -> Duration {
-    Duration::from_nanos(now().as_nanos().saturating_sub(moment.as_nanos()))
+fn since(earlier: Timestamp, moment: Timestamp) -> Duration {
+    Duration::from_nanos(moment.as_nanos().saturating_sub(earlier.as_nanos()))
 }
 
 /// A time in its largest whole unit.
@@ -242,12 +291,70 @@ mod tests {
         assert_eq!(ago(Duration::from_secs(90_000)), "1d");
     }
 
+    const DAY_NANOS: u64 = 86_400_000_000_000;
+    const NOW: Timestamp = Timestamp::from_nanos(20_000 * DAY_NANOS);
+    const ROOM: Appliance = Appliance { moment: NOW, available_bytes: 1 << 40 };
+
+    fn days_ago(days: u64) -> Timestamp {
+        Timestamp::from_nanos(NOW.as_nanos() - days * DAY_NANOS)
+    }
+
+    /// A worker that says that it wrote its heartbeat so long ago, and of which the appliance says
+    /// the other.
+    fn heard(own_days: u64, appliance_days: u64) -> Found {
+        let lease = Lease { host: "a".into(), version: "0".into(), renewed_at: days_ago(own_days) };
+        let heard_at = Some(days_ago(appliance_days));
+        Found { lease: Some(lease), heard_at, ..Found::default() }
+    }
+
+    fn workers<const N: usize>(found: [Found; N]) -> BTreeMap<Uuid, Found> {
+        (0..).map(Uuid::from_u128).zip(found).collect()
+    }
+
+    fn older_than(days: u64, force: bool) -> SweepArguments {
+        let older_than = Some(Duration::from_nanos(days * DAY_NANOS));
+        SweepArguments { id: None, older_than, force }
+    }
+
+    fn swept(
+        workers: &BTreeMap<Uuid, Found>,
+        appliance: Appliance,
+        arguments: &SweepArguments,
+    ) -> Result<Vec<u128>, String> {
+        let chosen = choose(workers, appliance, arguments)?;
+        Ok(chosen.into_iter().map(|(id, _)| id.as_u128()).collect())
+    }
+
     #[test]
     fn one_without_a_heartbeat_is_not_known_to_live() {
-        let mut found = Found::default();
-        assert!(!found.is_alive());
-        let lease = Lease { host: "a".into(), version: "0".into(), renewed_at: now() };
-        found.lease = Some(lease);
-        assert!(found.is_alive());
+        assert!(!Found::default().is_alive(NOW));
+        assert!(heard(0, 0).is_alive(NOW));
+        assert_eq!(
+            swept(&workers([Found::default(), heard(0, 0)]), ROOM, &older_than(1, false)),
+            Ok(vec![])
+        );
+    }
+
+    #[test]
+    fn a_worker_whose_clock_is_wrong_is_not_swept_while_it_runs() {
+        let all = workers([heard(20_000, 0), heard(40, 40), heard(0, 0), heard(0, 40)]);
+        assert_eq!(swept(&all, ROOM, &older_than(30, false)), Ok(vec![1]));
+        // Nor because of the clock of whoever asks: ages count by the appliance's.
+        assert_eq!(since(days_ago(0), days_ago(2)), Duration::ZERO);
+    }
+
+    #[test]
+    fn heartbeats_that_could_not_come_sweep_nobody() {
+        let full = Appliance { available_bytes: 0, ..ROOM };
+        let stale = workers([heard(2, 2), heard(3, 3)]);
+        let mixed = workers([heard(2, 2), heard(0, 0)]);
+        for (all, appliance) in [(&stale, ROOM), (&stale, full), (&mixed, full)] {
+            let refused = swept(all, appliance, &older_than(1, false)).unwrap_err();
+            assert!(refused.contains("--force"), "{refused}");
+            let id = SweepArguments { id: Some(Uuid::from_u128(0)), ..older_than(1, false) };
+            assert!(swept(all, appliance, &id).is_err(), "nor by its id");
+            assert!(swept(all, appliance, &older_than(1, true)).is_ok());
+        }
+        assert_eq!(swept(&mixed, ROOM, &older_than(1, false)), Ok(vec![0]));
     }
 }

@@ -69,8 +69,9 @@ use crate::metrics::Metrics;
 /// that nobody meets it, small enough that the file system's own maps stay a few MiB.
 pub const DISK_SIZE_BYTES_DEFAULT: u64 = 64 << 30;
 
-/// An appliance with less room than this is full for a layer: it is what one segment takes.
-const FULL_BELOW_BYTES: u64 = 64 << 20;
+/// An appliance with less room than this is full for a layer, and may refuse heartbeats: it is what
+/// one segment takes.
+pub(crate) const FULL_BELOW_BYTES: u64 = 64 << 20;
 
 /// How long a failed call is held up by the question whether the appliance is full.
 const FULL_QUESTION_TIME_MAX: Duration = Duration::from_secs(2);
@@ -115,6 +116,26 @@ struct Inner {
     reaping: tokio::sync::Mutex<()>,
 }
 
+impl Inner {
+    fn new(options: WorkerOptions, worker_id: Uuid, state: State) -> Self {
+        Self {
+            options,
+            worker_id,
+            state,
+            attach: OnceCell::new(),
+            volume_locks: KeyedLocks::default(),
+            view_locks: KeyedLocks::default(),
+            views: Mutex::default(),
+            pinned: Mutex::default(),
+            in_progress: Mutex::default(),
+            captured: Mutex::default(),
+            metrics: Metrics::default(),
+            reap: Arc::new(Notify::new()),
+            reaping: tokio::sync::Mutex::default(),
+        }
+    }
+}
+
 impl Worker {
     /// Opens the worker's state, and takes over what an earlier process left. Does not need the
     /// appliance: calls that do fail until it is there.
@@ -139,22 +160,7 @@ impl Worker {
         let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
         let worker_id = identity(&state, &options.state_directory, machine.trim())?;
         forget_users_of_another_boot(&state)?;
-        let inner = Inner {
-            options,
-            worker_id,
-            state,
-            attach: OnceCell::new(),
-            volume_locks: KeyedLocks::default(),
-            view_locks: KeyedLocks::default(),
-            views: Mutex::default(),
-            pinned: Mutex::default(),
-            in_progress: Mutex::default(),
-            captured: Mutex::default(),
-            metrics: Metrics::default(),
-            reap: Arc::new(Notify::new()),
-            reaping: tokio::sync::Mutex::default(),
-        };
-        let worker = Self { inner: Arc::new(inner) };
+        let worker = Self { inner: Arc::new(Inner::new(options, worker_id, state)) };
         worker.start_reaping();
         worker.start_lease();
         worker.start_reconciling();

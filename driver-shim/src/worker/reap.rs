@@ -59,9 +59,14 @@ impl Worker {
         .await
     }
 
-    /// Takes back now what is to be taken back, as far as that is possible.
+    /// Takes back now what is to be taken back, as far as that is possible; nothing once a change
+    /// of the state failed.
     pub async fn clean_up(&self) {
         let _reaping = self.inner.reaping.lock().await;
+        if let Err(error) = self.inner.state.require_certain() {
+            tracing::debug!(%error, "nothing is taken back");
+            return;
+        }
         let files: Vec<_> = {
             let in_progress = self.inner.in_progress.lock();
             let obsolete = self.inner.state.obsolete().into_iter();
@@ -88,6 +93,8 @@ impl Worker {
                 return Ok(());
             }
         }
+        // A failed change may have made a volume name it, as a restart would then find.
+        self.inner.state.require_certain()?;
         match self.client().delete_file(&path).await {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}
@@ -140,6 +147,7 @@ impl Worker {
     /// # Errors
     /// `Appliance`, `Attach`, `State`.
     pub async fn reconcile(&self, age_min: Duration) -> Result<Reconciled, WorkerError> {
+        self.inner.state.require_certain()?;
         let mut done = Reconciled { mounts: self.reconcile_mounts().await?, ..Default::default() };
         self.clean_up().await;
         done.files = self.reconcile_files().await?;
@@ -267,5 +275,72 @@ impl Worker {
             Err(WorkerError::UnknownSnapshot { .. }) => Ok(false),
             Err(error) => Err(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use slackwater_client::{Client, RetryPolicy};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::worker::state::failing::FailingDisk;
+    use crate::worker::{Inner, WorkerOptions};
+
+    /// An appliance that deletes whatever it is asked to, and counts the calls.
+    async fn appliance() -> (String, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let calls = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&calls);
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut [0; 4096]).await;
+                count.fetch_add(1, Ordering::Relaxed);
+                let answer = b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n";
+                let _ = stream.write_all(answer).await;
+            }
+        });
+        (url, calls)
+    }
+
+    fn worker(url: &str, disk: &FailingDisk) -> Worker {
+        let attach = slackwater_attach::Options {
+            method: None,
+            nfs_address: ([127, 0, 0, 1], 1).into(),
+            export: "/slackwater".to_owned(),
+            state_directory: "/nonexistent".into(),
+            fuse_program: Vec::new(),
+        };
+        let options = WorkerOptions {
+            client: Client::builder(url).retry(RetryPolicy::never()).build().unwrap(),
+            attach,
+            state_directory: "/nonexistent".into(),
+            disk_size_bytes: 1 << 20,
+        };
+        Worker { inner: Arc::new(Inner::new(options, Uuid::from_u128(1), disk.state())) }
+    }
+
+    /// A seal whose commit failed may be on the disk: then a restart finds that the hold, which
+    /// memory lists as obsolete, is all that keeps the snapshot.
+    #[tokio::test]
+    async fn after_a_failed_change_of_the_state_nothing_is_deleted_on_the_appliance() {
+        let (url, calls) = appliance().await;
+        let disk = FailingDisk::new();
+        let worker = worker(&url, &disk);
+        let old = worker.making(FileKind::Hold).await.unwrap();
+        drop(old);
+        worker.clean_up().await;
+        assert_eq!(calls.load(Ordering::Relaxed), 1, "what nobody names is deleted");
+        let hold = worker.making(FileKind::Hold).await.unwrap();
+        disk.fail();
+        assert!(worker.apply(vec![Change::Deleted(hold.file)]).await.is_err());
+        drop(hold);
+        worker.clean_up().await;
+        assert!(worker.reconcile(Duration::ZERO).await.is_err());
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
     }
 }

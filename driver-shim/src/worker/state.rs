@@ -11,11 +11,16 @@
 //! a volume name it; a volume that lets go of a file enters it in the same transaction. So at
 //! every moment each file of this worker is either named by one volume or listed here (D1), and
 //! whoever finds it listed at a start may delete it. Reads are answered from memory.
+//!
+//! A change that failed may be on the disk all the same, and a restart would then find other files
+//! listed than memory has. So after one the state is *in doubt*: it takes no change, and nothing is
+//! deleted by it, until it was read anew.
 
 mod format;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
@@ -101,7 +106,16 @@ pub(super) struct State {
     index: RwLock<Index>,
     /// Held over a whole change, so that memory and disk see the same order.
     writing: Mutex<()>,
+    /// A change failed: what is on the disk is not known.
+    is_in_doubt: AtomicBool,
 }
+
+/// A change was asked of a state that is in doubt.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "an earlier change failed, so that it is not known what is on the disk: restart slackwater-driver"
+)]
+struct InDoubt;
 
 /// The files that a volume names.
 fn files_of(volume: &Volume) -> Option<OwnFile> {
@@ -122,21 +136,25 @@ impl State {
     /// # Errors
     /// `State` if another daemon has it open or it cannot be read.
     pub(super) fn open(path: &Path) -> Result<Self, WorkerError> {
-        let failed = |source: Box<dyn std::error::Error + Send + Sync>| WorkerError::State {
-            path: path.to_owned(),
-            source,
-        };
-        let database = redb::Builder::new()
-            .set_cache_size(CACHE_BYTES)
-            .create(path)
-            .map_err(|error| failed(format::of_open(error)))?;
-        let index = Self::load(&database).map_err(failed)?;
-        Ok(Self {
-            path: path.to_owned(),
-            database,
-            index: RwLock::new(index),
-            writing: Mutex::new(()),
-        })
+        let database =
+            redb::Builder::new().set_cache_size(CACHE_BYTES).create(path).map_err(|error| {
+                WorkerError::State { path: path.to_owned(), source: format::of_open(error) }
+            })?;
+        Self::over(database, path)
+    }
+
+    fn over(database: Database, path: &Path) -> Result<Self, WorkerError> {
+        let path = path.to_owned();
+        match Self::load(&database) {
+            Ok(index) => Ok(Self {
+                path,
+                database,
+                index: RwLock::new(index),
+                writing: Mutex::new(()),
+                is_in_doubt: AtomicBool::new(false),
+            }),
+            Err(source) => Err(WorkerError::State { path, source }),
+        }
     }
 
     fn load(database: &Database) -> Result<Index, Box<dyn std::error::Error + Send + Sync>> {
@@ -217,7 +235,7 @@ impl State {
     ///
     /// # Errors
     /// `Exists`, `NotFound`, `ParentNotFound` and `HasChildren` before anything is changed;
-    /// `State` if the disk fails.
+    /// `State` if the disk fails, and from then on.
     pub(super) fn apply(&self, changes: &[Change]) -> Result<(), WorkerError> {
         let _writing = self.writing.lock();
         let changes = {
@@ -225,13 +243,7 @@ impl State {
             index.verify(changes)?;
             index.complete(changes)
         };
-        self.store(&changes)
-            .map_err(|source| WorkerError::State { path: self.path.clone(), source })?;
-        let mut index = self.index.write();
-        for change in changes {
-            index.apply(change);
-        }
-        Ok(())
+        self.commit(changes)
     }
 
     /// Changes one volume, durably, and gives what it became.
@@ -247,13 +259,40 @@ impl State {
         let mut volume = self.get(key).ok_or_else(|| WorkerError::NotFound { key: key.clone() })?;
         change(&mut volume);
         let changes = self.index.read().complete(&[Change::Put(Box::new(volume.clone()))]);
-        self.store(&changes)
-            .map_err(|source| WorkerError::State { path: self.path.clone(), source })?;
+        self.commit(changes)?;
+        Ok(volume)
+    }
+
+    /// Sees that memory has what a restart would find: only then may what it lists be deleted.
+    ///
+    /// # Errors
+    /// `State` once a change failed.
+    pub(super) fn require_certain(&self) -> Result<(), WorkerError> {
+        if self.is_in_doubt.load(Ordering::Acquire) {
+            return Err(self.failed(InDoubt.into()));
+        }
+        Ok(())
+    }
+
+    fn failed(&self, source: Box<dyn std::error::Error + Send + Sync>) -> WorkerError {
+        WorkerError::State { path: self.path.clone(), source }
+    }
+
+    /// Applies completed changes to the disk, then to memory.
+    fn commit(&self, changes: Vec<Change>) -> Result<(), WorkerError> {
+        self.require_certain()?;
+        if let Err(source) = self.store(&changes) {
+            self.is_in_doubt.store(true, Ordering::Release);
+            let path = self.path.display();
+            tracing::error!(%path, error = %source,
+                "a change of the state failed: nothing is changed or deleted until a restart");
+            return Err(self.failed(source));
+        }
         let mut index = self.index.write();
         for change in changes {
             index.apply(change);
         }
-        Ok(volume)
+        Ok(())
     }
 
     fn store(&self, changes: &[Change]) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -378,5 +417,7 @@ impl Index {
     }
 }
 
+#[cfg(test)]
+pub(super) mod failing;
 #[cfg(test)]
 mod tests;

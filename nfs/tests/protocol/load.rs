@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use slackwater_nfs::NfsOptions;
+use slackwater_nfs::{NfsMetricsSnapshot, NfsOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::{sleep, timeout};
 
 use crate::common::client::{Client, Cred, FILE_SYNC, NFS, call, proc, record, write_args};
@@ -13,6 +13,9 @@ use crate::common::{Args, Body, Server, SetAttr, root_options};
 /// Longer than the server lets slow clients hold up others, shorter than it waits for silent
 /// ones.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Connections without a call that the server keeps.
+const WITHOUT_PLACE: usize = 1024;
 
 #[tokio::test]
 async fn connections_over_the_limit_wait_for_a_place() {
@@ -109,6 +112,27 @@ async fn a_record_that_trickles_in_gives_up_the_memory_that_others_want() {
     trickle.abort();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_in_small_fragments_that_stops_gives_up_the_memory_that_others_want() {
+    let server = Server::with(little_memory()).await;
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let file = client.create(&root, b"file").await.unwrap();
+    let args = write_args(&file, 0, &vec![7; 1 << 20], FILE_SYNC);
+    let call = call(1, NFS, proc::WRITE, &Cred::user(0, 0), &args);
+    let mut slow = server.client().await;
+    // How much more will come is not known, so it is charged for the largest record.
+    for fragment in call[..33 << 10].chunks(11 << 10) {
+        slow.send(&u32::try_from(fragment.len()).unwrap().to_be_bytes()).await;
+        slow.send(fragment).await;
+    }
+    server.wait_until(|counters| counters.bytes_in_flight >= 1 << 20).await;
+    let data = vec![8; 1 << 20];
+    let write = client.write(&file, 0, &data, FILE_SYNC);
+    assert!(timeout(PATIENCE, write).await.unwrap().is_ok());
+    assert_eq!(server.counters().connections_dropped, 1);
+}
+
 /// Sends reads of a hole of 1 MiB each until the connection takes no more, reads none of the
 /// replies, and answers how many were sent.
 async fn flood(client: &mut Client, file: &[u8]) -> u32 {
@@ -147,6 +171,91 @@ async fn a_client_that_never_reads_costs_bounded_memory_and_slows_nobody() {
     drop(greedy);
     // Its memory comes back.
     server.wait_until(|counters| counters.bytes_in_flight == 0).await;
+}
+
+/// A server with little memory that lets 127.0.0.1 in, and a client at another address.
+async fn with_refused() -> (Server, TcpStream) {
+    let clients = vec!["127.0.0.1:rw".parse().unwrap()];
+    let server = Server::with(NfsOptions { clients, ..little_memory() }).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+    // Little room for replies that it does not take.
+    socket.set_recv_buffer_size(4096).unwrap();
+    let refused = socket.connect(server.address).await.unwrap();
+    (server, refused)
+}
+
+fn null_calls(count: usize) -> Vec<u8> {
+    record(&call(1, NFS, proc::NULL, &Cred::user(0, 0), &Args::new())).repeat(count)
+}
+
+/// Sends NULL calls until the connection takes no more, and reads no reply.
+async fn flood_with_null(refused: &mut TcpStream) {
+    let calls = null_calls(1000);
+    for _ in 0..10_000 {
+        if timeout(Duration::from_millis(300), refused.write_all(&calls)).await.is_err() {
+            return;
+        }
+    }
+    panic!("the server reads on without bound");
+}
+
+/// Sends NULL calls until replies wait, but not so many that the server reads no more.
+async fn stall_replies(server: &Server, refused: &mut TcpStream) {
+    const STEP: usize = 200;
+    let calls = null_calls(STEP);
+    let run = |counters: &NfsMetricsSnapshot| {
+        counters
+            .procedures
+            .iter()
+            .filter(|one| one.procedure == "NULL")
+            .map(|one| one.calls)
+            .sum::<u64>()
+    };
+    for sent in 1..100_000_u64 {
+        refused.write_all(&calls).await.unwrap();
+        let sent = sent * u64::try_from(STEP).unwrap();
+        let answered =
+            server.wait_until(|counters| run(counters) == sent && counters.calls_in_flight == 0);
+        if timeout(Duration::from_millis(300), answered).await.is_err() {
+            return;
+        }
+    }
+    panic!("the client's replies go somewhere");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_address_that_may_not_mount_holds_no_memory_that_others_wait_for() {
+    let (server, mut refused) = with_refused().await;
+    flood_with_null(&mut refused).await;
+    assert!(server.counters().bytes_in_flight > 0, "its replies wait");
+    let mut client = server.client().await;
+    let root = timeout(PATIENCE, client.root()).await.unwrap();
+    client.getattr(&root).await.unwrap();
+    // Nor did it have to be dropped for that.
+    assert_eq!(server.counters().connections_dropped, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_that_has_to_leave_does_not_stay_for_replies_that_it_does_not_take() {
+    for is_half_closed in [false, true] {
+        let (server, mut refused) = with_refused().await;
+        if is_half_closed {
+            stall_replies(&server, &mut refused).await;
+            refused.shutdown().await.unwrap();
+        } else {
+            flood_with_null(&mut refused).await;
+        }
+        let mut silent = Vec::new();
+        for _ in 0..WITHOUT_PLACE {
+            silent.push(TcpStream::connect(server.address).await.unwrap());
+        }
+        let all = u64::try_from(WITHOUT_PLACE + 1).unwrap();
+        let left = server.wait_until(|counters| {
+            counters.connections_accepted == all && counters.connections_open < all
+        });
+        timeout(PATIENCE, left).await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

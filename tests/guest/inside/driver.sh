@@ -5,6 +5,7 @@ driver_socket=/run/plugins/slackwater.sock
 # The program's options that are the same for every call. None are needed before there is an
 # appliance.
 export SLACKWATER_API="http://10.0.2.2:${api_port:-}" SLACKWATER_NFS="10.0.2.2:${nfs_port:-}"
+[ ! -e /run/token ] || export SLACKWATER_TOKEN_FILE=/run/token
 # Its log goes to the console, which is read as text.
 export NO_COLOR=1
 

@@ -7,18 +7,20 @@
 //! than eight guesses a second get through however many addresses try.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::Json;
-use axum::extract::{FromRequestParts, State};
+use axum::extract::{FromRequestParts, Request, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, StatusCode, header};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 
+use crate::crowd::Standing;
 use crate::error::ProblemCode;
-use crate::extract::JsonBody;
+use crate::extract::{BodyLimit, parse_json, read_body_within, require_media_type};
 use crate::failure::Failure;
 use crate::listen::ConnectionInfo;
 use crate::paths::encode_component;
@@ -40,6 +42,14 @@ const SESSIONS_MAX: usize = 256;
 
 /// Log-ins that are judged at once.
 const LOGINS_MAX: usize = 8;
+
+/// Log-ins that wait to be judged; for more the answer comes at once, as each takes one of the
+/// requests of all. At a second for a wrong password they take four.
+const LOGINS_WAITING_MAX: usize = 32;
+
+/// What a log-in may send, before anybody knows who it is: name, password, and fields that mean
+/// nothing here.
+const LOGIN_BODY: BodyLimit = BodyLimit { bytes: 4096, time: Duration::from_secs(3) };
 
 /// How long a wrong password takes.
 const WRONG_PASSWORD_DELAY: Duration = Duration::from_secs(1);
@@ -75,11 +85,14 @@ impl Session {
 pub(crate) struct Sessions {
     table: Mutex<HashMap<blake3::Hash, Session>>,
     logins: Semaphore,
+    /// Log-ins that are judged or wait for that.
+    queue: Semaphore,
 }
 
 impl Default for Sessions {
     fn default() -> Self {
-        Self { table: Mutex::default(), logins: Semaphore::new(LOGINS_MAX) }
+        let queue = Semaphore::new(LOGINS_MAX + LOGINS_WAITING_MAX);
+        Self { table: Mutex::default(), logins: Semaphore::new(LOGINS_MAX), queue }
     }
 }
 
@@ -127,7 +140,12 @@ impl FromRequestParts<Shared> for LoggedIn {
 
     async fn from_request_parts(parts: &mut Parts, state: &Shared) -> Result<Self, Failure> {
         match cookie(&parts.headers) {
-            Some(secret) if state.sessions.touch(secret.as_bytes(), Instant::now()) => Ok(Self),
+            Some(secret) if state.sessions.touch(secret.as_bytes(), Instant::now()) => {
+                if let Some(standing) = parts.extensions.get::<Arc<Standing>>() {
+                    standing.make_known();
+                }
+                Ok(Self)
+            }
             Some(_) => Err(Failure::unauthenticated("the session has ended, log in again")),
             None => Err(Failure::unauthenticated("log in first, and send the cookie JSESSIONID")),
         }
@@ -160,19 +178,32 @@ type CookieAnswer = (StatusCode, [(HeaderName, String); 1], Json<&'static str>);
 pub(crate) async fn login(
     State(state): State<Shared>,
     connection: Option<axum::Extension<ConnectionInfo>>,
-    JsonBody(given): JsonBody<Credentials>,
+    request: Request,
 ) -> Result<CookieAnswer, Failure> {
-    require_type_id(given.type_id.as_deref(), CREDENTIALS_TYPE)?;
+    require_media_type(request.headers(), "application/json")?;
+    let too_many = || Failure::new(ProblemCode::Overloaded, "too many log-ins at once");
+    let _place = state.sessions.queue.try_acquire().map_err(|_| too_many())?;
     let peer = connection.as_ref().map(|connection| connection.peer.ip());
     if let Some(peer) = peer {
         state.attempts.admit(peer, Instant::now())?;
-        // Ahead of the judgement, which takes a while: others must not be admitted meanwhile.
+        // Ahead of the judgement, which takes a while: others must not be admitted meanwhile. Nor
+        // may one address have many bodies under way that do not come.
         state.attempts.failed(peer, Instant::now());
     }
-    // Held while a wrong password waits: this is what bounds the guesses.
+    // Held while a body comes and a wrong password waits: this is what bounds the guesses.
     let _turn = tokio::time::timeout(state.options.queue_timeout, state.sessions.logins.acquire())
         .await
-        .map_err(|_| Failure::new(ProblemCode::Overloaded, "too many log-ins at once"))?;
+        .map_err(|_| too_many())?;
+    let body = read_body_within(request, &state, LOGIN_BODY).await?;
+    let read = parse_json(&body).and_then(|given: Credentials| {
+        require_type_id(given.type_id.as_deref(), CREDENTIALS_TYPE).map(|()| given)
+    });
+    let given = read.inspect_err(|_| {
+        // It came, and was no guess.
+        if let Some(peer) = peer {
+            state.attempts.forgive(peer);
+        }
+    })?;
     let right = state.options.vmstore.as_ref().is_some_and(|known| {
         let name = crate::auth::Secret::new(&known.username).matches(given.username.as_bytes());
         let password = known.password.matches(given.password.as_bytes());

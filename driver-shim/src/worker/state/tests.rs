@@ -230,3 +230,22 @@ fn a_copy_of_a_machine_is_another_worker() {
     assert!(matches!(refused, WorkerError::OtherMachine { .. }), "{refused}");
     assert_eq!(identity(&state, path, "two").unwrap(), copied);
 }
+
+#[test]
+fn after_a_change_that_failed_none_is_taken() {
+    let disk = failing::FailingDisk::new();
+    let state = disk.state();
+    state.apply(&[Change::Create(Box::new(volume(1, None, Content::Inherited)))]).unwrap();
+    state.require_certain().unwrap();
+    // What is refused by itself leaves no doubt.
+    assert!(state.apply(&[Change::Delete(key(2))]).is_err());
+    state.require_certain().unwrap();
+    disk.fail();
+    assert!(state.update(&key(1), |volume| volume.users = 1).is_err());
+    let file = OwnFile { kind: FileKind::Hold, name: uuid(1) };
+    for refused in [state.require_certain(), state.apply(&[Change::Obsolete(file)])] {
+        let refused = refused.unwrap_err().to_string();
+        assert!(refused.contains("restart slackwater-driver"), "{refused}");
+    }
+    assert!(state.get(&key(1)).unwrap().users == 0 && state.obsolete().is_empty());
+}
