@@ -92,8 +92,13 @@ impl KvRead for HookedKv {
         found
     }
 
-    fn last_at_or_before(&self, family: Family, key: &[u8]) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        self.kv.last_at_or_before(family, key)
+    fn last_at_or_before(
+        &self,
+        family: Family,
+        bounds: (&[u8], &[u8]),
+        is_wanted: &dyn Fn(&[u8]) -> bool,
+    ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
+        self.kv.last_at_or_before(family, bounds, is_wanted)
     }
 
     fn scan(&self, family: Family, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
