@@ -16,8 +16,6 @@ import urllib.parse
 import urllib.request
 
 EXPORT_PATH = "/slackwater"
-# The guest calls REST by its gateway's address, which wants a token; this one guards nothing but a test.
-TOKEN = "guest-test-token"
 # What df has to report in the guest; far more than the scenarios write.
 CAPACITY, CAPACITY_BYTES = "8GiB", 8 << 30
 # A start after SIGKILL replays the log: seconds at most, with room for a busy machine.
@@ -54,7 +52,7 @@ class Appliance:
     """One data directory and the server process that owns it."""
 
     def __init__(self, program, data_dir, log_path, client="127.0.0.0/8:rw",
-                 squash="no_root_squash", capacity=CAPACITY):
+                 squash="no_root_squash", capacity=CAPACITY, token=None):
         self._program = program
         self._data_dir = data_dir
         self.log_path = log_path
@@ -62,20 +60,23 @@ class Appliance:
         self._capacity = capacity
         self.nfs_port = free_port()
         self.api_port = free_port()
+        # Who calls REST by another name than that of loopback needs one.
+        self._token = token
         self._token_file = log_path.with_name("tokens")
         self._process = None
 
     def start(self):
         """Starts the server and returns when it serves."""
-        self._token_file.touch(mode=0o600)
-        self._token_file.write_text(f"guest admin {TOKEN}\n")
         command = [
             self._program, "--data-dir", str(self._data_dir),
             "--nfs-listen", f"127.0.0.1:{self.nfs_port}",
             "--api-listen", f"127.0.0.1:{self.api_port}",
-            "--token-file", str(self._token_file),
             "--capacity", self._capacity, *self._access,
         ]
+        if self._token is not None:
+            self._token_file.touch(mode=0o600)
+            self._token_file.write_text(f"test admin {self._token}\n")
+            command += ["--token-file", str(self._token_file)]
         # Nothing but the command line configures the server: the caller's environment does not.
         environment = {
             name: value for name, value in os.environ.items() if not name.startswith("SLACKWATER")
@@ -123,18 +124,19 @@ class Appliance:
     def aside(self):
         """The same data directory behind other ports, where no client of this run connects.
         Only for a time in which this one is stopped: a directory has one owner."""
-        return Appliance(self._program, self._data_dir, self.log_path)
+        return Appliance(self._program, self._data_dir, self.log_path, token=self._token)
 
     def another(self, data_dir, **access):
         """A second appliance with a data directory and rules of its own."""
-        return Appliance(self._program, data_dir, self.log_path, **access)
+        return Appliance(self._program, data_dir, self.log_path, token=self._token, **access)
 
     def request(self, method, path, body=None, content_type="application/octet-stream"):
         """One REST call; returns the bytes of its answer."""
+        headers = {"Content-Type": content_type}
+        if self._token is not None:
+            headers["Authorization"] = f"Bearer {self._token}"
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.api_port}{path}",
-            method=method, data=body,
-            headers={"Content-Type": content_type, "Authorization": f"Bearer {TOKEN}"},
+            f"http://127.0.0.1:{self.api_port}{path}", method=method, data=body, headers=headers
         )
         try:
             with urllib.request.urlopen(request, timeout=REQUEST_LIMIT_SECONDS) as answer:
