@@ -132,14 +132,9 @@ impl IndexCopies {
         is_needed
     }
 
-    /// The log files in which no segment lies any more, and which only a rebuild needs.
-    pub(crate) fn retired(&self) -> Vec<FileName> {
-        self.state.lock().retired.keys().copied().collect()
-    }
-
-    /// The log file from which on a rebuild needs all; `None`: from the very first.
-    pub(crate) fn needed_from(&self) -> Option<SegmentId> {
-        self.state.lock().current.map(|copy| copy.position.segment)
+    /// The place of the log from which on a rebuild needs all; `None`: from the very first commit.
+    pub(crate) fn needed_from(&self) -> Option<LogPosition> {
+        self.state.lock().current.map(|copy| copy.position)
     }
 
     /// A log file that a rebuild needs is damaged or missing: a copy is due.

@@ -8,6 +8,8 @@ use super::{Check, Findings, Fix};
 use crate::core::Core;
 use crate::disk::{DiskFile, FileName, FileRole};
 use crate::error::{Error, Result};
+use crate::id::SegmentId;
+use crate::segment_format::stream::PIECE_BYTES;
 use crate::segment_format::{FILE_HEADER_BYTES, decode_file_header, walk};
 
 /// What becomes of a damaged file, and of those around it.
@@ -16,17 +18,22 @@ const COPY: &str = "the index could not be made anew; a copy of it is written by
 /// The first and the last commit of a file, if it has any.
 type Commits = Option<(u64, u64)>;
 
-/// Every file that a segment lies in, the one that the log appends to, and the log files that wait
-/// for a copy of the index.
+/// Every file that a segment lies in, the one that the log appends to, and the log files that a
+/// rebuild needs.
 pub(super) fn check(check: &Check<'_>, findings: &mut Findings) {
     let core = check.core;
     let mut logs: BTreeMap<FileName, Commits> = BTreeMap::new();
     let mut is_whole = true;
-    for name in files(core) {
+    let files = match files(core) {
+        Ok(files) => files,
+        Err(error) => return findings.follows(format!("log: {error}")),
+    };
+    for name in files {
         let _gc = core.gc.lock();
         // Compaction, or a new copy of the index, may have removed it meanwhile.
         let is_named = is_named(core, name);
-        if !is_named && !is_retired(core, name) {
+        let is_kept = || core.disk.list().is_ok_and(|files| files.contains(&name));
+        if !is_named && !is_kept() {
             continue;
         }
         match file(check, name) {
@@ -38,7 +45,7 @@ pub(super) fn check(check: &Check<'_>, findings: &mut Findings) {
                 findings.wrong(format!("I2: {name}: {error}"), || Fix::Move(name));
                 is_whole = false;
             }
-            Err(error) if is_retired(core, name) => {
+            Err(error) if is_kept() => {
                 core.copies.note_lacking();
                 findings.wrong(format!("{name}: {error}: {COPY}"), || Fix::CopyIndex);
                 is_whole = false;
@@ -55,32 +62,40 @@ pub(super) fn check(check: &Check<'_>, findings: &mut Findings) {
     }
 }
 
-fn files(core: &Core) -> BTreeSet<FileName> {
-    // Compaction takes a file from the one list before it puts it on the other.
+fn files(core: &Core) -> Result<BTreeSet<FileName>> {
+    // Compaction and copies of the index remove no file meanwhile.
     let _gc = core.gc.lock();
-    let mut files: BTreeSet<FileName> =
-        core.committer.leader.lock().segments.values().map(|record| record.file).collect();
-    files.extend(core.copies.retired());
-    files
+    let (mut files, open): (BTreeSet<FileName>, SegmentId) = {
+        let leader = core.committer.leader.lock();
+        let files = leader.segments.values().map(|record| record.file).collect();
+        (files, leader.log.position().segment)
+    };
+    let needed = core.copies.needed_from().map_or(SegmentId::new(1), |from| from.segment);
+    let logs = core.disk.list()?.into_iter().filter(|name| name.role == FileRole::Log);
+    files.extend(logs.filter(|name| (needed..open).contains(&name.number)));
+    Ok(files)
 }
 
 fn is_named(core: &Core, name: FileName) -> bool {
     core.committer.leader.lock().segments.values().any(|record| record.file == name)
 }
 
-fn is_retired(core: &Core, name: FileName) -> bool {
-    core.copies.retired().contains(&name)
-}
-
 /// What is missing of the log that a rebuild would replay.
 fn gap(core: &Core, logs: &BTreeMap<FileName, Commits>) -> Option<String> {
     let needed = core.copies.needed_from();
-    let mut logs = logs.iter().filter(|(name, _)| needed.is_none_or(|from| name.number >= from));
+    let is_needed = |name: &FileName| needed.is_none_or(|from| name.number >= from.segment);
+    let mut logs = logs.iter().filter(|(name, _)| is_needed(name));
     let (mut before, mut last) = match (needed, logs.next()?) {
-        (Some(from), (name, _)) if name.number != from => {
-            return Some(format!(
-                "the file of number {from}, at which the copy stands, is missing"
-            ));
+        (Some(from), (name, commits)) if name.number != from.segment => {
+            // A file without a commit is taken back when the one behind the last is not made.
+            core.copies.note_lacking();
+            if commits.is_some_and(|(first, _)| first != from.sequence + 1) {
+                let number = from.segment;
+                return Some(format!(
+                    "the file of number {number}, at which the copy stands, is missing"
+                ));
+            }
+            (*name, Some(commits.map_or(from.sequence, |(_, last)| last)))
         }
         (Some(_), (name, commits)) => (*name, commits.map(|(_, last)| last)),
         (None, (name, Some((first, last)))) if *first == 1 => (*name, Some(*last)),
@@ -99,6 +114,20 @@ fn gap(core: &Core, logs: &BTreeMap<FileName, Commits>) -> Option<String> {
         (before, last) = (*name, Some(end));
     }
     None
+}
+
+/// Whether there are only zeros in a part of a file.
+fn is_blank(file: &dyn DiskFile, (from, end): (u64, u64)) -> Result<bool> {
+    let mut offset = from;
+    while offset < end {
+        let left = usize::try_from(end - offset).unwrap_or(usize::MAX);
+        let piece = file.read_at(offset, left.min(PIECE_BYTES))?;
+        if piece.is_empty() || piece.iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+        offset += u64::try_from(piece.len()).unwrap_or(u64::MAX);
+    }
+    Ok(true)
 }
 
 /// Reads a file, and answers its commits.
@@ -124,6 +153,10 @@ fn file(check: &Check<'_>, name: FileName) -> Result<Commits> {
         offset = record.end;
         if let Some(sequence) = record.commit {
             commits = Some((commits.map_or(sequence, |(first, _)| first), sequence));
+        }
+        // A power cut can bring back the zeros that were written ahead, behind a directory.
+        if record.is_directory && is_blank(file.as_ref(), (offset, end))? {
+            break;
         }
     }
     if ends_well {

@@ -233,6 +233,11 @@ impl Model {
         delete_snapshot(store, self, 0).expect("snapshots can be deleted on a full disk");
     }
 
+    /// A garbage collection removes the snapshots whose time is over.
+    pub(crate) fn expire(&mut self) {
+        self.snapshots.retain(|_, snapshot| !snapshot.expires || snapshot.clones > 0);
+    }
+
     /// The files hold what they are found to hold, and it is stable.
     pub(crate) fn adopt(&mut self, store: &Store) {
         for (name, key) in &self.names {
@@ -306,7 +311,7 @@ pub(crate) fn step(
         (74..80, true) => rename_or_link(store, &mut after, name, pick),
         (80..86, _) => delete_snapshot(store, &mut after, pick),
         (86..95, _) => {
-            after.snapshots.retain(|_, snapshot| !snapshot.expires || snapshot.clones > 0);
+            after.expire();
             store.gc().map(|_| ())
         }
         (_, _) => store.checkpoint(),
