@@ -21,12 +21,24 @@ pub(crate) struct Cleaning {
     pub(crate) files: Aside<FileName>,
     /// The block up to which the last slice worked its layer off.
     reached: Option<(Job, u64)>,
+    /// The job that was found last.
+    last: Option<Job>,
 }
 
 impl Cleaning {
     /// How much waits.
     pub(crate) fn count(&self) -> u64 {
         u64::try_from(self.jobs.0.len() + self.files.0.len()).unwrap_or(u64::MAX)
+    }
+
+    /// Where the next look into the queue begins: before it lie the deleted keys of the jobs that are
+    /// done, which a look from the first key on would step over each time.
+    pub(crate) fn last(&self) -> Option<Job> {
+        self.last
+    }
+
+    pub(crate) fn note_found(&mut self, job: Job) {
+        self.last = Some(job);
     }
 
     /// Where the next slice of the job begins to look.

@@ -243,9 +243,10 @@ fn reclaim_some(core: &Core, bell: &Bell) -> Result<bool> {
     loop {
         for _ in 0..SLICES_AT_ONCE {
             let may_run = |job| core.aside.lock().jobs.is_due(job, Instant::now());
-            let Some(job) = reclaim::next_job(core, may_run)? else { return Ok(true) };
             // What failed was told, and waits; the others go on.
-            let _ = reclaim::work_or_set_aside(core, job)?;
+            if reclaim::work_next(core, may_run)?.is_none() {
+                return Ok(true);
+            }
             std::thread::yield_now();
         }
         if !bell.sleep(SLICE_PAUSE) {
@@ -305,8 +306,8 @@ const fn has_room(space: &Space) -> bool {
 /// a garbage collection leaves the rest to the background.
 const REFUSED_MOVES_MAX: usize = 8;
 
-/// Reclaims, collapses, puts hashes into the index and compacts until nothing is left to do. What
-/// fails holds up nothing else; the first such failure is the answer.
+/// Reclaims, collapses, puts hashes into the index and compacts until nothing is left to do of what
+/// is there at the beginning. What fails holds up nothing else; the first such failure is the answer.
 pub(crate) fn gc(core: &Core) -> Result<GcReport> {
     core.committer.healthy()?;
     let mut report = GcReport::default();
@@ -330,8 +331,10 @@ pub(crate) fn gc(core: &Core) -> Result<GcReport> {
     failure.map_or(Ok(report), Err)
 }
 
-/// Compacts until nothing is worth it; answers the first failure of a file.
+/// Compacts until none of the files that there are is worth it, as [`reclaim_all`] does with layers;
+/// answers the first failure of a file.
 fn compact_all(core: &Core, report: &mut GcReport) -> Result<Option<Error>> {
+    let next = core.committer.leader.lock().log.next_number();
     let mut failed = HashSet::new();
     let mut failure = None;
     let mut refused = 0;
@@ -339,7 +342,7 @@ fn compact_all(core: &Core, report: &mut GcReport) -> Result<Option<Error>> {
         // Not held from one to the next: hashes go into the index in between.
         let attempt = {
             let _gc = core.gc.lock();
-            compact_once(core, |name| !failed.contains(&name))?
+            compact_once(core, |name| name.number < next && !failed.contains(&name))?
         };
         match attempt {
             None => break,
@@ -362,21 +365,23 @@ fn compact_all(core: &Core, report: &mut GcReport) -> Result<Option<Error>> {
 }
 
 /// Works off the queue of dead and collapsing layers, each job until it is done or has failed;
-/// answers the first failure.
+/// answers the first failure. Layers that clients make meanwhile are left to cleaning, else this had
+/// no end under a steady load.
 fn reclaim_all(core: &Core, report: &mut GcReport) -> Result<Option<Error>> {
-    let _gc = core.gc.lock();
+    let next = core.committer.counters.read().next_layer;
     let mut failed = HashSet::new();
     let mut failure = None;
-    while let Some(job) = reclaim::next_job(core, |job| !failed.contains(&job))? {
-        match reclaim::work_or_set_aside(core, job)? {
-            Ok(visited) => report.entries += visited,
-            Err(error) => {
+    loop {
+        let may_run = |job: reclaim::Job| job.layer().get() < next && !failed.contains(&job);
+        match reclaim::work_next(core, may_run)? {
+            None => return Ok(failure),
+            Some((_, Ok(visited))) => report.entries += visited,
+            Some((job, Err(error))) => {
                 failed.insert(job);
                 failure.get_or_insert(error);
             }
         }
     }
-    Ok(failure)
 }
 
 /// Seals the open segment if it holds anything dead, and enters that into the index.

@@ -151,7 +151,9 @@ pub(crate) struct Core {
     /// Jobs of reclaim, and files that compaction could not move, that failed of late; and where the
     /// job under way is.
     pub(crate) aside: Mutex<Cleaning>,
-    /// One compaction or garbage collection at a time.
+    /// One slice of reclaim at a time.
+    pub(crate) reclaim: Mutex<()>,
+    /// One compaction at a time, and none beside what lists segments or enters their hashes.
     pub(crate) gc: Mutex<()>,
 }
 

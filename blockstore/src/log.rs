@@ -89,6 +89,11 @@ impl Log {
         }
     }
 
+    /// Above those of all segment files there are.
+    pub(crate) const fn next_number(&self) -> SegmentId {
+        SegmentId::new(self.next_number)
+    }
+
     /// A number for a new segment file.
     pub(crate) const fn take_number(&mut self) -> SegmentId {
         let number = SegmentId::new(self.next_number);

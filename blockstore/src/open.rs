@@ -221,6 +221,7 @@ pub(crate) fn open_core(
         much_dirty: Arc::default(),
         scrub: Scrub::default(),
         aside: Mutex::default(),
+        reclaim: Mutex::new(()),
         gc: Mutex::new(()),
         options,
     })

@@ -57,11 +57,55 @@ pub(crate) enum Job {
     Collapse(LayerId),
 }
 
-/// The next piece of work of those that `may_run` takes.
-pub(crate) fn next_job(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Option<Job>> {
+impl Job {
+    fn queue_key(self) -> Vec<u8> {
+        match self {
+            Self::Reclaim(layer) => key::queue_layer(key::QUEUE_DEAD, layer),
+            Self::Collapse(layer) => key::queue_layer(key::QUEUE_COLLAPSE, layer),
+        }
+    }
+
+    pub(crate) const fn layer(self) -> LayerId {
+        match self {
+            Self::Reclaim(layer) | Self::Collapse(layer) => layer,
+        }
+    }
+}
+
+/// Does one slice of the next of the jobs that `may_run` takes: answers which, and the entries that it
+/// visited or why it failed; `None` if there is none.
+pub(crate) fn work_next(
+    core: &Core,
+    may_run: impl Fn(Job) -> bool,
+) -> Result<Option<(Job, std::result::Result<u64, Error>)>> {
+    // Two at once would find the same job, and one of them would do nothing.
+    let _turn = core.reclaim.lock();
+    let Some(job) = next_job(core, may_run)? else { return Ok(None) };
+    Ok(Some((job, work_or_set_aside(core, job)?)))
+}
+
+/// The next piece of work of those that `may_run` takes: from the last one on, and around, so that
+/// each has its turn.
+fn next_job(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Option<Job>> {
+    let last = core.aside.lock().last().map(Job::queue_key);
+    let (first, end) = (vec![key::QUEUE_DEAD], vec![key::QUEUE_COLLAPSE + 1]);
+    let middle = last.unwrap_or_else(|| first.clone());
+    for (from, to) in [(&middle, &end), (&first, &middle)] {
+        if let Some(job) = first_job(core, (from, to), &may_run)? {
+            core.aside.lock().note_found(job);
+            return Ok(Some(job));
+        }
+    }
+    Ok(None)
+}
+
+fn first_job(
+    core: &Core,
+    (from, to): (&[u8], &[u8]),
+    may_run: impl Fn(Job) -> bool,
+) -> Result<Option<Job>> {
     let mut job = None;
-    let (from, to) = ([key::QUEUE_DEAD], [key::QUEUE_COLLAPSE + 1]);
-    core.kv.scan(Family::Queue, &from, &to, &mut |key, _| {
+    core.kv.scan(Family::Queue, from, to, &mut |key, _| {
         let mut decoder = crate::codec::Decoder::new("queue key", key);
         let kind = decoder.u8()?;
         let layer = LayerId::new(decoder.u64()?);
@@ -78,7 +122,7 @@ pub(crate) fn next_job(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Opt
 
 /// Does one slice of a job; answers the entries it visited. A job that fails while the store goes
 /// on is set aside; the error is for who wants to tell of it.
-pub(crate) fn work_or_set_aside(core: &Core, job: Job) -> Result<std::result::Result<u64, Error>> {
+fn work_or_set_aside(core: &Core, job: Job) -> Result<std::result::Result<u64, Error>> {
     match work(core, job) {
         Ok(visited) => {
             core.aside.lock().jobs.note_success(job);

@@ -562,7 +562,8 @@ impl Store {
         check::check(&self.core, data)
     }
 
-    /// Reclaims, collapses and compacts until nothing is left to do.
+    /// Reclaims, collapses and compacts until nothing is left to do of what is there now; what
+    /// clients delete meanwhile is left to the background.
     ///
     /// # Errors
     /// The common ones.

@@ -25,27 +25,31 @@ const ENTRIES: u64 = 16 * 512 + 1;
 /// behind it, and a slice steps over what the slices before it deleted once or twice.
 const STEPS_AN_ENTRY_MAX: u64 = 40;
 
-/// An index that counts what it is asked for about maps.
+/// Families of which steps are counted.
+const COUNTED: [Family; 2] = [Family::Map, Family::Queue];
+
+/// An index that counts what it is asked for about maps and the queue.
 #[derive(Debug, Default)]
 struct Counting {
     kv: MemoryKv,
-    deleted: Mutex<BTreeSet<Vec<u8>>>,
+    /// Family by family, as [`COUNTED`] has them.
+    deleted: Mutex<[BTreeSet<Vec<u8>>; COUNTED.len()]>,
     steps: AtomicU64,
 }
 
 impl Counting {
     fn count(&self, family: Family, steps: usize) {
-        if family == Family::Map {
+        if COUNTED.contains(&family) {
             self.steps.fetch_add(u64::try_from(steps).unwrap(), Ordering::Relaxed);
         }
     }
 
-    /// Deleted keys of maps between two, both included.
+    /// Deleted keys between two, both included.
     fn deleted(&self, family: Family, from: &[u8], to: &[u8]) -> usize {
-        if family != Family::Map || from > to {
+        let Some(at) = COUNTED.iter().position(|&counted| counted == family && from <= to) else {
             return 0;
-        }
-        self.deleted.lock().unwrap().range(from.to_vec()..=to.to_vec()).count()
+        };
+        self.deleted.lock().unwrap()[at].range(from.to_vec()..=to.to_vec()).count()
     }
 }
 
@@ -88,10 +92,13 @@ impl KvRead for Counting {
 impl Kv for Counting {
     fn apply(&self, batch: &Batch) -> Result<()> {
         let mut deleted = self.deleted.lock().unwrap();
-        for write in batch.iter().filter(|write| write.family == Family::Map) {
+        for write in batch {
+            let Some(at) = COUNTED.iter().position(|&family| family == write.family) else {
+                continue;
+            };
             match write.value {
-                Some(_) => deleted.remove(&write.key),
-                None => deleted.insert(write.key.clone()),
+                Some(_) => deleted[at].remove(&write.key),
+                None => deleted[at].insert(write.key.clone()),
             };
         }
         self.kv.apply(batch)
@@ -212,4 +219,27 @@ fn entries_move_up_at_a_fixed_cost_each_even_holes_that_leave_nothing() {
     assert_eq!((store.stats().layer_count, store.stats().mapped_blocks), (1, 4));
     assert!(content(store, Source::File(counted.inode)) == expected);
     counted.assert_sound();
+}
+
+#[test]
+fn each_of_many_dead_layers_is_found_at_a_fixed_cost() {
+    const LAYERS: u64 = 1500;
+    let kv = Arc::new(Counting::default());
+    let index: Arc<dyn Kv> = Arc::clone(&kv) as Arc<dyn Kv>;
+    let store = Store::open_with(index, Arc::new(MemoryDisk::new()), options()).unwrap();
+    for number in 0..LAYERS {
+        let path = path(&format!("f{number}"));
+        let inode = store.create_file(&path, BLOCK).unwrap().attributes.inode;
+        store.write(inode, 0, bytes(70, 4096), Stability::Unstable).unwrap();
+    }
+    store.commit_all().unwrap();
+    for number in 0..LAYERS {
+        store.remove_path(&path(&format!("f{number}"))).unwrap();
+    }
+    kv.steps.store(0, Ordering::Relaxed);
+    store.gc().unwrap();
+    let steps = kv.steps.load(Ordering::Relaxed) / LAYERS;
+    assert_eq!(store.stats().layer_count, 0);
+    assert!(steps <= STEPS_AN_ENTRY_MAX, "{steps} steps a layer");
+    common::assert_sound(&store);
 }

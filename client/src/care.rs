@@ -65,7 +65,7 @@ impl Client {
         self.call(call.timeout(CARE_TIMEOUT).once()).await
     }
 
-    /// `POST /v1/gc`: reclaims and compacts until nothing is left to do. Can take long, so it is
+    /// `POST /v1/gc`: reclaims and compacts all that waits for it now. Can take long, so it is
     /// not sent again once it may have arrived.
     ///
     /// # Errors

@@ -1,8 +1,15 @@
 //! What cleaning does while it compacts, and beside what cannot be compacted.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::*;
-use crate::id::ChunkId;
+use crate::disk::MemoryDisk;
+use crate::id::{ChunkId, InodeId};
+use crate::name::FilePath;
+use crate::namespace::Removal;
+use crate::testing::hooked::{self, During, Hook};
 use crate::testing::{World, options};
+use crate::{namespace, paths};
 
 /// Far longer than anything that is waited for takes.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -58,4 +65,31 @@ fn reclaim_goes_on_while_compaction_takes_its_time() {
     bell.stop();
     cleaning.join().unwrap().unwrap();
     world.check();
+}
+
+/// At each look into the queue one more file of a client has just been created and removed.
+fn churn(core: Weak<Core>, hook: Hook, removed: Arc<AtomicU64>) {
+    let again = hook.clone();
+    hook.set(During::ScanQueue, move || {
+        let Some(open) = core.upgrade() else { return };
+        let path = FilePath::parse("short-lived").unwrap();
+        paths::create_file(&open, &path, 1 << 20).unwrap();
+        namespace::remove(&open, InodeId::ROOT, path.split().1, Removal::Any).unwrap();
+        let round = removed.fetch_add(1, Ordering::Relaxed);
+        // Else a test that fails would not end.
+        if round < 1000 {
+            churn(core, again, removed);
+        }
+    });
+}
+
+#[test]
+fn garbage_collection_ends_while_clients_go_on_deleting() {
+    let hook = Hook::default();
+    let core = hooked::open((Arc::default(), MemoryDisk::new()), options(1 << 20), &hook);
+    let removed = Arc::new(AtomicU64::new(0));
+    churn(Arc::downgrade(&core), hook, Arc::clone(&removed));
+    gc(&core).unwrap();
+    let rounds = removed.load(Ordering::Relaxed);
+    assert!((1..10).contains(&rounds), "{rounds} looks into the queue");
 }

@@ -1,78 +1,11 @@
 //! Layers that take long to read, what all sets take, and windows of layers that are gone.
 
-use std::fmt;
-
-use parking_lot::Mutex;
-
 use super::*;
 use crate::id::{ChunkId, InodeId};
-use crate::kv::{Batch, MemoryKv, Visit, Write};
+use crate::kv::{MemoryKv, Write};
 use crate::record::Target;
+use crate::testing::hooked::{During, Hook, hooked_kv};
 use crate::transaction::TouchedWindows;
-
-type Hook = Box<dyn FnOnce() + Send>;
-
-/// An index in which something happens right behind the next moment that is taken of it.
-#[derive(Default)]
-struct Hooked {
-    kv: MemoryKv,
-    hook: Mutex<Option<Hook>>,
-}
-
-impl fmt::Debug for Hooked {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Hooked").finish_non_exhaustive()
-    }
-}
-
-impl KvRead for Hooked {
-    fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        self.kv.get(family, key)
-    }
-
-    fn last_at_or_before(
-        &self,
-        family: Family,
-        bounds: (&[u8], &[u8]),
-        is_wanted: &dyn Fn(&[u8]) -> bool,
-    ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        self.kv.last_at_or_before(family, bounds, is_wanted)
-    }
-
-    fn scan(&self, family: Family, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
-        self.kv.scan(family, from, to, visit)
-    }
-}
-
-impl Kv for Hooked {
-    fn apply(&self, batch: &Batch) -> Result<()> {
-        self.kv.apply(batch)
-    }
-
-    fn flush(&self) -> Result<()> {
-        self.kv.flush()
-    }
-
-    fn compact(&self) -> Result<()> {
-        self.kv.compact()
-    }
-
-    fn view(&self) -> Box<dyn KvRead + '_> {
-        let view = self.kv.view();
-        if let Some(hook) = self.hook.lock().take() {
-            hook();
-        }
-        view
-    }
-
-    fn disk_bytes(&self) -> u64 {
-        0
-    }
-
-    fn memory_bytes(&self) -> u64 {
-        0
-    }
-}
 
 const LAYER: LayerId = LayerId::new(7);
 
@@ -116,17 +49,16 @@ fn commit_run(kv: &dyn Kv, resolver: &Resolver, window: u64) {
 fn commits_do_not_wait_while_a_large_layer_is_read_and_are_seen_behind_it() {
     let runs = u64::try_from(LISTED_RUNS_MAX).unwrap() + 100;
     for state in [LayerState::Frozen, LayerState::Open(InodeId::new(9))] {
-        let kv = Arc::new(Hooked::default());
+        let (kv, hook) = (Arc::new(MemoryKv::new()), Hook::default());
         fill(kv.as_ref(), LAYER, state, runs);
-        let index: Arc<dyn Kv> = Arc::clone(&kv) as Arc<dyn Kv>;
-        let resolver = Arc::new(Resolver::new(index, 1 << 20));
+        let resolver = Arc::new(Resolver::new(hooked_kv(Arc::clone(&kv), &hook), 1 << 20));
         let (late, committed) = (runs * 3 + 100, Arc::new(AtomicBool::new(false)));
         let (of_kv, of_resolver) = (Arc::clone(&kv), Arc::clone(&resolver));
         let done = Arc::clone(&committed);
-        *kv.hook.lock() = Some(Box::new(move || {
+        hook.set(During::View, move || {
             commit_run(of_kv.as_ref(), &of_resolver, late);
             done.store(true, Ordering::Release);
-        }));
+        });
         assert!(has_data(&resolver, LAYER, 300));
         assert!(committed.load(Ordering::Acquire), "the layer was read from a moment");
         for window in [0, 3, (runs - 1) * 3, late] {
@@ -141,18 +73,17 @@ fn commits_do_not_wait_while_a_large_layer_is_read_and_are_seen_behind_it() {
 #[test]
 fn a_set_that_is_pushed_out_while_it_is_read_lacks_nothing() {
     let runs = u64::try_from(LISTED_RUNS_MAX).unwrap() + 100;
-    let kv = Arc::new(Hooked::default());
+    let (kv, hook) = (Arc::new(MemoryKv::new()), Hook::default());
     fill(kv.as_ref(), LAYER, LayerState::Frozen, runs);
-    let index: Arc<dyn Kv> = Arc::clone(&kv) as Arc<dyn Kv>;
-    let resolver = Arc::new(Resolver::new(index, 1 << 20));
+    let resolver = Arc::new(Resolver::new(hooked_kv(Arc::clone(&kv), &hook), 1 << 20));
     let late = runs * 3 + 100;
     let (of_kv, of_resolver) = (Arc::clone(&kv), Arc::clone(&resolver));
-    *kv.hook.lock() = Some(Box::new(move || {
+    hook.set(During::View, move || {
         of_resolver.sets.remove(LAYER);
         commit_run(of_kv.as_ref(), &of_resolver, late);
-    }));
+    });
     assert!(has_data(&resolver, LAYER, 0));
-    assert!(kv.hook.lock().is_none());
+    assert!(!hook.is_set());
     assert!(has_data(&resolver, LAYER, late));
 }
 

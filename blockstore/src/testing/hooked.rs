@@ -21,6 +21,10 @@ pub(crate) enum During {
     OpenFile,
     /// The next sync of a file, before it.
     Sync,
+    /// The next look into the queue of reclaim, before it.
+    ScanQueue,
+    /// The next moment that is taken of the index, behind it.
+    View,
 }
 
 type Work = Box<dyn FnOnce() + Send>;
@@ -63,11 +67,16 @@ pub(crate) fn open(
     options: Options,
     hook: &Hook,
 ) -> Arc<Core> {
-    let kv = Arc::new(HookedKv { kv, hook: hook.clone() });
+    let kv = hooked_kv(kv, hook);
     let disk = Arc::new(HookedDisk { disk, hook: hook.clone() });
     let core = open::open_core(kv, disk, options, open::Opening::Serve).unwrap();
     open::initialize(&core).unwrap();
     Arc::new(core)
+}
+
+/// An index alone.
+pub(crate) fn hooked_kv(kv: Arc<MemoryKv>, hook: &Hook) -> Arc<dyn Kv> {
+    Arc::new(HookedKv { kv, hook: hook.clone() })
 }
 
 #[derive(Debug)]
@@ -86,7 +95,7 @@ impl KvRead for HookedKv {
                     *left -= 1;
                     false
                 }
-                During::OpenFile | During::Sync => false,
+                _ => false,
             });
         }
         found
@@ -102,6 +111,9 @@ impl KvRead for HookedKv {
     }
 
     fn scan(&self, family: Family, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
+        if family == Family::Queue {
+            self.hook.call(|during| *during == During::ScanQueue);
+        }
         self.kv.scan(family, from, to, visit)
     }
 }
@@ -120,7 +132,9 @@ impl Kv for HookedKv {
     }
 
     fn view(&self) -> Box<dyn KvRead + '_> {
-        self.kv.view()
+        let view = self.kv.view();
+        self.hook.call(|during| *during == During::View);
+        view
     }
 
     fn disk_bytes(&self) -> u64 {
