@@ -21,7 +21,7 @@ pub(crate) struct Cleaning {
     pub(crate) files: Aside<FileName>,
     /// The block up to which the last slice worked its layer off.
     reached: Option<(Job, u64)>,
-    /// The job that was found last.
+    /// The job that was worked on last.
     last: Option<Job>,
 }
 
@@ -42,8 +42,8 @@ impl Cleaning {
     }
 
     /// Where the next slice of the job begins to look.
-    pub(crate) fn reached(&self, job: Job) -> u64 {
-        self.reached.filter(|(of, _)| *of == job).map_or(0, |(_, block)| block)
+    pub(crate) const fn reached(&self) -> Option<(Job, u64)> {
+        self.reached
     }
 
     pub(crate) fn note_reached(&mut self, job: Job, block: u64) {

@@ -375,10 +375,12 @@ fn reclaim_all(core: &Core, report: &mut GcReport) -> Result<Option<Error>> {
         let may_run = |job: reclaim::Job| job.layer().get() < next && !failed.contains(&job);
         match reclaim::work_next(core, may_run)? {
             None => return Ok(failure),
-            Some((_, Ok(visited))) => report.entries += visited,
-            Some((job, Err(error))) => {
-                failed.insert(job);
-                failure.get_or_insert(error);
+            Some(worked) => {
+                report.entries += worked.visited;
+                if let Some((job, error)) = worked.failed {
+                    failed.insert(job);
+                    failure.get_or_insert(error);
+                }
             }
         }
     }

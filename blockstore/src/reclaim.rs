@@ -12,10 +12,7 @@
 //! slices needs no repair, and the work left is found from the layers themselves.
 
 use std::ops::ControlFlow;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
 
-use crate::commit::{Weight, commit};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::id::{InodeId, LayerId};
@@ -23,6 +20,10 @@ use crate::kv::Family;
 use crate::mapping;
 use crate::record::{Body, LayerRecord, LayerState, Run, Target, key, split_two};
 use crate::transaction::Transaction;
+
+mod jobs;
+
+pub(crate) use jobs::{Job, work_next};
 
 /// Map entries of one slice.
 const SLICE_ENTRIES: usize = 512;
@@ -50,120 +51,6 @@ pub(crate) fn layer_released(txn: &mut Transaction<'_>, id: LayerId) -> Result<(
     Ok(())
 }
 
-/// A piece of work that waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) enum Job {
-    Reclaim(LayerId),
-    Collapse(LayerId),
-}
-
-impl Job {
-    fn queue_key(self) -> Vec<u8> {
-        match self {
-            Self::Reclaim(layer) => key::queue_layer(key::QUEUE_DEAD, layer),
-            Self::Collapse(layer) => key::queue_layer(key::QUEUE_COLLAPSE, layer),
-        }
-    }
-
-    pub(crate) const fn layer(self) -> LayerId {
-        match self {
-            Self::Reclaim(layer) | Self::Collapse(layer) => layer,
-        }
-    }
-}
-
-/// Does one slice of the next of the jobs that `may_run` takes: answers which, and the entries that it
-/// visited or why it failed; `None` if there is none.
-pub(crate) fn work_next(
-    core: &Core,
-    may_run: impl Fn(Job) -> bool,
-) -> Result<Option<(Job, std::result::Result<u64, Error>)>> {
-    // Two at once would find the same job, and one of them would do nothing.
-    let _turn = core.reclaim.lock();
-    let Some(job) = next_job(core, may_run)? else { return Ok(None) };
-    Ok(Some((job, work_or_set_aside(core, job)?)))
-}
-
-/// The next piece of work of those that `may_run` takes: from the last one on, and around, so that
-/// each has its turn.
-fn next_job(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Option<Job>> {
-    let last = core.aside.lock().last().map(Job::queue_key);
-    let (first, end) = (vec![key::QUEUE_DEAD], vec![key::QUEUE_COLLAPSE + 1]);
-    let middle = last.unwrap_or_else(|| first.clone());
-    for (from, to) in [(&middle, &end), (&first, &middle)] {
-        if let Some(job) = first_job(core, (from, to), &may_run)? {
-            core.aside.lock().note_found(job);
-            return Ok(Some(job));
-        }
-    }
-    Ok(None)
-}
-
-fn first_job(
-    core: &Core,
-    (from, to): (&[u8], &[u8]),
-    may_run: impl Fn(Job) -> bool,
-) -> Result<Option<Job>> {
-    let mut job = None;
-    core.kv.scan(Family::Queue, from, to, &mut |key, _| {
-        let mut decoder = crate::codec::Decoder::new("queue key", key);
-        let kind = decoder.u8()?;
-        let layer = LayerId::new(decoder.u64()?);
-        let found =
-            if kind == key::QUEUE_DEAD { Job::Reclaim(layer) } else { Job::Collapse(layer) };
-        if !may_run(found) {
-            return Ok(ControlFlow::Continue(()));
-        }
-        job = Some(found);
-        Ok(ControlFlow::Break(()))
-    })?;
-    Ok(job)
-}
-
-/// Does one slice of a job; answers the entries it visited. A job that fails while the store goes
-/// on is set aside; the error is for who wants to tell of it.
-fn work_or_set_aside(core: &Core, job: Job) -> Result<std::result::Result<u64, Error>> {
-    match work(core, job) {
-        Ok(visited) => {
-            core.aside.lock().jobs.note_success(job);
-            Ok(Ok(visited))
-        }
-        Err(error) => {
-            core.committer.healthy()?;
-            core.tally.reclaim_failures.fetch_add(1, Ordering::Relaxed);
-            let wait = core.aside.lock().jobs.note_failure(job, Instant::now());
-            tracing::warn!(?job, %error, ?wait, "reclaim failed; the job is set aside");
-            Ok(Err(error))
-        }
-    }
-}
-
-/// Does one slice of a job; answers the entries it visited.
-fn work(core: &Core, job: Job) -> Result<u64> {
-    // Collapse moves entries between layers, which other ops of a group would read from the
-    // index half moved.
-    let weight = Weight { bytes: 0, alone: true };
-    let from = core.aside.lock().reached(job);
-    let Done { visited, reached } = match job {
-        Job::Reclaim(layer) => commit(core, weight, move |txn| reclaim_slice(txn, layer, from))?,
-        Job::Collapse(layer) => {
-            // A flush resolves the layers below its open layer before its transaction: they
-            // must not change in between, so collapse next to an open layer takes turns with it.
-            let owner = open_child_owner(core, layer)?;
-            let file = match owner.map(|owner| core.file(owner)) {
-                // One that is gone is flushed by nobody.
-                None | Some(Err(Error::Stale { .. })) => None,
-                Some(found) => Some(found?),
-            };
-            let _flush = file.as_ref().map(|file| file.flush.lock());
-            commit(core, weight, move |txn| collapse_slice(txn, layer, (owner, from)))?
-        }
-    };
-    core.aside.lock().note_reached(job, reached);
-    core.tally.reclaimed_entries.fetch_add(visited, Ordering::Relaxed);
-    Ok(visited)
-}
-
 /// What a slice did.
 #[derive(Clone, Copy, Debug, Default)]
 struct Done {
@@ -174,7 +61,26 @@ struct Done {
     reached: u64,
 }
 
-/// Entries of a layer in sequence, within the bounds of a slice.
+/// What one slice, of one layer or of many small ones, may still take.
+struct Budget {
+    entries: usize,
+    chunks: u64,
+    met: Met,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { entries: SLICE_ENTRIES, chunks: SLICE_CHUNKS, met: Met::default() }
+    }
+}
+
+impl Budget {
+    const fn is_used_up(&self) -> bool {
+        self.entries == 0 || self.chunks == 0 || self.met.entries == 0 || self.met.chunks == 0
+    }
+}
+
+/// Entries of a layer in sequence, within the budget of a slice.
 struct Slice {
     /// Whole; the last may reach further than the slice.
     entries: Vec<Run>,
@@ -183,10 +89,15 @@ struct Slice {
 
 impl Slice {
     /// The entries from the block `from` on, or from the first block on if there are none.
-    fn read(txn: &Transaction<'_>, (layer, runs): (LayerId, u64), from: u64) -> Result<Self> {
-        let mut found = mapping::runs_from(txn, layer, (from, u64::MAX), SLICE_ENTRIES)?;
+    fn read(
+        txn: &Transaction<'_>,
+        (layer, runs): (LayerId, u64),
+        from: u64,
+        budget: &mut Budget,
+    ) -> Result<Self> {
+        let mut found = mapping::runs_from(txn, layer, (from, u64::MAX), budget.entries)?;
         if found.is_empty() && from > 0 {
-            found = mapping::runs_from(txn, layer, (0, u64::MAX), SLICE_ENTRIES)?;
+            found = mapping::runs_from(txn, layer, (0, u64::MAX), budget.entries)?;
         }
         if found.is_empty() && runs > 0 {
             // It would be tried without end.
@@ -194,21 +105,21 @@ impl Slice {
             return Err(Error::corrupt(format!("layer {layer}"), reason));
         }
         let mut slice = Self { entries: Vec::new(), end: 0 };
-        let mut chunks = 0;
         for run in found {
-            if chunks >= SLICE_CHUNKS {
+            if budget.chunks == 0 {
                 break;
             }
             let room = match run.target {
                 Target::Hole | Target::Lost => run.count,
-                Target::Chunks(_) => run.count.min(SLICE_CHUNKS - chunks),
+                Target::Chunks(_) => run.count.min(budget.chunks),
             };
             if matches!(run.target, Target::Chunks(_)) {
-                chunks += room;
+                budget.chunks -= room;
             }
             slice.end = run.first + room;
             slice.entries.push(run);
         }
+        budget.entries = budget.entries.saturating_sub(slice.entries.len());
         Ok(slice)
     }
 
@@ -222,12 +133,17 @@ fn still_there(txn: &Transaction<'_>, id: LayerId) -> Result<Option<LayerRecord>
     txn.get(Family::Layer, &key::layer(id))?.as_deref().map(LayerRecord::decode).transpose()
 }
 
-fn reclaim_slice(txn: &mut Transaction<'_>, id: LayerId, from: u64) -> Result<Done> {
+fn reclaim_slice(
+    txn: &mut Transaction<'_>,
+    id: LayerId,
+    from: u64,
+    budget: &mut Budget,
+) -> Result<Done> {
     let Some(layer) = still_there(txn, id)? else { return Ok(Done::default()) };
     debug_assert_eq!(layer.state, LayerState::Dead, "only dead layers are reclaimed");
     txn.frees();
     txn.moves_entries();
-    let slice = Slice::read(txn, (id, layer.runs), from)?;
+    let slice = Slice::read(txn, (id, layer.runs), from, budget)?;
     if let Some(first) = slice.entries.first() {
         let taken = mapping::take_known(txn, id, (first.first, slice.end), &slice.entries)?;
         mapping::release(txn, &taken)?;
@@ -289,6 +205,7 @@ fn collapse_slice(
     txn: &mut Transaction<'_>,
     parent: LayerId,
     (locked, from): (Option<InodeId>, u64),
+    budget: &mut Budget,
 ) -> Result<Done> {
     let Some(record) = still_there(txn, parent)? else { return Ok(Done::default()) };
     txn.frees();
@@ -310,12 +227,12 @@ fn collapse_slice(
         // The file came after the caller looked: the next slice holds its lock.
         LayerState::Open(owner) if locked != Some(owner) => Ok(Done::default()),
         LayerState::Open(owner) if of_child.runs < record.runs => {
-            let slice = Slice::read(txn, (child, of_child.runs), from)?;
-            move_up(txn, (parent, record), (child, owner), &slice)
+            let slice = Slice::read(txn, (child, of_child.runs), from, budget)?;
+            move_up(txn, (parent, record), (child, owner), (&slice, &mut budget.met))
         }
         LayerState::Open(_) | LayerState::Frozen => {
-            let slice = Slice::read(txn, (parent, record.runs), from)?;
-            move_down(txn, (parent, record), child, &slice)
+            let slice = Slice::read(txn, (parent, record.runs), from, budget)?;
+            move_down(txn, (parent, record), child, (&slice, &mut budget.met))
         }
     }
 }
@@ -325,13 +242,12 @@ fn move_down(
     txn: &mut Transaction<'_>,
     (parent, record): (LayerId, LayerRecord),
     child: LayerId,
-    slice: &Slice,
+    (slice, met): (&Slice, &mut Met),
 ) -> Result<Done> {
-    let mut left = SliceLeft::default();
     let mut reached = slice.end;
     for run in &slice.entries {
         let behind = run.end().min(slice.end);
-        let end = left.end_of(txn, child, (run.first, behind), 0)?;
+        let end = met.end_of(txn, child, (run.first, behind), 0)?;
         for part in mapping::take_known(txn, parent, (run.first, end), &[*run])? {
             let over = mapping::runs(txn, child, (part.first, part.end()), usize::MAX)?;
             let mut at = part.first;
@@ -366,18 +282,18 @@ fn move_down(
 
 /// What a slice may still meet in the layer that the entries move to: one entry, a hole over all of
 /// a disk say, may meet millions.
-struct SliceLeft {
+struct Met {
     entries: usize,
     chunks: u64,
 }
 
-impl Default for SliceLeft {
+impl Default for Met {
     fn default() -> Self {
         Self { entries: SLICE_ENTRIES, chunks: SLICE_CHUNKS }
     }
 }
 
-impl SliceLeft {
+impl Met {
     /// How far the blocks `[first, end)` may move: to their end, or to where they would meet too
     /// much. That is behind the first block for the first of a slice. `behind`: see
     /// [`mapping::runs_behind`].
@@ -427,15 +343,14 @@ fn move_up(
     txn: &mut Transaction<'_>,
     (parent, record): (LayerId, LayerRecord),
     (child, owner): (LayerId, InodeId),
-    slice: &Slice,
+    (slice, met): (&Slice, &mut Met),
 ) -> Result<Done> {
-    let mut left = SliceLeft::default();
     let mut reached = slice.end;
     // All that the parent had before this block is taken.
     let mut behind = 0;
     for run in &slice.entries {
         let end_of_run = run.end().min(slice.end);
-        let end = left.end_of(txn, parent, (run.first, end_of_run), behind)?;
+        let end = met.end_of(txn, parent, (run.first, end_of_run), behind)?;
         for part in mapping::take_known(txn, child, (run.first, end), &[*run])? {
             let hidden = mapping::take_behind(txn, parent, (part.first, part.end()), behind)?;
             mapping::release(txn, &hidden)?;
@@ -466,27 +381,4 @@ fn move_up(
         counters.layers = counters.layers.saturating_sub(1);
     }
     Ok(slice.done(reached))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing::{World, options};
-
-    #[test]
-    fn the_place_that_a_slice_reached_is_only_a_hint() {
-        let world = World::new(options(1 << 20), None);
-        let file = world.create("f");
-        for block in 0..10 {
-            world.put(file, block * 2, &[block + 1]);
-        }
-        world.remove("f");
-        let job = next_job(&world.core, |_| true).unwrap().unwrap();
-        world.core.aside.lock().note_reached(job, 9);
-        assert_eq!(work_or_set_aside(&world.core, job).unwrap().unwrap(), 5);
-        assert_eq!(next_job(&world.core, |_| true).unwrap(), Some(job));
-        assert_eq!(work_or_set_aside(&world.core, job).unwrap().unwrap(), 5);
-        assert_eq!(next_job(&world.core, |_| true).unwrap(), None);
-        world.check();
-    }
 }
