@@ -7,6 +7,11 @@ use slackwater_server::config::{self, Command, ConfigCommand, ParsedCommandLine}
 use slackwater_server::error::ServerError;
 use slackwater_server::{check, run};
 
+/// Bounds what lies unused between blocks of all sizes that many threads take and give back: with
+/// the C library's allocator the process grows past its budget (DECISIONS.md, 66).
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let parsed = match ParsedCommandLine::parse(std::env::args_os()) {
         Ok(parsed) => parsed,
