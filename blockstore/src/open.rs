@@ -33,6 +33,7 @@ use crate::index_copy::{self, IndexCopies};
 use crate::kv::{Family, Kv, RocksKv, Write, prefix_end};
 use crate::log::{Recovered, Recovery, log_file};
 use crate::options::Options;
+use crate::rebuild;
 use crate::record::{Body, Counters, InodeRecord, LogPosition, SegmentRecord, key};
 use crate::reserve;
 use crate::resolve::Resolver;
@@ -130,6 +131,7 @@ fn stamp_format(data_dir: &Path, path: &Path) -> Result<()> {
 /// Opens index and segments in a directory.
 pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk>)> {
     let disk = LocalDisk::open(&options.data_dir)?;
+    rebuild::remove_unfinished(&options.data_dir);
     let path = options.data_dir.join("index");
     // RocksDB takes a folder without this file for a new database, and clears it.
     let is_headless = !path.join("CURRENT").exists()
