@@ -139,6 +139,7 @@ pub(crate) fn run(core: &Core, data: bool, findings: &mut Findings) {
     }
     part(findings, "counters", |findings| counters(&check, findings));
     part(findings, "what damage hits", |findings| hits::check(&check, findings));
+    core.copies.note_index(findings.hopeless > 0);
 }
 
 /// The totals, and that numbers to be given out are free.
