@@ -155,16 +155,44 @@ fn commit_at(source: &mut impl ReadAt, store: StoreId, offset: u64) -> Result<Op
     if magic != COMMIT_MAGIC {
         return Ok(None);
     }
-    let mut crc = crc32c::crc32c_append(crc32c::crc32c(store.as_bytes()), covered);
-    let mut at = offset + length(COMMIT_HEADER_BYTES);
-    let end = at + u64::from(body_bytes);
+    let crc = crc32c::crc32c_append(crc32c::crc32c(store.as_bytes()), covered);
+    let begin = offset + length(COMMIT_HEADER_BYTES);
+    let end = begin + u64::from(body_bytes);
+    let crc = crc_behind(source, crc, (begin, end))?;
+    Ok(crc.is_some_and(|crc| stored == crc.to_be_bytes()).then_some((sequence, end)))
+}
+
+/// A checksum that goes on over a range of bytes; `None` where they end before.
+fn crc_behind(
+    source: &mut impl ReadAt,
+    mut crc: u32,
+    (mut at, end): (u64, u64),
+) -> Result<Option<u32>> {
     while at < end {
         let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(PIECE_BYTES);
         let Some(piece) = source.bytes(at, count)? else { return Ok(None) };
         crc = crc32c::crc32c_append(crc, piece);
         at += length(count);
     }
-    Ok((stored == crc.to_be_bytes()).then_some((sequence, end)))
+    Ok(Some(crc))
+}
+
+/// Whether the commit that begins with these bytes, and has a body of so many, is whole. What of it
+/// lies behind them is read from `behind` on: the same piece serves all commits that reach there.
+fn is_commit(
+    source: &mut impl ReadAt,
+    store: StoreId,
+    (begins, behind): (&[u8], u64),
+    body_bytes: u64,
+) -> Result<bool> {
+    let Some((head, body)) = begins.split_at_checked(COMMIT_HEADER_BYTES) else {
+        return Ok(false);
+    };
+    let (covered, stored) = head.split_at(COMMIT_HEADER_BYTES - CRC_BYTES);
+    let here = body.len().min(usize::try_from(body_bytes).unwrap_or(usize::MAX));
+    let crc = record_crc(store, covered, &body[..here]);
+    let crc = crc_behind(source, crc, (behind, behind + (body_bytes - length(here))))?;
+    Ok(crc.is_some_and(|crc| stored == crc.to_be_bytes()))
 }
 
 /// The commits from `offset` on, as long as record follows record, until `visit` answers `false`;
@@ -280,20 +308,19 @@ fn search_commits(
         // A header that begins in this piece may end behind it.
         let reach = (behind + length(COMMIT_HEADER_BYTES)).min(end);
         let count = usize::try_from(reach - begin).unwrap_or(usize::MAX);
-        let Some(piece) = source.bytes(begin, count)? else { return Ok(None) };
+        let Some(piece) = source.bytes(begin, count)?.map(<[u8]>::to_vec) else { return Ok(None) };
         let starts = usize::try_from(behind - begin).unwrap_or(usize::MAX);
         let last_byte = || piece.iter().rposition(|&byte| byte != 0);
         written_end = written_end.or_else(|| Some(begin + length(last_byte()? + 1)));
-        for (start, body_bytes, found) in claimed_commits(piece, starts) {
-            let start = begin + length(start);
-            let found_end = start + length(COMMIT_HEADER_BYTES) + body_bytes;
+        for (start, body_bytes, found) in claimed_commits(&piece, starts) {
+            let found_end = begin + length(start) + length(COMMIT_HEADER_BYTES) + body_bytes;
             let ends_all = written_end.is_some_and(|written| found_end >= written);
             if !plausible.contains(&found) || found_end > end || (found == sequence && !ends_all) {
                 continue;
             }
             let Some(left) = budget_bytes.checked_sub(body_bytes) else { return Ok(None) };
             budget_bytes = left;
-            if commit_at(source, store, start)?.is_some() {
+            if is_commit(source, store, (&piece[start..], reach), body_bytes)? {
                 return Ok(Some(found).filter(|found| *found > sequence));
             }
         }

@@ -1,6 +1,8 @@
 //! Clients choose the bytes of chunks, and may know all that a record of the store needs. What they
 //! write there proves nothing about the log, and hides no damage of it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::*;
 use crate::units::BLOCK_BYTES;
 
@@ -132,4 +134,54 @@ fn a_commit_behind_is_looked_for_where_records_are() {
     assert_eq!(behind(&[headless, &commit(3), &commit(4)].concat()), Some(4));
     // Passed where it must be: a forged one at the end is not the end.
     assert_eq!(behind(&[&commit(3)[..], b"?", &commit(4), b"?", &commit(3)].concat()), Some(4));
+}
+
+/// A file that counts what is read of it.
+#[derive(Debug)]
+struct Counting(Vec<u8>, AtomicU64);
+
+impl DiskFile for Counting {
+    fn read_at(&self, offset_bytes: u64, length: usize) -> Result<Vec<u8>> {
+        self.1.fetch_add(u64::try_from(length).unwrap(), Ordering::Relaxed);
+        let start = usize::try_from(offset_bytes).unwrap();
+        Ok(self.0[start..start + length].to_vec())
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<()> {
+        unreachable!("it is only read")
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn length_bytes(&self) -> Result<u64> {
+        Ok(u64::try_from(self.0.len()).unwrap())
+    }
+
+    fn truncate(&self, _: u64) -> Result<()> {
+        unreachable!("it is only read")
+    }
+}
+
+/// What only looks like the begin of commits costs no more than it says they have.
+#[test]
+fn a_torn_append_full_of_begins_of_commits_is_read_a_few_times_at_most() {
+    let claim = |body_bytes: u32| {
+        let mut record = b"SWCM".to_vec();
+        record.extend_from_slice(&body_bytes.to_be_bytes());
+        record.extend_from_slice(&7_u64.to_be_bytes());
+        record.extend_from_slice(&[1; 4]);
+        record
+    };
+    // One that reaches beyond what is read at a time, and thousands before it that do not.
+    let mut bytes: Vec<u8> = (0..3000).flat_map(|_| claim(1)).collect();
+    bytes.extend(claim(1_048_000));
+    bytes.resize(bytes.len() + (1 << 20), 1);
+    let (store, length) = (StoreId::random(), u64::try_from(bytes.len()).unwrap());
+    let file = Arc::new(Counting(bytes, AtomicU64::new(0)));
+    let mut reader = super::super::reader::FileReader::new(file.clone()).unwrap();
+    assert_eq!(stream::commit_behind(&mut reader, 0, store, 3).unwrap(), None);
+    let read = file.1.load(Ordering::Relaxed);
+    assert!(read <= 8 * length, "{read} bytes of a file of {length}");
 }
