@@ -259,6 +259,56 @@ fn entries_that_overlap_are_counted_when_they_do_no_more() {
     assert_eq!(found.to_vec(), bytes(77, 30 * BLOCK_BYTES)[10 * BLOCK_BYTES..11 * BLOCK_BYTES]);
 }
 
+/// Keys that no store has are damage as values are, and end neither a check nor a repair.
+#[test]
+fn numbers_in_keys_that_no_store_holds_are_told() {
+    let [one, most] = [1_u64, u64::MAX].map(u64::to_be_bytes);
+    let families =
+        [Family::Inode, Family::Layer, Family::Segment, Family::Map, Family::Cookie, Family::Child];
+    for family in families {
+        let keys = match family {
+            Family::Inode | Family::Layer => vec![most.to_vec()],
+            Family::Segment => vec![most.to_vec(), (1_u64 << 45).to_be_bytes().to_vec()],
+            _ => [[one, most], [most, one], [most, most]].map(|key| key.concat()).to_vec(),
+        };
+        for key in keys {
+            for value in [None, Some(vec![9])] {
+                let told = format!("{family:?} {key:?} {value:?}");
+                let fixture = Fixture::new();
+                file(&fixture, "one", 5);
+                fixture.store.snapshot(&path("one"), SnapshotRequest::default()).unwrap();
+                let known = fixture.kv.entries(family).into_iter().next();
+                let value = value.or_else(|| known.map(|(_, value)| value)).unwrap_or_default();
+                fixture.kv.tamper(family, &key, Some(value));
+                assert!(!fixture.store.check(true).unwrap().is_clean(), "{told}");
+                let report = fixture.store.repair().unwrap();
+                assert_eq!(report.lost_blocks, 0, "{told}");
+                // What could not be gone through to its end is not counted.
+                let counters = || fixture.kv.entries(Family::Meta).remove(0);
+                let before = counters();
+                assert_eq!(before.0, b"counters");
+                fixture.store.repair_giving_up().unwrap();
+                assert!(counters() == before, "{told}");
+            }
+        }
+    }
+}
+
+/// Layers that lie upon each other in a circle are never gone through to their end.
+#[test]
+fn layers_in_a_circle_are_told() {
+    let (fixture, _) = with_losses();
+    let (store, kv) = (&fixture.store, &fixture.kv);
+    let layers = kv.entries(Family::Layer);
+    assert_eq!(layers.len(), 2, "of the snapshot, and of the file");
+    let (key, mut value) = layers[0].clone();
+    // Its parent.
+    value[1..9].copy_from_slice(&layers[0].0);
+    kv.tamper(Family::Layer, &key, Some(value));
+    let report = store.check(true).unwrap();
+    assert!(report.problems.iter().any(|p| p.contains("--rebuild")), "{:#?}", report.problems);
+}
+
 /// A file of ten blocks whose blocks 3 and 4 are lost, in a snapshot and its clone, too.
 fn with_losses() -> (Fixture, InodeId) {
     let fixture = Fixture::new();

@@ -228,6 +228,9 @@ fn compare(view: &dyn KvRead, part: &Part, findings: &mut Findings) -> Result<()
                     "I5: parent {parent} of layer {id} is {state:?}, not frozen"
                 ));
             }
+            if parent >= id {
+                findings.rebuild(&format!("I5: parent {parent} of layer {id} is younger"));
+            }
             let entry = key::child(parent, id);
             if view.get(Family::Child, &entry)?.is_none() {
                 let problem = format!("I5: layer {id} has no child entry below {parent}");
