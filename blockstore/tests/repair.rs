@@ -297,7 +297,7 @@ fn numbers_in_keys_that_no_store_holds_are_told() {
 /// Layers that lie upon each other in a circle are never gone through to their end.
 #[test]
 fn layers_in_a_circle_are_told() {
-    let (fixture, _) = with_losses();
+    let (fixture, one) = with_losses();
     let (store, kv) = (&fixture.store, &fixture.kv);
     let layers = kv.entries(Family::Layer);
     assert_eq!(layers.len(), 2, "of the snapshot, and of the file");
@@ -307,6 +307,9 @@ fn layers_in_a_circle_are_told() {
     kv.tamper(Family::Layer, &key, Some(value));
     let report = store.check(true).unwrap();
     assert!(report.problems.iter().any(|p| p.contains("--rebuild")), "{:#?}", report.problems);
+    let fixture = fixture.restart();
+    let error = fixture.store.read(Source::File(one), 0, BLOCK_BYTES).unwrap_err();
+    assert!(error.to_string().contains("younger"), "{error}");
 }
 
 /// A file of ten blocks whose blocks 3 and 4 are lost, in a snapshot and its clone, too.
