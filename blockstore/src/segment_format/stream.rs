@@ -227,7 +227,7 @@ pub(crate) fn first_commit(source: &mut impl ReadAt, store: StoreId) -> Result<O
     Ok(first)
 }
 
-/// Where the last append of a log file begins, as its records tell: all before it was acknowledged,
+/// Where the last append of a log file begins, as far as it tells: all before it was acknowledged,
 /// since an append is begun only after the one before it was synced.
 pub(crate) fn last_append(source: &mut impl ReadAt, store: StoreId) -> Result<u64> {
     let begin = length(FILE_HEADER_BYTES);
@@ -243,7 +243,24 @@ pub(crate) fn last_append(source: &mut impl ReadAt, store: StoreId) -> Result<u6
         last = Some((sequence.saturating_add(1), end));
         true
     })?;
-    Ok(before)
+    match last {
+        Some((_, end)) if !is_zeros(source, end)? => Ok(end),
+        _ => Ok(before),
+    }
+}
+
+/// Whether nothing was written from here on.
+pub(crate) fn is_zeros(source: &mut impl ReadAt, from: u64) -> Result<bool> {
+    let mut at = from;
+    while at < source.length_bytes() {
+        let left = usize::try_from(source.length_bytes() - at).unwrap_or(usize::MAX);
+        let piece = source.bytes(at, left.min(PIECE_BYTES))?.unwrap_or_default();
+        if piece.iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+        at += length(piece.len());
+    }
+    Ok(true)
 }
 
 /// The segment and the number of chunks of the directory whose header is whole here.
@@ -260,7 +277,8 @@ pub(crate) fn directory_at(
 /// The sequence number of a commit of the store behind commit `sequence`, if one proves that this
 /// one was synced. That one, damaged or torn, belongs to the append that begins at `from`.
 ///
-/// What lies where a record ends is a record that the store wrote, and proves it. Where that ends,
+/// What lies where a record ends is a record that the store wrote, and proves it; so does any byte
+/// behind that commit, since the next append was begun then. Where the records end before it,
 /// because a header is damaged, the rest is searched byte by byte, the bytes of clients with it. If
 /// commit `sequence` is whole and ends what was written, it is the end of a torn append, and no
 /// commit before it is one of the store's.
@@ -273,18 +291,21 @@ pub(crate) fn commit_behind(
     let total = source.length_bytes().saturating_sub(from);
     // As many as there is room for: others are bytes of some other time.
     let last = sequence.saturating_add(total / length(COMMIT_HEADER_BYTES));
-    let (mut later, mut is_passed) = (None, false);
-    let lost = walk_commits(source, store, from, |found, _| {
-        is_passed |= found == sequence;
+    let (mut later, mut passed) = (None, None);
+    let lost = walk_commits(source, store, from, |found, end| {
+        if found == sequence {
+            passed.get_or_insert(end);
+        }
         later = Some(found).filter(|found| (*found > sequence) && *found <= last);
         found == sequence
     })?;
-    match later {
-        Some(found) => Ok(Some(found)),
-        None => {
-            let first = sequence.saturating_add(u64::from(is_passed));
-            search_commits(source, lost, store, (sequence, first..=last))
+    match (later, passed) {
+        (Some(found), _) => Ok(Some(found)),
+        (None, Some(end)) => {
+            let is_last = is_zeros(source, end)?;
+            Ok((!is_last).then(|| sequence.saturating_add(1)))
         }
+        (None, None) => search_commits(source, lost, store, (sequence, sequence..=last)),
     }
 }
 

@@ -136,6 +136,52 @@ fn a_commit_behind_is_looked_for_where_records_are() {
     assert_eq!(behind(&[&commit(3)[..], b"?", &commit(4), b"?", &commit(3)].concat()), Some(4));
 }
 
+/// The last append that was acknowledged is damaged, and the next one was torn: any byte of that
+/// proves that the one before it was synced.
+#[test]
+fn the_begin_of_another_append_proves_the_one_before_it() {
+    let made = |keep: &dyn Fn(usize) -> bool| {
+        let disk = MemoryDisk::new();
+        let mut log = two_commits(&disk);
+        let third = usize::try_from(log.position().offset_bytes).unwrap();
+        let name = log_file(log.segment());
+        log.append(&append_of(&log, 3..5), &batch(700)).unwrap();
+        disk.inject(Fault::Sync(0));
+        assert!(log.append(&append_of(&log, 3..5), &batch(700)).is_err());
+        let mut sector = 0;
+        let disk = disk.crash(|| {
+            sector += 1;
+            keep(sector - 1)
+        });
+        // Far inside the bytes of its chunks.
+        disk.flip_bit(name, third + 30_000);
+        (disk, name, third)
+    };
+    for kept in 0..SECTORS - 20 {
+        let (disk, name, third) = made(&|sector| sector == kept);
+        let length = disk.open(name).unwrap().length_bytes().unwrap();
+        let all = disk.open(name).unwrap().read_at(0, usize::try_from(length).unwrap()).unwrap();
+        let bare = made(&|_| false).0.open(name).unwrap();
+        let bare = bare.read_at(0, usize::try_from(bare.length_bytes().unwrap()).unwrap()).unwrap();
+        let is_seen = all.iter().rposition(|&b| b != 0) > bare.iter().rposition(|&b| b != 0);
+        let recovered = recover(&memory(&disk));
+        if is_seen {
+            let text = recovered.err().unwrap().to_string();
+            assert!(text.contains("commit 3 is damaged"), "{kept}: {text}");
+            let begin = stream::last_append(&mut &all[..], store_of(&all)).unwrap();
+            assert!(begin > u64::try_from(third).unwrap(), "a rebuild takes it, {kept}");
+        } else {
+            // As it might have been torn itself.
+            assert_eq!(recovered.unwrap().1.len(), 2, "{kept}");
+        }
+    }
+    assert!((0..SECTORS).any(|kept| recover(&memory(&made(&|sector| sector == kept).0)).is_err()));
+}
+
+fn store_of(log: &[u8]) -> StoreId {
+    format::decode_file_header(log_file(SegmentId::new(1)), log).unwrap()
+}
+
 /// A file that counts what is read of it.
 #[derive(Debug)]
 struct Counting(Vec<u8>, AtomicU64);
