@@ -191,6 +191,29 @@ fn that_the_index_could_not_be_made_anew_is_known_after_a_restart() {
     world.restart().check();
 }
 
+/// Nothing lived in the files that went, so that compaction made none: only their numbers tell.
+#[test]
+fn that_log_files_went_without_a_trace_is_known_after_a_restart() {
+    let world = World::new(options(SEGMENT_BYTES), None);
+    let kept = world.create("kept");
+    world.put(kept, 0, &(5001..5001 + BLOCKS).collect::<Vec<u64>>());
+    let inode = world.create("f");
+    for file in 0..6 {
+        let seeds: Vec<u64> = (file * BLOCKS + 1..=(file + 1) * BLOCKS).collect();
+        world.put(inode, 0, &seeds);
+    }
+    checkpoint(&world.core).unwrap();
+    compact(&world);
+    abandon(&world.core).unwrap();
+    assert_eq!(count(&world, FileRole::Compacted), 0);
+    assert_eq!(world.disk.list().unwrap()[0].number.get(), 1, "it still has all its data");
+    let world = world.restart();
+    assert_eq!(retired(&world), []);
+    assert!(world.core.copies.is_wanted());
+    crate::background::gc(&world.core).unwrap();
+    world.check();
+}
+
 #[test]
 fn a_retired_file_that_is_damaged_or_gone_is_told() {
     for is_gone in [false, true] {
