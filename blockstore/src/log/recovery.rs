@@ -340,7 +340,10 @@ impl Recovery<'_> {
     /// Removes a last file without a whole header: the crash came while it was made, before
     /// anything was written to it.
     fn drop_headless(&self, logs: &mut Vec<SegmentId>) -> Result<()> {
-        let Some(name) = logs.last().map(|&last| log_file(last)) else {
+        // One that the index has commits of was whole once.
+        let is_known = |last: &SegmentId| self.position.is_some_and(|at| at.segment == *last);
+        let Some(name) = logs.last().filter(|last| !is_known(last)).map(|&last| log_file(last))
+        else {
             return Ok(());
         };
         let file = self.segments.open_file(name)?;
