@@ -67,6 +67,9 @@ struct State {
     retired: BTreeMap<FileName, u64>,
     /// The index could not be made anew from what is there: a copy is due.
     is_lacking: bool,
+    /// The last check found that only a rebuild puts the index right: what it would be made from
+    /// must not give way to a copy of what is wrong.
+    is_index_wrong: bool,
     not_before: Option<Instant>,
 }
 
@@ -142,18 +145,26 @@ impl IndexCopies {
         self.state.lock().is_lacking = true;
     }
 
+    /// Notes whether a check found problems of the index that only a rebuild solves.
+    pub(crate) fn note_index(&self, is_wrong: bool) {
+        let was_wrong = std::mem::replace(&mut self.state.lock().is_index_wrong, is_wrong);
+        if is_wrong && !was_wrong {
+            tracing::error!("the index is to be made anew: until then no copy of it is written");
+        }
+    }
+
     /// Whether a rebuild would need something that only a new copy can give, or retired files
     /// wait: what a garbage collection puts right.
     pub(crate) fn is_wanted(&self) -> bool {
         let state = self.state.lock();
-        state.is_lacking || !state.retired.is_empty()
+        !state.is_index_wrong && (state.is_lacking || !state.retired.is_empty())
     }
 
     /// Whether the background should write a copy now. `is_idle`: no more is going to be retired.
     pub(crate) fn is_due(&self, core: &Core, is_idle: bool) -> bool {
         let room_bytes = core.space().room_bytes;
         let state = self.state.lock();
-        if state.not_before.is_some_and(|time| Instant::now() < time) {
+        if state.is_index_wrong || state.not_before.is_some_and(|time| Instant::now() < time) {
             return false;
         }
         let retired_bytes: u64 = state.retired.values().sum();
@@ -287,19 +298,16 @@ pub(crate) fn renew(core: &Core, go_on: &mut dyn FnMut(u64) -> bool) -> Result<R
         }
         outcome => outcome.map(|copy| (copy, Renewed::default())),
     };
-    match outcome {
-        Ok((None, freed)) => Ok(freed),
-        Ok((Some(copy), freed)) => {
-            let mut renewed = adopt(core, copy)?;
-            renewed.files_removed += freed.files_removed;
-            renewed.bytes_freed += freed.bytes_freed;
-            Ok(renewed)
-        }
-        Err(error) => {
-            core.copies.state.lock().not_before = Instant::now().checked_add(RETRY_PAUSE);
-            Err(error)
-        }
-    }
+    let renewed = outcome.and_then(|(copy, freed)| {
+        let Some(copy) = copy else { return Ok(freed) };
+        let mut renewed = adopt(core, copy)?;
+        renewed.files_removed += freed.files_removed;
+        renewed.bytes_freed += freed.bytes_freed;
+        Ok(renewed)
+    });
+    renewed.inspect_err(|_| {
+        core.copies.state.lock().not_before = Instant::now().checked_add(RETRY_PAUSE);
+    })
 }
 
 fn is_worth_the_room(core: &Core) -> bool {

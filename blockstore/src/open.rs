@@ -33,6 +33,7 @@ use crate::index_copy::{self, IndexCopies};
 use crate::kv::{Family, Kv, RocksKv, Write, prefix_end};
 use crate::log::{Recovered, Recovery, log_file};
 use crate::options::Options;
+use crate::rebuild;
 use crate::record::{Body, Counters, InodeRecord, LogPosition, SegmentRecord, key};
 use crate::reserve;
 use crate::resolve::Resolver;
@@ -63,17 +64,37 @@ fn warn_if_open_to_others(data_dir: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
+/// The folders that hold the names of those that are missing on the way to a path.
+fn parents_of_missing(path: &Path) -> Vec<&Path> {
+    let missing =
+        path.ancestors().take_while(|folder| !folder.as_os_str().is_empty() && !folder.exists());
+    let parents = missing.filter_map(Path::parent);
+    // A path of one part lies in the working directory.
+    let named = |parent: &Path| !parent.as_os_str().is_empty();
+    parents.map(|parent| if named(parent) { parent } else { Path::new(".") }).collect()
+}
+
+fn sync_folder(folder: &Path) -> std::io::Result<()> {
+    File::open(folder).and_then(|opened| opened.sync_all())
+}
+
 /// Takes the data directory for this process.
 pub(crate) fn lock(data_dir: &Path) -> Result<File> {
     let fail = |action| {
         let place = data_dir.display().to_string();
         move |source| Error::io(action, place, source)
     };
+    let parents = parents_of_missing(data_dir);
     std::fs::DirBuilder::new()
         .recursive(true)
         .mode(DATA_DIR_MODE)
         .create(data_dir)
         .map_err(fail("create"))?;
+    // All that is ever acknowledged lies behind these names.
+    parents
+        .iter()
+        .try_for_each(|parent| sync_folder(parent))
+        .map_err(fail("sync the folder of"))?;
     warn_if_open_to_others(data_dir).map_err(fail("look at"))?;
     let file = File::options()
         .create(true)
@@ -124,12 +145,13 @@ fn stamp_format(data_dir: &Path, path: &Path) -> Result<()> {
     file.write_all(format!("slackwater {FORMAT_VERSION}\n").as_bytes()).map_err(fail)?;
     file.sync_all().map_err(fail)?;
     std::fs::rename(&aside, path).map_err(fail)?;
-    File::open(data_dir).and_then(|directory| directory.sync_all()).map_err(fail)
+    sync_folder(data_dir).map_err(fail)
 }
 
 /// Opens index and segments in a directory.
 pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk>)> {
     let disk = LocalDisk::open(&options.data_dir)?;
+    rebuild::remove_unfinished(&options.data_dir);
     let path = options.data_dir.join("index");
     // RocksDB takes a folder without this file for a new database, and clears it.
     let is_headless = !path.join("CURRENT").exists()
@@ -141,6 +163,9 @@ pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk
     let open = || RocksKv::open(&path, budget.index_bytes);
     // It writes as it opens; what it deletes then, and what is deleted later, makes room.
     let kv = reserve::or_give_back(&disk, open)?;
+    // The folder of a new index: without its name a store with a copy would not open.
+    sync_folder(&options.data_dir)
+        .map_err(|source| Error::io("sync", options.data_dir.display().to_string(), source))?;
     Ok((Arc::new(kv), Arc::new(disk)))
 }
 
@@ -394,5 +419,25 @@ fn give_way() {
     // Without it everything works, only less evenly.
     if let Err(error) = rustix::process::setpriority_process(None, HASH_NICENESS) {
         tracing::debug!(%error, "the hash threads keep their priority");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_of_all_folders_that_a_start_makes_are_to_be_synced() {
+        let directory = tempfile::tempdir().unwrap();
+        let top = directory.path();
+        let data_dir = top.join("a/b/data");
+        let parents = [top.join("a/b"), top.join("a"), top.to_path_buf()];
+        assert_eq!(parents_of_missing(&data_dir), parents);
+        std::fs::create_dir(top.join("a")).unwrap();
+        assert_eq!(parents_of_missing(&data_dir), parents[..2]);
+        drop(lock(&data_dir).unwrap());
+        assert!(parents_of_missing(&data_dir).is_empty());
+        let here = "no-such-folder-beside-the-tests";
+        assert_eq!(parents_of_missing(Path::new(here)), [Path::new(".")]);
     }
 }

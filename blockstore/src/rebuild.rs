@@ -9,6 +9,9 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
 use crate::compact::checkpoint;
 use crate::core::Budget;
 use crate::disk::{Disk, FileName, FileRole, LocalDisk};
@@ -73,13 +76,19 @@ fn rebuild_local(options: &Options) -> Result<Rebuilt> {
     let new = data_dir.join(NEW_INDEX);
     remove_folder(&new)?;
     let known = known(&data_dir.join("index"));
-    let mut rebuilt = {
-        let open = || RocksKv::open(&new, Budget::of(options).index_bytes);
-        let kv = reserve::or_give_back(disk.as_ref(), open)?;
-        rebuild(Arc::new(kv), disk, options.clone(), known)?
-    };
+    let open = || RocksKv::open(&new, Budget::of(options).index_bytes);
+    let made = reserve::or_give_back(disk.as_ref(), open)
+        .and_then(|kv| rebuild(Arc::new(kv), disk, options.clone(), known));
+    let mut rebuilt = made.inspect_err(|_| remove_unfinished(data_dir))?;
     rebuilt.set_aside = swap(data_dir, &new)?;
     Ok(rebuilt)
+}
+
+/// Removes an index that was not finished: it may be as large as a whole one.
+pub(crate) fn remove_unfinished(data_dir: &Path) {
+    if let Err(error) = remove_folder(&data_dir.join(NEW_INDEX)) {
+        tracing::warn!(%error, "what is left of an unfinished rebuild stays");
+    }
 }
 
 /// The store that an index is of, and up to where it has the log. One that cannot be read tells
@@ -158,8 +167,7 @@ fn store_of(disk: &dyn Disk, name: FileName) -> Option<StoreId> {
     decode_file_header(name, &header).ok()
 }
 
-/// Puts the new index in the place of the old one, which goes aside; answers to where. A crash in
-/// between leaves no index, which is found, and the command can be given again.
+/// Puts the new index in the place of the old one, which goes aside; answers to where.
 fn swap(data_dir: &Path, new: &Path) -> Result<Option<PathBuf>> {
     let index = data_dir.join("index");
     let fail = |source| Error::io("rename", index.display().to_string(), source);
@@ -167,12 +175,25 @@ fn swap(data_dir: &Path, new: &Path) -> Result<Option<PathBuf>> {
         .map(|number| data_dir.join(format!("index.damaged-{number}")))
         .find(|path| !path.exists())
         .filter(|_| index.exists());
-    if let Some(aside) = &aside {
-        std::fs::rename(&index, aside).map_err(fail)?;
+    match &aside {
+        // A crash behind this leaves the old one where an unfinished one would be.
+        Some(aside) if exchange(new, &index).map_err(fail)? => std::fs::rename(new, aside),
+        // A crash in between leaves no index, which is found, and the command can be given again.
+        Some(aside) => std::fs::rename(&index, aside).and_then(|()| std::fs::rename(new, &index)),
+        None => std::fs::rename(new, &index),
     }
-    std::fs::rename(new, &index).map_err(fail)?;
+    .map_err(fail)?;
     File::open(data_dir).and_then(|directory| directory.sync_all()).map_err(fail)?;
     Ok(aside)
+}
+
+/// Gives two folders each other's names at one moment; `false` where the file system cannot.
+fn exchange(one: &Path, other: &Path) -> std::io::Result<bool> {
+    match renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
+        Ok(()) => Ok(true),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn remove_folder(path: &Path) -> Result<()> {
@@ -181,5 +202,49 @@ fn remove_folder(path: &Path) -> Result<()> {
             Err(Error::io("remove", path.display().to_string(), source))
         }
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with one file that has its name.
+    fn folder(directory: &Path, name: &str) -> PathBuf {
+        let path = directory.join(name);
+        std::fs::create_dir(&path).unwrap();
+        std::fs::write(path.join("file"), name).unwrap();
+        path
+    }
+
+    fn content(path: &Path) -> String {
+        std::fs::read_to_string(path.join("file")).unwrap()
+    }
+
+    #[test]
+    fn there_is_an_index_at_every_moment_of_the_swap() {
+        let directory = tempfile::tempdir().unwrap();
+        let (index, new) = (folder(directory.path(), "index"), folder(directory.path(), NEW_INDEX));
+        // A kill behind this one call; the file systems of tests know it.
+        assert!(exchange(&new, &index).unwrap());
+        assert_eq!((content(&index).as_str(), content(&new).as_str()), (NEW_INDEX, "index"));
+        remove_unfinished(directory.path());
+        assert!(!new.exists() && index.exists());
+        remove_unfinished(directory.path());
+    }
+
+    #[test]
+    fn the_old_index_goes_aside() {
+        let directory = tempfile::tempdir().unwrap();
+        let new = folder(directory.path(), NEW_INDEX);
+        assert_eq!(swap(directory.path(), &new).unwrap(), None);
+        let index = directory.path().join("index");
+        assert_eq!(content(&index), NEW_INDEX);
+        let new = folder(directory.path(), NEW_INDEX);
+        std::fs::write(new.join("file"), "second").unwrap();
+        let aside = directory.path().join("index.damaged-1");
+        assert_eq!(swap(directory.path(), &new).unwrap().as_ref(), Some(&aside));
+        assert_eq!((content(&index).as_str(), content(&aside).as_str()), ("second", NEW_INDEX));
+        assert!(!new.exists());
     }
 }

@@ -62,9 +62,14 @@ fn two(first: u64, second: u64) -> Vec<u8> {
 /// Reads a key made by [`two`].
 pub(crate) fn split_two(what: &'static str, key: &[u8]) -> Result<(u64, u64)> {
     let mut decoder = Decoder::new(what, key);
-    let pair = (decoder.u64()?, decoder.u64()?);
+    let pair = (decoder.bounded(NUMBER_MAX)?, decoder.bounded(NUMBER_MAX)?);
     decoder.end()?;
     Ok(pair)
+}
+
+/// Reads the number that a key begins with.
+pub(crate) fn number_of(key: &[u8]) -> Result<u64> {
+    Decoder::new("key", key).bounded(NUMBER_MAX)
 }
 
 /// What an inode is, beyond its attributes.

@@ -346,7 +346,12 @@ impl Resolver {
             return Ok(Some(layer));
         }
         let Some(bytes) = self.kv.get(Family::Layer, &key::layer(id))? else { return Ok(None) };
-        let layer = Arc::new(in_memory(&LayerRecord::decode(&bytes)?));
+        let record = LayerRecord::decode(&bytes)?;
+        if record.parent >= Some(id) {
+            // A walk down would have no end.
+            return Err(Error::corrupt(format!("layer {id}"), "the layer below it is younger"));
+        }
+        let layer = Arc::new(in_memory(&record));
         self.layers.insert(id, Arc::clone(&layer));
         Ok(Some(layer))
     }

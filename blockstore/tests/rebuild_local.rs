@@ -140,6 +140,7 @@ fn what_cannot_be_made_anew_leaves_the_index_as_it_was() {
     let error = Store::rebuild_index(&local(directory.path())).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Corrupt, "{error}");
     assert!(!directory.path().join("index.damaged-1").exists());
+    assert!(!directory.path().join("index.new").exists());
     // It was sound all the while, and the next garbage collection writes another copy.
     let store = Store::open(local(directory.path())).unwrap();
     store.gc().unwrap();
@@ -147,6 +148,19 @@ fn what_cannot_be_made_anew_leaves_the_index_as_it_was() {
     store.close().unwrap();
     drop(store);
     assert!(Store::rebuild_index(&local(directory.path())).unwrap().copy.is_some());
+}
+
+/// It may take as much as the index.
+#[test]
+fn what_a_rebuild_that_was_cut_off_leaves_goes_with_the_next_start() {
+    let directory = tempfile::tempdir().unwrap();
+    populate(directory.path());
+    let left = directory.path().join("index.new");
+    std::fs::create_dir(&left).unwrap();
+    std::fs::write(left.join("000001.sst"), [7; 1000]).unwrap();
+    let store = Store::open(local(directory.path())).unwrap();
+    assert!(!left.exists());
+    assert_populated(&store);
 }
 
 /// The last log file that has commits.

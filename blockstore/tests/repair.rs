@@ -9,7 +9,7 @@ use common::{Fixture, bytes, content, path};
 use slackwater_blockstore::disk::{Disk, Fault, FileName, FileRole, MemoryDisk};
 use slackwater_blockstore::kv::{Family, Kv, MemoryKv};
 use slackwater_blockstore::{
-    BLOCK_BYTES, BLOCK_BYTES_U64, Error, ExtentKind, InodeId, SetAttributes, SnapshotRequest,
+    BLOCK_BYTES, BLOCK_BYTES_U64, Error, ExtentKind, InodeId, Name, SetAttributes, SnapshotRequest,
     Source, Stability, Store,
 };
 
@@ -159,6 +159,52 @@ fn a_repair_changes_nothing_while_only_a_rebuild_brings_all_back() {
     }
 }
 
+/// The same of entries that others only hint at: a repair would drop what names them, or count
+/// them as never having been.
+#[test]
+fn a_repair_leaves_to_a_rebuild_what_is_gone_without_a_trace() {
+    let gone = |family: Family, key: Vec<u8>| (family, key, None);
+    let numbers = |first: u64, second: u64| [first.to_be_bytes(), second.to_be_bytes()].concat();
+    // Inode 2 is `empty`, 3 is `link`, 4 is `one`, of layer 1 until its snapshot, then of layer 2.
+    for (number, told) in ["empty", "link", "snapshot", "map", "map garbage"].iter().enumerate() {
+        let fixture = Fixture::new();
+        let (store, root) = (&fixture.store, InodeId::ROOT);
+        let name = |text: &str| Name::new(text.as_bytes()).unwrap();
+        store.make_directory(root, &name("empty"), &SetAttributes::default()).unwrap();
+        store.make_symlink(root, &name("link"), b"target", &SetAttributes::default()).unwrap();
+        let one = file(&fixture, "one", 5);
+        let id = store.snapshot(&path("one"), SnapshotRequest::default()).unwrap().id;
+        store.write(one, 0, bytes(9, BLOCK_BYTES), Stability::FileSync).unwrap();
+        store.checkpoint().unwrap();
+        let sources = [Source::File(one), Source::Snapshot(id)];
+        let before = sources.map(|source| content(store, source));
+        let (family, key, value) = match number {
+            0 => gone(Family::Inode, 2_u64.to_be_bytes().to_vec()),
+            1 => gone(Family::Inode, 3_u64.to_be_bytes().to_vec()),
+            2 => gone(Family::Snapshot, [&b"i"[..], id.as_bytes()].concat()),
+            3 => gone(Family::Map, numbers(2, 0)),
+            _ => (Family::Map, numbers(2, 0), Some(vec![9, 9])),
+        };
+        assert!(fixture.kv.entries(family).iter().any(|(known, _)| *known == key), "{told}");
+        fixture.kv.tamper(family, &key, value);
+        let report = store.repair().unwrap();
+        let needs_rebuild = |problem: &String| problem.contains("--rebuild");
+        assert!(report.after.problems.iter().any(needs_rebuild), "{told}: {:#?}", report.after);
+        assert_eq!((report.fixes, report.lost_blocks), (0, 0), "{told}");
+        let (kv, disk) = (Arc::new(MemoryKv::new()), Arc::new(fixture.disk.clone()));
+        Store::rebuild_index_with(Arc::clone(&kv) as Arc<dyn Kv>, disk, common::options()).unwrap();
+        let whole = Fixture::open(kv, fixture.disk.clone());
+        whole.check();
+        assert!(before == sources.map(|source| content(&whole.store, source)), "{told}");
+        assert!(whole.store.lookup(root, &name("empty")).is_ok(), "{told}");
+        assert!(whole.store.lookup(root, &name("link")).is_ok(), "{told}");
+        drop(whole);
+        // Who has no log to make an index from gives it up.
+        let report = fixture.store.repair_giving_up().unwrap();
+        assert!(report.after.is_clean(), "{told}: {:#?}", report.after.problems);
+    }
+}
+
 /// What is known of the blocks behind the overlap must not become zeros.
 #[test]
 fn of_entries_that_overlap_only_what_two_of_them_say_is_lost() {
@@ -190,6 +236,80 @@ fn of_entries_that_overlap_only_what_two_of_them_say_is_lost() {
     }
     let two = content(&fixture.store, Source::File(two));
     assert_eq!(two, bytes(78, 2 * BLOCK_BYTES).to_vec());
+}
+
+/// What takes the place of entries that overlap may be fewer of them.
+#[test]
+fn entries_that_overlap_are_counted_when_they_do_no_more() {
+    let fixture = Fixture::new();
+    let one = file(&fixture, "one", 30);
+    let two = fixture.store.create_file(&path("two"), 0).unwrap().attributes.inode;
+    fixture.store.write(two, 0, bytes(78, 2 * BLOCK_BYTES), Stability::FileSync).unwrap();
+    fixture.store.close().unwrap();
+    let entries = fixture.kv.entries(Family::Map);
+    for first in [4_u64, 6, 8] {
+        let inside = [1_u64.to_be_bytes(), first.to_be_bytes()].concat();
+        fixture.kv.tamper(Family::Map, &inside, Some(entries[1].1.clone()));
+    }
+    let fixture = Fixture::open(fixture.kv, fixture.disk);
+    let report = fixture.store.repair().unwrap();
+    assert!(report.after.is_clean(), "{:#?}", report.after.problems);
+    assert_eq!(report.after.lost_blocks, 6);
+    let found = fixture.store.read(Source::File(one), 10 * BLOCK_BYTES_U64, BLOCK_BYTES).unwrap();
+    assert_eq!(found.to_vec(), bytes(77, 30 * BLOCK_BYTES)[10 * BLOCK_BYTES..11 * BLOCK_BYTES]);
+}
+
+/// Keys that no store has are damage as values are, and end neither a check nor a repair.
+#[test]
+fn numbers_in_keys_that_no_store_holds_are_told() {
+    let [one, most] = [1_u64, u64::MAX].map(u64::to_be_bytes);
+    let families =
+        [Family::Inode, Family::Layer, Family::Segment, Family::Map, Family::Cookie, Family::Child];
+    for family in families {
+        let keys = match family {
+            Family::Inode | Family::Layer => vec![most.to_vec()],
+            Family::Segment => vec![most.to_vec(), (1_u64 << 45).to_be_bytes().to_vec()],
+            _ => [[one, most], [most, one], [most, most]].map(|key| key.concat()).to_vec(),
+        };
+        for key in keys {
+            for value in [None, Some(vec![9])] {
+                let told = format!("{family:?} {key:?} {value:?}");
+                let fixture = Fixture::new();
+                file(&fixture, "one", 5);
+                fixture.store.snapshot(&path("one"), SnapshotRequest::default()).unwrap();
+                let known = fixture.kv.entries(family).into_iter().next();
+                let value = value.or_else(|| known.map(|(_, value)| value)).unwrap_or_default();
+                fixture.kv.tamper(family, &key, Some(value));
+                assert!(!fixture.store.check(true).unwrap().is_clean(), "{told}");
+                let report = fixture.store.repair().unwrap();
+                assert_eq!(report.lost_blocks, 0, "{told}");
+                // What could not be gone through to its end is not counted.
+                let counters = || fixture.kv.entries(Family::Meta).remove(0);
+                let before = counters();
+                assert_eq!(before.0, b"counters");
+                fixture.store.repair_giving_up().unwrap();
+                assert!(counters() == before, "{told}");
+            }
+        }
+    }
+}
+
+/// Layers that lie upon each other in a circle are never gone through to their end.
+#[test]
+fn layers_in_a_circle_are_told() {
+    let (fixture, one) = with_losses();
+    let (store, kv) = (&fixture.store, &fixture.kv);
+    let layers = kv.entries(Family::Layer);
+    assert_eq!(layers.len(), 2, "of the snapshot, and of the file");
+    let (key, mut value) = layers[0].clone();
+    // Its parent.
+    value[1..9].copy_from_slice(&layers[0].0);
+    kv.tamper(Family::Layer, &key, Some(value));
+    let report = store.check(true).unwrap();
+    assert!(report.problems.iter().any(|p| p.contains("--rebuild")), "{:#?}", report.problems);
+    let fixture = fixture.restart();
+    let error = fixture.store.read(Source::File(one), 0, BLOCK_BYTES).unwrap_err();
+    assert!(error.to_string().contains("younger"), "{error}");
 }
 
 /// A file of ten blocks whose blocks 3 and 4 are lost, in a snapshot and its clone, too.
@@ -323,10 +443,15 @@ fn a_full_store_is_repaired() {
         store.rename_path(&path(from), &path(to)).is_err()
     };
     assert!((0..10_000).any(rename), "so do renames");
+    // An entry too many, alone: what is beside it in a commit may be what frees.
+    let ghost = || kv.tamper(Family::Hash, &[7; 8], Some((1_u64 << 24).to_be_bytes().to_vec()));
+    ghost();
+    let report = store.repair().unwrap();
+    assert!(report.fixes == 1 && report.after.is_clean(), "{:#?}", report.after.problems);
     // An inode without a name, a count that is wrong, a chunk that is damaged.
     let name = [&1_u64.to_be_bytes()[..], b"n0"].concat();
     kv.tamper(Family::Dirent, &name, None);
-    kv.tamper(Family::Hash, &[7; 8], Some((1_u64 << 24).to_be_bytes().to_vec()));
+    ghost();
     let log = disk.open(disk.list().unwrap()[0]).unwrap();
     let all = log.read_at(0, usize::try_from(log.length_bytes().unwrap()).unwrap()).unwrap();
     let data = bytes(77, BLOCK_BYTES);

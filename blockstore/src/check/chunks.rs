@@ -5,13 +5,15 @@ use std::ops::ControlFlow;
 
 use super::findings::differs;
 use super::stored::Stored;
-use super::{Check, EVERYTHING_END, Findings, Fix, each, number, stored};
+use super::{Check, EVERYTHING_END, Findings, Fix, each, stored};
 use crate::codec::Decoder;
 use crate::error::Result;
 use crate::id::LayerId;
 use crate::id::{ChunkId, SegmentId};
 use crate::kv::Family;
-use crate::record::{CountPage, Run, SegmentRecord, Target, decode_chunk, key, split_two};
+use crate::record::{
+    CountPage, Run, SegmentRecord, Target, decode_chunk, decode_segment, key, split_two,
+};
 
 /// Bytes that one chunk takes while it is counted: its count, and the begin of its hash.
 const COUNTED_CHUNK_BYTES: usize = 4 + 8;
@@ -32,7 +34,7 @@ type Part = Vec<Counted>;
 pub(super) fn check(check: &mut Check<'_>, findings: &mut Findings) -> Result<()> {
     let mut segments: Vec<(SegmentId, SegmentRecord)> = Vec::new();
     each(check.view, Family::Segment, |segment_key, value| {
-        let id = SegmentId::new(number(segment_key)?);
+        let id = decode_segment(segment_key)?;
         match SegmentRecord::decode(value) {
             Ok(record) => segments.push((id, record)),
             Err(error) => findings.rebuild(&format!("I6: segment {id}: {error}")),

@@ -50,6 +50,8 @@ pub(crate) struct Findings {
     pub(crate) fixes: Option<Vec<Fix>>,
     /// Problems that no repair solves. With one of them nothing else is what it seems.
     pub(crate) hopeless: u64,
+    /// Something was not gone through to its end: what was added up is not all.
+    pub(crate) is_partial: bool,
     /// Chunks that cannot be read though blocks name them.
     pub(crate) damaged: Vec<ChunkId>,
 }
@@ -95,6 +97,7 @@ impl Findings {
 
     /// Something of the index cannot be read.
     pub(crate) fn unreadable(&mut self, what: &str, error: &Error) {
+        self.is_partial = true;
         self.rebuild(&format!("index: {what}: {error}"));
     }
 }

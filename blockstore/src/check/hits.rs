@@ -158,7 +158,9 @@ fn seen(view: &dyn KvRead, bad: &BadRuns, layer: LayerId, size_bytes: u64) -> Re
             }
         }
         above.push(id);
-        next = layers::layer(view, id).unwrap_or_default().and_then(|record| record.parent);
+        let parent = layers::layer(view, id).unwrap_or_default().and_then(|record| record.parent);
+        // Any other is told as damage, and may lead round in a circle.
+        next = parent.filter(|parent| *parent < id);
     }
     hits.sort_by_key(|hit| hit.offset_bytes);
     hits.dedup_by(|next, before| {

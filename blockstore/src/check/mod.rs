@@ -39,7 +39,7 @@ use crate::error::Result;
 use crate::id::ChunkId;
 use crate::kv::{Family, KvRead};
 use crate::options::Options;
-use crate::record::{Counters, key};
+use crate::record::{Counters, key, number_of as number};
 use crate::types::{CheckReport, Hit};
 
 /// The share of the store's memory that a check may take for what it adds up: a fraction of what
@@ -84,10 +84,6 @@ fn each(
         visit(key, value)?;
         Ok(ControlFlow::Continue(()))
     })
-}
-
-fn number(key: &[u8]) -> Result<u64> {
-    crate::codec::Decoder::new("key", key).u64()
 }
 
 /// The key just behind this one.
@@ -137,8 +133,11 @@ pub(crate) fn run(core: &Core, data: bool, findings: &mut Findings) {
                 Fix::CopyIndex
             });
     }
-    part(findings, "counters", |findings| counters(&check, findings));
+    if !findings.is_partial {
+        part(findings, "counters", |findings| counters(&check, findings));
+    }
     part(findings, "what damage hits", |findings| hits::check(&check, findings));
+    core.copies.note_index(findings.hopeless > 0);
 }
 
 /// The totals, and that numbers to be given out are free.

@@ -137,12 +137,22 @@ fn keys(view: &dyn KvRead, findings: &mut Findings) -> Result<()> {
             Ok(id) => load(view, *id)?.map(|record| expected(*id, &record)),
             Err(_) => None,
         };
+        let is_missing = found.first() == Some(&b'p')
+            && match &id {
+                Ok(id) => view.get(Family::Snapshot, &key::snapshot(*id))?.is_none(),
+                Err(_) => false,
+            };
         let is_known = owner.is_some_and(|keys| keys.iter().any(|(key, _)| key == found));
         if !is_known {
-            findings.wrong(
-                format!("I7: snapshot key `{}` belongs to no snapshot", found.escape_ascii()),
-                || Fix::delete(Family::Snapshot, found),
-            );
+            let problem =
+                format!("I7: snapshot key `{}` belongs to no snapshot", found.escape_ascii());
+            let remove = || Fix::delete(Family::Snapshot, found);
+            // A snapshot that goes takes this key along: only the log tells what it was.
+            if is_missing {
+                findings.missing(&problem, remove);
+            } else {
+                findings.wrong(problem, remove);
+            }
         }
         Ok(())
     })

@@ -191,6 +191,29 @@ fn that_the_index_could_not_be_made_anew_is_known_after_a_restart() {
     world.restart().check();
 }
 
+/// Nothing lived in the files that went, so that compaction made none: only their numbers tell.
+#[test]
+fn that_log_files_went_without_a_trace_is_known_after_a_restart() {
+    let world = World::new(options(SEGMENT_BYTES), None);
+    let kept = world.create("kept");
+    world.put(kept, 0, &(5001..5001 + BLOCKS).collect::<Vec<u64>>());
+    let inode = world.create("f");
+    for file in 0..6 {
+        let seeds: Vec<u64> = (file * BLOCKS + 1..=(file + 1) * BLOCKS).collect();
+        world.put(inode, 0, &seeds);
+    }
+    checkpoint(&world.core).unwrap();
+    compact(&world);
+    abandon(&world.core).unwrap();
+    assert_eq!(count(&world, FileRole::Compacted), 0);
+    assert_eq!(world.disk.list().unwrap()[0].number.get(), 1, "it still has all its data");
+    let world = world.restart();
+    assert_eq!(retired(&world), []);
+    assert!(world.core.copies.is_wanted());
+    crate::background::gc(&world.core).unwrap();
+    world.check();
+}
+
 #[test]
 fn a_retired_file_that_is_damaged_or_gone_is_told() {
     for is_gone in [false, true] {
@@ -243,4 +266,69 @@ fn a_copy_whose_header_is_damaged_goes_with_the_next_one() {
     let used = world.core.space().used_bytes + world.core.spare_bytes.load(Ordering::Relaxed);
     assert_eq!(world.disk.used_bytes(), used);
     world.check();
+}
+
+/// The index loses an entry; what is wrong with it must not get into the only copy.
+#[test]
+fn an_index_that_is_to_be_made_anew_is_not_copied() {
+    let world = worn(6);
+    compact(&world);
+    go_on(&world);
+    let copy = world.core.copies.state.lock().current;
+    wear(&world, inode(&world), 100..110);
+    compact(&world);
+    assert!(world.core.copies.is_due(&world.core, false));
+    let inode = inode(&world);
+    let content = world.content(inode);
+    let key = key::inode(inode);
+    let record = world.kv.entries(Family::Inode).into_iter().find(|(known, _)| *known == key);
+    world.kv.tamper(Family::Inode, &key, None);
+    let report = crate::check::check(&world.core, false).unwrap();
+    assert!(report.problems.iter().any(|problem| problem.contains("--rebuild")), "{report:?}");
+    assert!(!world.core.copies.is_due(&world.core, false));
+    crate::background::gc(&world.core).unwrap();
+    assert_eq!(world.core.copies.state.lock().current, copy);
+    assert!(!retired(&world).is_empty());
+
+    let (kv, disk) = (std::sync::Arc::new(crate::kv::MemoryKv::new()), world.disk.crash(|| true));
+    let options = world.core.options.clone();
+    let index: std::sync::Arc<dyn Kv> = kv.clone();
+    crate::Store::rebuild_index_with(index, std::sync::Arc::new(disk.clone()), options.clone())
+        .unwrap();
+    let store = crate::Store::open_with(kv, std::sync::Arc::new(disk), options).unwrap();
+    let report = store.check(true).unwrap();
+    assert!(report.is_clean(), "{:#?}", report.problems);
+    let length = u32::try_from(content.len()).unwrap();
+    let read = store.read(crate::Source::File(inode), 0, usize::try_from(length).unwrap());
+    assert!(read.unwrap().to_vec() == content);
+
+    // Once the index is right again, as after a repair, all goes on.
+    world.kv.tamper(Family::Inode, &key, record.map(|(_, value)| value));
+    world.check();
+    assert!(world.core.copies.is_due(&world.core, false));
+}
+
+#[test]
+fn a_copy_that_could_not_take_the_place_of_the_old_one_is_not_written_again_at_once() {
+    let mut failures = 0;
+    for nth in 0..40 {
+        let world = worn(6);
+        compact(&world);
+        go_on(&world);
+        wear(&world, inode(&world), 100..110);
+        compact(&world);
+        assert!(world.core.copies.is_due(&world.core, false));
+        world.disk.inject(Fault::Change(nth));
+        let outcome = renew(&world.core, &mut |_| true);
+        if world.disk.disarm() {
+            outcome.unwrap();
+            break;
+        }
+        if outcome.is_err() {
+            failures += 1;
+            assert!(!world.core.copies.is_due(&world.core, false), "change {nth}");
+        }
+        world.check();
+    }
+    assert!(failures > 5, "{failures}");
 }

@@ -12,7 +12,7 @@ use crate::id::{SegmentId, StoreId};
 use crate::kv::Batch;
 use crate::open::Opening;
 use crate::record::LogPosition;
-use crate::segment_format::stream::{self, PIECE_BYTES, ReadAt};
+use crate::segment_format::stream::{self, ReadAt};
 use crate::segment_format::{self as format, Directory, FILE_HEADER_BYTES, Found};
 use crate::segments::Segments;
 
@@ -186,7 +186,8 @@ impl Recovery<'_> {
         }
         if read.directory_offset_bytes.is_none() {
             check_tail(name, (&mut reader, whole), (store, scan.sequence))?;
-            if !is_zeros(&mut reader, whole)? {
+            // The padding of the last record, and zeros written ahead, stay for the appends to come.
+            if !stream::is_zeros(&mut reader, whole)? {
                 if self.opening == Opening::Serve {
                     cut(name, reader.file(), (whole, length))?;
                     length = whole;
@@ -339,7 +340,10 @@ impl Recovery<'_> {
     /// Removes a last file without a whole header: the crash came while it was made, before
     /// anything was written to it.
     fn drop_headless(&self, logs: &mut Vec<SegmentId>) -> Result<()> {
-        let Some(name) = logs.last().map(|&last| log_file(last)) else {
+        // One that the index has commits of was whole once.
+        let is_known = |last: &SegmentId| self.position.is_some_and(|at| at.segment == *last);
+        let Some(name) = logs.last().filter(|last| !is_known(last)).map(|&last| log_file(last))
+        else {
             return Ok(());
         };
         let file = self.segments.open_file(name)?;
@@ -382,20 +386,6 @@ struct FileEnd {
 
 fn count(bytes: usize) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
-}
-
-/// The padding of the last record, and zeros written ahead: they stay for the appends to come.
-fn is_zeros(reader: &mut FileReader, from: u64) -> Result<bool> {
-    let mut at = from;
-    while at < reader.length_bytes() {
-        let left = usize::try_from(reader.length_bytes() - at).unwrap_or(usize::MAX);
-        let piece = reader.bytes(at, left.min(PIECE_BYTES))?.unwrap_or_default();
-        if piece.iter().any(|&byte| byte != 0) {
-            return Ok(false);
-        }
-        at += count(piece.len());
-    }
-    Ok(true)
 }
 
 /// Cuts off an append that was never synced.

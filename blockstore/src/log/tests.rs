@@ -106,6 +106,19 @@ fn a_tail_is_written_again_at_every_alignment_of_a_real_file() {
     every_alignment(&(Arc::new(LocalDisk::open(directory.path()).unwrap()) as Arc<dyn Disk>));
 }
 
+/// A file that the index has commits of was not being made when the power went.
+#[test]
+fn a_file_that_lost_its_header_and_was_in_use_is_left_as_it_is() {
+    let disk = MemoryDisk::new();
+    let (mut log, _) = recover(&memory(&disk)).unwrap();
+    let position = log.append(&[chunk(1)], &batch(100)).unwrap();
+    let name = log_file(position.segment);
+    disk.open(name).unwrap().truncate(30).unwrap();
+    let error = recover_from(&memory(&disk), Some(position)).err().unwrap();
+    assert!(error.to_string().contains(&name.to_string()), "{error}");
+    assert_eq!(disk.list().unwrap(), [name]);
+}
+
 /// Any sectors of an append that was not synced may be there: what was acknowledged stays.
 #[test]
 fn a_power_cut_while_the_tail_is_written_again_keeps_what_was_synced() {

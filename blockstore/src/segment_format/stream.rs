@@ -155,16 +155,44 @@ fn commit_at(source: &mut impl ReadAt, store: StoreId, offset: u64) -> Result<Op
     if magic != COMMIT_MAGIC {
         return Ok(None);
     }
-    let mut crc = crc32c::crc32c_append(crc32c::crc32c(store.as_bytes()), covered);
-    let mut at = offset + length(COMMIT_HEADER_BYTES);
-    let end = at + u64::from(body_bytes);
+    let crc = crc32c::crc32c_append(crc32c::crc32c(store.as_bytes()), covered);
+    let begin = offset + length(COMMIT_HEADER_BYTES);
+    let end = begin + u64::from(body_bytes);
+    let crc = crc_behind(source, crc, (begin, end))?;
+    Ok(crc.is_some_and(|crc| stored == crc.to_be_bytes()).then_some((sequence, end)))
+}
+
+/// A checksum that goes on over a range of bytes; `None` where they end before.
+fn crc_behind(
+    source: &mut impl ReadAt,
+    mut crc: u32,
+    (mut at, end): (u64, u64),
+) -> Result<Option<u32>> {
     while at < end {
         let count = usize::try_from(end - at).unwrap_or(usize::MAX).min(PIECE_BYTES);
         let Some(piece) = source.bytes(at, count)? else { return Ok(None) };
         crc = crc32c::crc32c_append(crc, piece);
         at += length(count);
     }
-    Ok((stored == crc.to_be_bytes()).then_some((sequence, end)))
+    Ok(Some(crc))
+}
+
+/// Whether the commit that begins with these bytes, and has a body of so many, is whole. What of it
+/// lies behind them is read from `behind` on: the same piece serves all commits that reach there.
+fn is_commit(
+    source: &mut impl ReadAt,
+    store: StoreId,
+    (begins, behind): (&[u8], u64),
+    body_bytes: u64,
+) -> Result<bool> {
+    let Some((head, body)) = begins.split_at_checked(COMMIT_HEADER_BYTES) else {
+        return Ok(false);
+    };
+    let (covered, stored) = head.split_at(COMMIT_HEADER_BYTES - CRC_BYTES);
+    let here = body.len().min(usize::try_from(body_bytes).unwrap_or(usize::MAX));
+    let crc = record_crc(store, covered, &body[..here]);
+    let crc = crc_behind(source, crc, (behind, behind + (body_bytes - length(here))))?;
+    Ok(crc.is_some_and(|crc| stored == crc.to_be_bytes()))
 }
 
 /// The commits from `offset` on, as long as record follows record, until `visit` answers `false`;
@@ -199,7 +227,7 @@ pub(crate) fn first_commit(source: &mut impl ReadAt, store: StoreId) -> Result<O
     Ok(first)
 }
 
-/// Where the last append of a log file begins, as its records tell: all before it was acknowledged,
+/// Where the last append of a log file begins, as far as it tells: all before it was acknowledged,
 /// since an append is begun only after the one before it was synced.
 pub(crate) fn last_append(source: &mut impl ReadAt, store: StoreId) -> Result<u64> {
     let begin = length(FILE_HEADER_BYTES);
@@ -215,7 +243,24 @@ pub(crate) fn last_append(source: &mut impl ReadAt, store: StoreId) -> Result<u6
         last = Some((sequence.saturating_add(1), end));
         true
     })?;
-    Ok(before)
+    match last {
+        Some((_, end)) if !is_zeros(source, end)? => Ok(end),
+        _ => Ok(before),
+    }
+}
+
+/// Whether nothing was written from here on.
+pub(crate) fn is_zeros(source: &mut impl ReadAt, from: u64) -> Result<bool> {
+    let mut at = from;
+    while at < source.length_bytes() {
+        let left = usize::try_from(source.length_bytes() - at).unwrap_or(usize::MAX);
+        let piece = source.bytes(at, left.min(PIECE_BYTES))?.unwrap_or_default();
+        if piece.iter().any(|&byte| byte != 0) {
+            return Ok(false);
+        }
+        at += length(piece.len());
+    }
+    Ok(true)
 }
 
 /// The segment and the number of chunks of the directory whose header is whole here.
@@ -232,7 +277,8 @@ pub(crate) fn directory_at(
 /// The sequence number of a commit of the store behind commit `sequence`, if one proves that this
 /// one was synced. That one, damaged or torn, belongs to the append that begins at `from`.
 ///
-/// What lies where a record ends is a record that the store wrote, and proves it. Where that ends,
+/// What lies where a record ends is a record that the store wrote, and proves it; so does any byte
+/// behind that commit, since the next append was begun then. Where the records end before it,
 /// because a header is damaged, the rest is searched byte by byte, the bytes of clients with it. If
 /// commit `sequence` is whole and ends what was written, it is the end of a torn append, and no
 /// commit before it is one of the store's.
@@ -245,18 +291,21 @@ pub(crate) fn commit_behind(
     let total = source.length_bytes().saturating_sub(from);
     // As many as there is room for: others are bytes of some other time.
     let last = sequence.saturating_add(total / length(COMMIT_HEADER_BYTES));
-    let (mut later, mut is_passed) = (None, false);
-    let lost = walk_commits(source, store, from, |found, _| {
-        is_passed |= found == sequence;
+    let (mut later, mut passed) = (None, None);
+    let lost = walk_commits(source, store, from, |found, end| {
+        if found == sequence {
+            passed.get_or_insert(end);
+        }
         later = Some(found).filter(|found| (*found > sequence) && *found <= last);
         found == sequence
     })?;
-    match later {
-        Some(found) => Ok(Some(found)),
-        None => {
-            let first = sequence.saturating_add(u64::from(is_passed));
-            search_commits(source, lost, store, (sequence, first..=last))
+    match (later, passed) {
+        (Some(found), _) => Ok(Some(found)),
+        (None, Some(end)) => {
+            let is_last = is_zeros(source, end)?;
+            Ok((!is_last).then(|| sequence.saturating_add(1)))
         }
+        (None, None) => search_commits(source, lost, store, (sequence, sequence..=last)),
     }
 }
 
@@ -280,20 +329,19 @@ fn search_commits(
         // A header that begins in this piece may end behind it.
         let reach = (behind + length(COMMIT_HEADER_BYTES)).min(end);
         let count = usize::try_from(reach - begin).unwrap_or(usize::MAX);
-        let Some(piece) = source.bytes(begin, count)? else { return Ok(None) };
+        let Some(piece) = source.bytes(begin, count)?.map(<[u8]>::to_vec) else { return Ok(None) };
         let starts = usize::try_from(behind - begin).unwrap_or(usize::MAX);
         let last_byte = || piece.iter().rposition(|&byte| byte != 0);
         written_end = written_end.or_else(|| Some(begin + length(last_byte()? + 1)));
-        for (start, body_bytes, found) in claimed_commits(piece, starts) {
-            let start = begin + length(start);
-            let found_end = start + length(COMMIT_HEADER_BYTES) + body_bytes;
+        for (start, body_bytes, found) in claimed_commits(&piece, starts) {
+            let found_end = begin + length(start) + length(COMMIT_HEADER_BYTES) + body_bytes;
             let ends_all = written_end.is_some_and(|written| found_end >= written);
             if !plausible.contains(&found) || found_end > end || (found == sequence && !ends_all) {
                 continue;
             }
             let Some(left) = budget_bytes.checked_sub(body_bytes) else { return Ok(None) };
             budget_bytes = left;
-            if commit_at(source, store, start)?.is_some() {
+            if is_commit(source, store, (&piece[start..], reach), body_bytes)? {
                 return Ok(Some(found).filter(|found| *found > sequence));
             }
         }

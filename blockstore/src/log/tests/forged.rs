@@ -1,6 +1,8 @@
 //! Clients choose the bytes of chunks, and may know all that a record of the store needs. What they
 //! write there proves nothing about the log, and hides no damage of it.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::*;
 use crate::units::BLOCK_BYTES;
 
@@ -132,4 +134,100 @@ fn a_commit_behind_is_looked_for_where_records_are() {
     assert_eq!(behind(&[headless, &commit(3), &commit(4)].concat()), Some(4));
     // Passed where it must be: a forged one at the end is not the end.
     assert_eq!(behind(&[&commit(3)[..], b"?", &commit(4), b"?", &commit(3)].concat()), Some(4));
+}
+
+/// The last append that was acknowledged is damaged, and the next one was torn: any byte of that
+/// proves that the one before it was synced.
+#[test]
+fn the_begin_of_another_append_proves_the_one_before_it() {
+    let made = |keep: &dyn Fn(usize) -> bool| {
+        let disk = MemoryDisk::new();
+        let mut log = two_commits(&disk);
+        let third = usize::try_from(log.position().offset_bytes).unwrap();
+        let name = log_file(log.segment());
+        log.append(&append_of(&log, 3..5), &batch(700)).unwrap();
+        disk.inject(Fault::Sync(0));
+        assert!(log.append(&append_of(&log, 3..5), &batch(700)).is_err());
+        let mut sector = 0;
+        let disk = disk.crash(|| {
+            sector += 1;
+            keep(sector - 1)
+        });
+        // Far inside the bytes of its chunks.
+        disk.flip_bit(name, third + 30_000);
+        (disk, name, third)
+    };
+    for kept in 0..SECTORS - 20 {
+        let (disk, name, third) = made(&|sector| sector == kept);
+        let length = disk.open(name).unwrap().length_bytes().unwrap();
+        let all = disk.open(name).unwrap().read_at(0, usize::try_from(length).unwrap()).unwrap();
+        let bare = made(&|_| false).0.open(name).unwrap();
+        let bare = bare.read_at(0, usize::try_from(bare.length_bytes().unwrap()).unwrap()).unwrap();
+        let is_seen = all.iter().rposition(|&b| b != 0) > bare.iter().rposition(|&b| b != 0);
+        let recovered = recover(&memory(&disk));
+        if is_seen {
+            let text = recovered.err().unwrap().to_string();
+            assert!(text.contains("commit 3 is damaged"), "{kept}: {text}");
+            let begin = stream::last_append(&mut &all[..], store_of(&all)).unwrap();
+            assert!(begin > u64::try_from(third).unwrap(), "a rebuild takes it, {kept}");
+        } else {
+            // As it might have been torn itself.
+            assert_eq!(recovered.unwrap().1.len(), 2, "{kept}");
+        }
+    }
+    assert!((0..SECTORS).any(|kept| recover(&memory(&made(&|sector| sector == kept).0)).is_err()));
+}
+
+fn store_of(log: &[u8]) -> StoreId {
+    format::decode_file_header(log_file(SegmentId::new(1)), log).unwrap()
+}
+
+/// A file that counts what is read of it.
+#[derive(Debug)]
+struct Counting(Vec<u8>, AtomicU64);
+
+impl DiskFile for Counting {
+    fn read_at(&self, offset_bytes: u64, length: usize) -> Result<Vec<u8>> {
+        self.1.fetch_add(u64::try_from(length).unwrap(), Ordering::Relaxed);
+        let start = usize::try_from(offset_bytes).unwrap();
+        Ok(self.0[start..start + length].to_vec())
+    }
+
+    fn write_at(&self, _: u64, _: &[u8]) -> Result<()> {
+        unreachable!("it is only read")
+    }
+
+    fn sync(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn length_bytes(&self) -> Result<u64> {
+        Ok(u64::try_from(self.0.len()).unwrap())
+    }
+
+    fn truncate(&self, _: u64) -> Result<()> {
+        unreachable!("it is only read")
+    }
+}
+
+/// What only looks like the begin of commits costs no more than it says they have.
+#[test]
+fn a_torn_append_full_of_begins_of_commits_is_read_a_few_times_at_most() {
+    let claim = |body_bytes: u32| {
+        let mut record = b"SWCM".to_vec();
+        record.extend_from_slice(&body_bytes.to_be_bytes());
+        record.extend_from_slice(&7_u64.to_be_bytes());
+        record.extend_from_slice(&[1; 4]);
+        record
+    };
+    // One that reaches beyond what is read at a time, and thousands before it that do not.
+    let mut bytes: Vec<u8> = (0..3000).flat_map(|_| claim(1)).collect();
+    bytes.extend(claim(1_048_000));
+    bytes.resize(bytes.len() + (1 << 20), 1);
+    let (store, length) = (StoreId::random(), u64::try_from(bytes.len()).unwrap());
+    let file = Arc::new(Counting(bytes, AtomicU64::new(0)));
+    let mut reader = super::super::reader::FileReader::new(file.clone()).unwrap();
+    assert_eq!(stream::commit_behind(&mut reader, 0, store, 3).unwrap(), None);
+    let read = file.1.load(Ordering::Relaxed);
+    assert!(read <= 8 * length, "{read} bytes of a file of {length}");
 }
