@@ -180,6 +180,26 @@ async fn what_waits_for_the_budget_of_a_client_that_leaves_is_not_begun() {
     }
 }
 
+/// Nor does one that waits for a place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_for_a_place_of_a_client_that_leaves_is_not_begun() {
+    for departure in [Departure::HalfClose, Departure::Close, Departure::Reset] {
+        let options = NfsOptions { connections_max: 1, ..root_options() };
+        let mut fixture = Fixture::with(options).await;
+        let mut leaver = fixture.server.client().await;
+        // So large that it is charged: by this it is seen that it has come.
+        let late = LATE.repeat(256);
+        leaver.send(&write_call(1, &fixture.file, &late, UNSTABLE)).await;
+        fixture.server.wait_until(|counters| counters.calls_in_flight == 1).await;
+        let _leaver = leave(leaver, departure).await;
+        fixture.client.write(&fixture.file, 0, &NEW, FILE_SYNC).await.unwrap();
+        // The only place comes free.
+        fixture.client = fixture.server.client().await;
+        assert!(fixture.content().await == NEW, "{departure:?}");
+        fixture.server.wait_until(|counters| counters.calls_in_flight == 0).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_does_not_overtake_one_of_another_connection_that_waits() {
     let mut fixture = Fixture::new().await;
