@@ -64,6 +64,7 @@ impl Crowd {
 pub(crate) struct Standing {
     rank: AtomicU8,
     asked: Notify,
+    cut: Notify,
     activity: Mutex<Activity>,
     ended: Notify,
 }
@@ -81,6 +82,7 @@ impl Standing {
         Self {
             rank: AtomicU8::new(STRANGER),
             asked: Notify::new(),
+            cut: Notify::new(),
             activity: Mutex::new(Activity { requests: 0, since: Instant::now() }),
             ended: Notify::new(),
         }
@@ -94,6 +96,16 @@ impl Standing {
     /// Completes when it is asked to leave.
     pub(crate) async fn asked(&self) {
         self.asked.notified().await;
+    }
+
+    /// Has it end, whoever it is: it does not take what it asked for.
+    pub(crate) fn cut(&self) {
+        self.cut.notify_one();
+    }
+
+    /// Completes when it is to end so.
+    pub(crate) async fn was_cut(&self) {
+        self.cut.notified().await;
     }
 
     /// Notes a request, until what is given back is dropped.

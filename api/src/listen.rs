@@ -259,6 +259,9 @@ impl Connection {
             () = standing.asked() => {
                 tracing::debug!(%peer, "closed for a newer connection: no call told who it is");
             }
+            () = standing.was_cut() => {
+                tracing::debug!(%peer, "closed: it took nothing of the data that it asked for");
+            }
         }
     }
 
