@@ -44,8 +44,8 @@ const CONNECTIONS_MAX: u32 = 1024;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest wait for the head of a request, the idle time of a kept connection included, and of
-/// one of HTTP/2 without a request: longer than the 60 s after which common clients close it, so that they rarely meet a
-/// connection that is just being closed.
+/// one of HTTP/2 without a request: longer than the 60 s after which common clients close it, so
+/// that they rarely meet a connection that is just being closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
 
 /// Longest wait for the peer of a connection that is to end to take some part of an answer. Data has
