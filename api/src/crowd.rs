@@ -64,16 +64,19 @@ impl Crowd {
 pub(crate) struct Standing {
     rank: AtomicU8,
     asked: Notify,
+    cut: Notify,
     activity: Mutex<Activity>,
     ended: Notify,
 }
 
 #[derive(Debug)]
 struct Activity {
-    /// Requests under way.
+    /// Requests, and parts of answers, that the peer waits for.
     requests: usize,
     /// When the last one ended, or the connection began.
     since: Instant,
+    /// It speaks HTTP/1, where a peer that takes nothing is left by its stream.
+    is_http1: bool,
 }
 
 impl Standing {
@@ -81,7 +84,8 @@ impl Standing {
         Self {
             rank: AtomicU8::new(STRANGER),
             asked: Notify::new(),
-            activity: Mutex::new(Activity { requests: 0, since: Instant::now() }),
+            cut: Notify::new(),
+            activity: Mutex::new(Activity { requests: 0, since: Instant::now(), is_http1: false }),
             ended: Notify::new(),
         }
     }
@@ -96,13 +100,29 @@ impl Standing {
         self.asked.notified().await;
     }
 
-    /// Notes a request, until what is given back is dropped.
+    /// Has it end, whoever it is: it does not take what it asked for.
+    pub(crate) fn cut(&self) {
+        self.cut.notify_one();
+    }
+
+    /// Completes when it is to end so.
+    pub(crate) async fn was_cut(&self) {
+        self.cut.notified().await;
+    }
+
+    /// Notes a request, or a part of an answer, that the peer waits for, until what is given back is
+    /// dropped.
     pub(crate) fn begin(self: &Arc<Self>) -> UnderWay {
         self.activity.lock().requests += 1;
         UnderWay(Arc::clone(self))
     }
 
-    /// Completes when no request was under way for so long.
+    /// Notes that it speaks HTTP/1.
+    pub(crate) fn speaks_http1(&self) {
+        self.activity.lock().is_http1 = true;
+    }
+
+    /// Completes when the peer waited for nothing for so long, and took nothing.
     pub(crate) async fn silent_for(&self, limit: Duration) {
         loop {
             let end = {
@@ -114,6 +134,14 @@ impl Standing {
                 Some(end) => sleep_until(end).await,
                 None => self.ended.notified().await,
             }
+        }
+    }
+
+    /// The same, but for HTTP/1, which is never stuck by this measure.
+    pub(crate) async fn stuck_for(&self, limit: Duration) {
+        self.silent_for(limit).await;
+        if self.activity.lock().is_http1 {
+            std::future::pending().await
         }
     }
 

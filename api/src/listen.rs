@@ -7,20 +7,22 @@
 //! One over the bound takes the place of the oldest that nobody knows ([`crate::crowd`]).
 //!
 //! Every wait for a peer has an end: for the handshake, for the first bytes, for the head of
-//! each request, for a write to be taken. What waits inside a request is the routes' business.
+//! each request, for a write or, in HTTP/2, some part of an answer to be taken. What waits inside a
+//! request is the routes' business.
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
-use axum::body::Body;
-use axum::http::{Request, Response};
-use hyper::body::Incoming;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{Request, Response, Version};
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use rustls::pki_types::pem::PemObject;
@@ -30,7 +32,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
-use crate::crowd::{Crowd, Standing};
+use crate::crowd::{Crowd, Standing, UnderWay};
 use crate::patient::Patient;
 
 /// Connections at once. For one more the oldest of which nothing is known is closed; if all are
@@ -42,9 +44,13 @@ const CONNECTIONS_MAX: u32 = 1024;
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Longest wait for the head of a request, the idle time of a kept connection included, and of
-/// one of HTTP/2 without a request: longer than the 60 s after which common clients close it, so that they rarely meet a
-/// connection that is just being closed.
+/// one of HTTP/2 without a request: longer than the 60 s after which common clients close it, so
+/// that they rarely meet a connection that is just being closed.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(75);
+
+/// Longest wait for the peer of a connection that is to end to take some part of an answer. Data has
+/// a limit of its own; this is for what else fills the windows of HTTP/2, pings aside.
+const STUCK_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// HTTP/2 pings a silent peer this often, and drops one that does not answer in time.
 const PING_INTERVAL: Duration = Duration::from_secs(30);
@@ -138,11 +144,17 @@ struct Limits {
     connections_max: u32,
     /// Time without a request after which a connection ends.
     silence_max: Duration,
+    /// Time beyond that which it has to take its answers.
+    stuck_max: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { connections_max: CONNECTIONS_MAX, silence_max: HEAD_TIMEOUT }
+        Self {
+            connections_max: CONNECTIONS_MAX,
+            silence_max: HEAD_TIMEOUT,
+            stuck_max: STUCK_TIMEOUT,
+        }
     }
 }
 
@@ -175,7 +187,7 @@ async fn run_within(
                     acceptor: acceptor.clone(),
                     peer,
                     standing: crowd.admit(),
-                    silence_max: limits.silence_max,
+                    limits,
                 };
                 let stop = stop.subscribe();
                 tokio::spawn(async move {
@@ -247,7 +259,7 @@ struct Connection {
     acceptor: Option<TlsAcceptor>,
     peer: SocketAddr,
     standing: Arc<Standing>,
-    silence_max: Duration,
+    limits: Limits,
 }
 
 impl Connection {
@@ -258,6 +270,9 @@ impl Connection {
             () = self.serve_stream(stream, stop) => {}
             () = standing.asked() => {
                 tracing::debug!(%peer, "closed for a newer connection: no call told who it is");
+            }
+            () = standing.was_cut() => {
+                tracing::debug!(%peer, "closed: it took nothing of the data that it asked for");
             }
         }
     }
@@ -283,7 +298,7 @@ impl Connection {
     where
         S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
     {
-        let Self { router, peer, standing, silence_max, .. } = self;
+        let Self { router, peer, standing, limits, .. } = self;
         let info = ConnectionInfo { peer, tls };
         let of_requests = Arc::clone(&standing);
         let service = hyper::service::service_fn(move |request: Request<Incoming>| {
@@ -294,9 +309,15 @@ impl Connection {
         let ended = tokio::select! {
             ended = connection.as_mut() => ended,
             // HTTP/1 has a limit of its own for this; HTTP/2 would answer pings for ever.
-            () = standing.silent_for(silence_max) => {
+            () = standing.silent_for(limits.silence_max) => {
                 connection.as_mut().graceful_shutdown();
-                connection.await
+                tokio::select! {
+                    ended = connection => ended,
+                    () = standing.stuck_for(limits.silence_max + limits.stuck_max) => {
+                        tracing::debug!(%peer, "closed: it took nothing of its answers");
+                        return;
+                    }
+                }
             }
             () = stopped(&mut stop) => {
                 connection.as_mut().graceful_shutdown();
@@ -322,10 +343,45 @@ async fn answer(
     standing: Arc<Standing>,
 ) -> Result<Response<Body>, Infallible> {
     let _under_way = standing.begin();
+    if request.version() < Version::HTTP_2 {
+        standing.speaks_http1();
+    }
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(info);
-    request.extensions_mut().insert(standing);
-    router.oneshot(request).await
+    request.extensions_mut().insert(Arc::clone(&standing));
+    let response = router.oneshot(request).await?;
+    Ok(response.map(|body| Body::new(Answer { body, standing, owed: None })))
+}
+
+/// The body of an answer, of which each part that is asked for tells that the peer takes it.
+struct Answer {
+    body: Body,
+    standing: Arc<Standing>,
+    /// The peer waits for a part.
+    owed: Option<UnderWay>,
+}
+
+impl HttpBody for Answer {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let owed = self.owed.take().unwrap_or_else(|| self.standing.begin());
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        self.owed = polled.is_pending().then_some(owed);
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 fn http() -> Builder<TokioExecutor> {

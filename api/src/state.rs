@@ -124,32 +124,29 @@ impl ApiState {
     /// Memory for a body, to be held as long as what is made of it.
     pub(crate) async fn body_memory(&self, bytes: usize) -> Result<OwnedSemaphorePermit, Failure> {
         let permits = u32::try_from(bytes).unwrap_or(u32::MAX);
-        let wait = Arc::clone(&self.bodies).acquire_many_owned(permits);
-        match tokio::time::timeout(self.options.queue_timeout, wait).await {
-            Ok(Ok(permit)) => Ok(permit),
-            Ok(Err(_)) => Err(Failure::new(ProblemCode::Closed, "the server is stopping")),
-            Err(_) => Err(Failure::new(
-                ProblemCode::Overloaded,
-                format!(
-                    "no memory for a body of {bytes} bytes came free within {} s",
-                    self.options.queue_timeout.as_secs()
-                ),
-            )),
-        }
+        let refused =
+            |seconds| format!("no memory for a body of {bytes} bytes came free within {seconds} s");
+        self.acquire(&self.bodies, permits, refused).await
     }
 
     async fn turn(&self, semaphore: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failure> {
-        let wait = Arc::clone(semaphore).acquire_owned();
-        match tokio::time::timeout(self.options.queue_timeout, wait).await {
+        let refused = |seconds| format!("no turn came within {seconds} s, the store is busy");
+        self.acquire(semaphore, 1, refused).await
+    }
+
+    /// Waits for permits, but no longer than a call may wait; `refused` says after how many seconds.
+    async fn acquire(
+        &self,
+        semaphore: &Arc<Semaphore>,
+        permits: u32,
+        refused: impl FnOnce(u64) -> String,
+    ) -> Result<OwnedSemaphorePermit, Failure> {
+        let limit = self.options.queue_timeout;
+        let wait = Arc::clone(semaphore).acquire_many_owned(permits);
+        match tokio::time::timeout(limit, wait).await {
             Ok(Ok(permit)) => Ok(permit),
             Ok(Err(_)) => Err(Failure::new(ProblemCode::Closed, "the server is stopping")),
-            Err(_) => Err(Failure::new(
-                ProblemCode::Overloaded,
-                format!(
-                    "no turn came within {} s, the store is busy",
-                    self.options.queue_timeout.as_secs()
-                ),
-            )),
+            Err(_) => Err(Failure::new(ProblemCode::Overloaded, refused(limit.as_secs()))),
         }
     }
 

@@ -20,10 +20,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
-use appliance::{Appliance, command, noise, text};
+use appliance::{Appliance, noise, text};
 use bytes::Bytes;
 use images::{
-    MIB, allocated, assert_same_content, exported, image, interrupted, patch, sent, wait,
+    MIB, allocated, assert_same_content, begun, exported, image, interrupted,
+    interrupted_increment, patch, sent, wait,
 };
 use proxy::Counted;
 
@@ -121,16 +122,8 @@ fn a_right_base_is_taken_with_and_without_a_note_of_it() {
 #[test]
 fn an_interrupted_increment_leaves_no_note_of_its_base() {
     let appliance = Appliance::start();
-    let original = appliance.local("original.img");
-    image(&original, 64 * MIB, &[(0, 8)]);
-    appliance.ok(&["import", &original, "a.img"]);
-    let output = exported(&appliance, "a.img", "base");
-    image(&original, 64 * MIB, &[(1, 40)]);
-    appliance.ok(&["import", &original, "a.img", "--resume"]);
-    appliance.ok(&["snapshot", "create", "a.img", "--name", "new"]);
-    let arguments = ["export", "new", &output, "--base", "base"];
-    let budget = i64::try_from(20 * MIB).unwrap();
-    interrupted(&appliance, &arguments, Counted::FromAppliance, budget);
+    let (original, output, arguments) = interrupted_increment(&appliance);
+    let arguments = arguments.each_ref().map(String::as_str);
     // Somebody takes the mix for the image: it is none, and is not taken for its base.
     let partial = format!("{output}.partial");
     fs::rename(&partial, &output).unwrap();
@@ -189,11 +182,7 @@ fn an_export_is_of_one_moment_while_the_file_is_written() {
     appliance.ok(&["import", &original, "a.img"]);
     appliance.ok(&["snapshot", "create", "a.img", "--name", "moment"]);
     let output = appliance.local("out.img");
-    let child = command(&appliance.url, &["export", "moment", &output])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let child = begun(&appliance.url, &["export", "moment", &output]);
     let client = slackwater_client::Client::builder(appliance.url.as_str()).build().unwrap();
     // From the end to the start, across the export, which goes the other way.
     for number in (0..64).rev() {

@@ -17,11 +17,11 @@ mod proxy;
 
 use std::fs;
 use std::path::Path;
-use std::process::Stdio;
 
-use appliance::{Appliance, command, noise, text};
+use appliance::{Appliance, noise, text};
 use images::{
-    MIB, allocated, assert_same_content, exported, image, interrupted, patch, sent, wait,
+    MIB, allocated, assert_same_content, begun, exported, image, interrupted,
+    interrupted_increment, patch, sent, wait,
 };
 use proxy::{Counted, Proxy};
 use serde_json::Value;
@@ -177,16 +177,8 @@ fn an_export_on_a_base_fetches_what_changed() {
 #[test]
 fn an_interrupted_export_on_a_base_goes_on() {
     let appliance = Appliance::start();
-    let original = appliance.local("a.img");
-    image(&original, 64 * MIB, &[(0, 8)]);
-    appliance.ok(&["import", &original, "a.img"]);
-    let output = exported(&appliance, "a.img", "base");
-    image(&original, 64 * MIB, &[(1, 40)]);
-    appliance.ok(&["import", &original, "a.img", "--resume"]);
-    appliance.ok(&["snapshot", "create", "a.img", "--name", "new"]);
-    let budget = i64::try_from(20 * MIB).unwrap();
-    let arguments = ["export", "new", &output, "--base", "base"];
-    interrupted(&appliance, &arguments, Counted::FromAppliance, budget);
+    let (original, output, arguments) = interrupted_increment(&appliance);
+    let arguments = arguments.each_ref().map(String::as_str);
     assert!(!Path::new(&output).exists(), "a mix never bears the final name");
     appliance.fails(4, &arguments);
     appliance.ok(&[&arguments[..], &["--resume"]].concat());
@@ -252,11 +244,7 @@ fn a_short_interruption_of_the_network_is_ridden_out() {
             });
         }
     });
-    let child = command(&url, &["import", &original, "a.img"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let child = begun(&url, &["import", &original, "a.img"]);
     silent.wait_until_dry(handle);
     heal.send(true).unwrap();
     let output = wait(child);

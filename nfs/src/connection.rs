@@ -33,8 +33,9 @@ use crate::dispatch::{self, Finished, Peer, Plan, Request, Resent};
 use crate::lane_writes::LaneWrite;
 use crate::limits;
 use crate::outlet::{self, Outgoing, Outlet, Reply, WriteError, outlet};
+use crate::pace::Pace;
 use crate::procedure::{Lane, NfsProcedure, Procedure};
-use crate::record::{Record, RecordError, RecordReader, charge_unless_gone};
+use crate::record::{Record, RecordError, RecordReader, Source, charge_unless_gone};
 use crate::rpc::{self, NotACall, Unrunnable};
 use crate::server::Shared;
 
@@ -53,6 +54,12 @@ enum Ended {
     /// There are too many connections that have no place.
     #[error("it had no place yet, and too many others that came later have none")]
     GaveWay,
+    /// Its first call waits for a place, and others for the memory that the call holds.
+    #[error("there was no place for it in {} s, and calls of others wait for the memory that its first call holds", limit.as_secs())]
+    NoPlace {
+        /// The time it had.
+        limit: Duration,
+    },
     /// The first call did not come.
     #[error("no call came in {} s", limit.as_secs())]
     Silent {
@@ -80,7 +87,7 @@ impl Ended {
             Self::Record(RecordError::Io(error))
             | Self::Write(WriteError::Io(error))
             | Self::Socket(error) => is_gone(error.kind()),
-            Self::Record(_) | Self::NotACall(_) | Self::Write(_) => false,
+            Self::NoPlace { .. } | Self::Record(_) | Self::NotACall(_) | Self::Write(_) => false,
         }
     }
 }
@@ -254,8 +261,8 @@ impl Reader {
         };
         let mut next = timeout(limit, first).await.map_err(|_| Ended::Silent { limit })??;
         while let Some(record) = next {
-            if self.peer.access.is_some() && !guest.take_place().await {
-                return Err(Ended::GaveWay);
+            if self.peer.access.is_some() && !guest.has_place() {
+                self.take_place(guest, &record).await?;
             }
             self.take(record).await?;
             while let Some(record) = self.records.buffered() {
@@ -268,6 +275,28 @@ impl Reader {
             next = self.records.next(&self.budget).await?;
         }
         Ok(())
+    }
+
+    /// Waits for a place, but no longer than the client is there: what it may have sent again since
+    /// must not come after what it sent then. Nor longer than others can do without the memory that
+    /// its first call, `record`, holds: those that have places may wait for just that.
+    async fn take_place(&self, guest: &Guest, record: &Record) -> Result<(), Ended> {
+        let mut waiting = pin!(guest.take_place());
+        let mut pace = Pace::new();
+        loop {
+            let taken = timeout(limits::GONE_PERIOD, &mut waiting).await;
+            if self.records.source().is_gone() {
+                return Err(RecordError::Gone.into());
+            }
+            if let Ok(has_place) = taken {
+                return if has_place { Ok(()) } else { Err(Ended::GaveWay) };
+            }
+            if record.charge.is_some()
+                && let Some(limit) = pace.broken(&self.budget)
+            {
+                return Err(Ended::NoPlace { limit });
+            }
+        }
     }
 
     async fn take(&mut self, record: Record) -> Result<(), Ended> {

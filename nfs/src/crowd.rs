@@ -84,6 +84,11 @@ impl Crowd {
 }
 
 impl Guest {
+    /// Whether it has a place.
+    pub(crate) fn has_place(&self) -> bool {
+        self.standing.load(Ordering::Acquire) == HAS_PLACE
+    }
+
     /// Waits for a place and keeps it; false if it was asked to leave before.
     pub(crate) async fn take_place(&self) -> bool {
         match self.standing.load(Ordering::Acquire) {

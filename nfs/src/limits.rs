@@ -172,6 +172,10 @@ pub(crate) const PRESSED_BYTES_MIN: usize = 64 << 10;
 /// retransmission of TCP.
 pub(crate) const PRESSED_TIME: Duration = Duration::from_secs(2);
 
+/// A look at a client's pace that comes so late tells that the server was held up (stopped, or
+/// without a processor): timers alone are late by milliseconds.
+pub(crate) const LOOK_LATE: Duration = Duration::from_millis(250);
+
 /// Silence after which the system asks a connection's other end whether it lives.
 pub(crate) const KEEPALIVE_IDLE: Duration = Duration::from_secs(120);
 

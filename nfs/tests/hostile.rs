@@ -2,24 +2,13 @@
 //! and every input that once found something.
 #![allow(clippy::unwrap_used, missing_docs, reason = "tests")]
 
-use std::path::Path;
+#[path = "../../fuzz/replay.rs"]
+mod replay;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use replay::replay;
 use slackwater_nfs::fuzzing;
-
-/// Drives every input that is kept for the target.
-fn replay(target: &str, drive: impl Fn(&[u8])) {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
-    let mut inputs = 0;
-    for entry in std::fs::read_dir(&folder).unwrap() {
-        let path = entry.unwrap().path();
-        println!("{}", path.display());
-        drive(&std::fs::read(path).unwrap());
-        inputs += 1;
-    }
-    assert!(inputs > 0, "no inputs in {}", folder.display());
-}
 
 #[test]
 fn the_inputs_kept_for_nfs_calls_find_nothing() {

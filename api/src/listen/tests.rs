@@ -22,6 +22,11 @@ const SETTINGS: u8 = 4;
 const PING: u8 = 6;
 const ACK: u8 = 1;
 
+/// Of an answer, and the flag of its last frame (section 6.1, 6.2).
+const DATA: u8 = 0;
+const HEADERS: u8 = 1;
+const END_STREAM: u8 = 1;
+
 struct Served {
     address: SocketAddr,
     stop: oneshot::Sender<()>,
@@ -35,7 +40,17 @@ impl Served {
             standing.make_known();
             "known"
         };
-        let router = Router::new().route("/open", get(async || "open")).route("/known", get(known));
+        let parts = async || {
+            let part = async |number: u32| {
+                tokio::time::sleep(impatient().silence_max * 5).await;
+                (number < 3).then_some((Ok::<_, Infallible>("part"), number + 1))
+            };
+            Body::from_stream(futures_util::stream::unfold(0, part))
+        };
+        let router = Router::new()
+            .route("/open", get(async || "open"))
+            .route("/known", get(known))
+            .route("/parts", get(parts));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel();
@@ -57,15 +72,28 @@ impl Served {
     }
 }
 
-/// Reads frames and answers those that want it, until the server closes the connection.
-async fn keep_alive(mut stream: TcpStream) {
+/// The beginning of a connection, with these settings, that asks for a route of six characters.
+fn http2_request(settings: &[u8], route: &str) -> Vec<u8> {
+    let fields = [&[0x82, 0x86, 0x01, 9], &b"localhost"[..], &[0x04, 6], route.as_bytes()].concat();
+    let [settings_length, length] = [settings, &fields].map(|it| u8::try_from(it.len()).unwrap());
+    let settings_head = [0, 0, settings_length, SETTINGS, 0, 0, 0, 0, 0];
+    // With END_STREAM and END_HEADERS.
+    let head = [0, 0, length, HEADERS, 5, 0, 0, 0, 1];
+    [&HTTP2[..24], &settings_head, settings, &head, &fields].concat()
+}
+
+/// Reads frames and answers those that want it, until the server closes the connection; whether an
+/// answer came whole.
+async fn keep_alive(mut stream: TcpStream) -> bool {
     let mut head = [0; 9];
+    let mut is_whole = false;
     while stream.read_exact(&mut head).await.is_ok() {
         let length = usize::from(head[1]) << 8 | usize::from(head[2]);
         let mut payload = vec![0; length];
         if stream.read_exact(&mut payload).await.is_err() {
-            return;
+            break;
         }
+        is_whole |= head[3] == DATA && head[4] & END_STREAM != 0;
         if matches!(head[3], SETTINGS | PING) && head[4] & ACK == 0 {
             let payload = if head[3] == PING { &payload[..] } else { &[] };
             let length = u8::try_from(payload.len()).unwrap();
@@ -74,6 +102,7 @@ async fn keep_alive(mut stream: TcpStream) {
             let _ = stream.write_all(&answer).await;
         }
     }
+    is_whole
 }
 
 async fn ask(stream: &mut TcpStream, route: &str) -> String {
@@ -99,9 +128,37 @@ async fn an_http2_connection_without_a_request_ends_though_it_answers_pings() {
     served.stop().await;
 }
 
+/// Bounds that are over at once.
+fn impatient() -> Limits {
+    let short = Duration::from_millis(20);
+    Limits { silence_max: short, stuck_max: short, ..Limits::default() }
+}
+
+#[tokio::test]
+async fn an_http2_connection_that_takes_no_answer_ends_though_it_answers_pings() {
+    let served = Served::start(impatient()).await;
+    // Its window for answers is empty, and stays so: SETTINGS_INITIAL_WINDOW_SIZE is 0.
+    let stuck = served.connect(&http2_request(&[0, 4, 0, 0, 0, 0], "/known")).await;
+    assert!(!tokio::time::timeout(PATIENCE, keep_alive(stuck)).await.unwrap());
+    served.stop().await;
+}
+
+/// It is not the client who is slow.
+#[tokio::test]
+async fn an_answer_that_is_made_slowly_comes_whole() {
+    let served = Served::start(impatient()).await;
+    let waits = served.connect(&http2_request(&[], "/parts")).await;
+    assert!(tokio::time::timeout(PATIENCE, keep_alive(waits)).await.unwrap());
+    let mut waits = served.connect(b"GET /parts HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
+    let mut answer = Vec::new();
+    tokio::time::timeout(PATIENCE, waits.read_to_end(&mut answer)).await.unwrap().unwrap();
+    assert!(answer.ends_with(b"\r\n0\r\n\r\n"), "{}", String::from_utf8_lossy(&answer));
+    served.stop().await;
+}
+
 #[tokio::test]
 async fn connections_that_nobody_knows_give_way_and_the_known_stay() {
-    let limits = Limits { connections_max: 4, silence_max: NEVER };
+    let limits = Limits { connections_max: 4, silence_max: NEVER, stuck_max: NEVER };
     let served = Served::start(limits).await;
     let mut known = served.connect(b"").await;
     assert!(ask(&mut known, "/known").await.starts_with("HTTP/1.1 200"));

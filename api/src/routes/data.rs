@@ -10,19 +10,22 @@
 //! image takes only what it needs; gaps can be left out altogether.
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{RawQuery, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use bytes::BytesMut;
 use futures_util::{StreamExt, stream};
 use slackwater_blockstore::{FILE_BYTES_MAX, InodeId, Source, Stability};
+use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use crate::convert::parse_snapshot_id;
+use crate::crowd::Standing;
 use crate::error::ProblemCode;
 use crate::extract::{Segment, content_length, incomplete_body, require_media_type};
 use crate::failure::Failure;
@@ -81,6 +84,7 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 pub(crate) async fn get_file(
     State(state): State<Shared>,
     Segment(path): Segment,
+    standing: Option<Extension<Arc<Standing>>>,
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
@@ -96,7 +100,7 @@ pub(crate) async fn get_file(
             attributes.changed_at.as_nanos()
         ),
     };
-    send(state, readable, &method, &headers).await
+    send(state, readable, standing, &method, &headers).await
 }
 
 /// Streams a snapshot's bytes
@@ -121,6 +125,7 @@ pub(crate) async fn get_file(
 pub(crate) async fn get_snapshot(
     State(state): State<Shared>,
     Segment(id): Segment,
+    standing: Option<Extension<Arc<Standing>>>,
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
@@ -131,7 +136,7 @@ pub(crate) async fn get_snapshot(
         size_bytes: snapshot.size_bytes,
         entity_tag: format!("\"{id}\""),
     };
-    send(state, readable, &method, &headers).await
+    send(state, readable, standing, &method, &headers).await
 }
 
 struct Readable {
@@ -143,6 +148,7 @@ struct Readable {
 async fn send(
     state: Shared,
     readable: Readable,
+    standing: Option<Extension<Arc<Standing>>>,
     method: &Method,
     headers: &HeaderMap,
 ) -> Result<Response, Failure> {
@@ -159,7 +165,7 @@ async fn send(
         Body::empty()
     } else {
         let permit = state.data_stream().await?;
-        stream_out(state, readable.source, range, permit)
+        stream_out(state, readable.source, range, permit, standing)
     };
     let mut response = (status, body).into_response();
     let answer = response.headers_mut();
@@ -185,23 +191,35 @@ enum StreamError {
     Read { offset_bytes: u64, detail: String },
     #[error("the file became shorter: {got} bytes at byte {offset_bytes}, expected {expected}")]
     Short { offset_bytes: u64, got: usize, expected: usize },
+    #[error("the client took nothing for {} s", limit.as_secs())]
+    Stalled { limit: Duration },
 }
 
-/// A body that a task of its own reads from the store. The task, with its permit and its
-/// memory, ends when the client takes nothing for too long.
+/// A body that a task of its own reads from the store. The task, with its permit, ends when the
+/// client takes nothing for too long, and the connection with it: HTTP/2 would keep what was read
+/// for the client as long as that answers pings.
 fn stream_out(
     state: Shared,
     source: Source,
     range: Range<u64>,
     permit: OwnedSemaphorePermit,
+    standing: Option<Extension<Arc<Standing>>>,
 ) -> Body {
     let (sender, receiver) = mpsc::channel(PIECES_AHEAD);
     tokio::spawn(async move {
         let stall = state.options.stall_timeout;
-        if let Err(error) = read_out(&state, source, range, &sender).await {
-            tracing::warn!(%error, "a transfer of data broke off");
-            // The receiver may be gone or stalled; the cut is what it sees either way.
-            let _cut = sender.send_timeout(Err(error), stall).await;
+        match read_out(&state, source, range, &sender).await {
+            Ok(()) => {}
+            Err(StreamError::Stalled { .. }) => {
+                if let Some(Extension(standing)) = standing {
+                    standing.cut();
+                }
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a transfer of data broke off");
+                // The receiver may be gone or stalled; the cut is what it sees either way.
+                let _cut = sender.send_timeout(Err(error), stall).await;
+            }
         }
         drop(permit);
     });
@@ -240,9 +258,12 @@ async fn read_out(
             reply.pieces
         };
         for part in parts {
-            // No receiver: the client went away. A full queue for too long: it is stuck.
-            if sender.send_timeout(Ok(part), state.options.stall_timeout).await.is_err() {
-                return Ok(());
+            let limit = state.options.stall_timeout;
+            match sender.send_timeout(Ok(part), limit).await {
+                Ok(()) => {}
+                // The client went away.
+                Err(SendTimeoutError::Closed(_)) => return Ok(()),
+                Err(SendTimeoutError::Timeout(_)) => return Err(StreamError::Stalled { limit }),
             }
         }
         offset_bytes = piece_end.min(range.end);

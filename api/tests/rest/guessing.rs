@@ -189,3 +189,16 @@ async fn passwords_cannot_be_guessed_fast_over_many_connections() {
     assert_eq!(judged + count(429), 100, "{statuses:?}");
     log_in(&face, "10.0.0.2", "password").await.expect(200);
 }
+
+/// Who sends it wrong has guessed nothing, and is told what is wrong however often.
+#[tokio::test]
+async fn log_ins_that_mean_nothing_are_no_guesses() {
+    const PEER: &str = "10.0.0.9";
+    let face = face();
+    for _ in 0..2 * GUESSES_AT_ONCE {
+        let request = Request::post(LOGIN).header(header::CONTENT_TYPE, "application/json");
+        let answer = face.send(from(PEER, request.body(Body::from("{")).unwrap())).await;
+        assert_eq!(answer.status, 400, "{answer:?}");
+    }
+    log_in(&face, PEER, "password").await.expect(200);
+}

@@ -9,7 +9,7 @@ use slackwater_api::{
     ApiOptions, ApiServerError, MetricsSource, TlsFiles, VmstoreCredentials, router, run,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -249,6 +249,48 @@ async fn a_client_that_stops_reading_loses_its_place() {
     served.stop().await;
 }
 
+/// The same by HTTP/2, whose connection lives as long as it answers pings: what was read for the
+/// client must not stay in memory so long.
+#[tokio::test]
+async fn an_http2_client_that_takes_no_data_is_cut() {
+    const DATA: u8 = 0;
+    const PING: u8 = 6;
+    let options = ApiOptions { stall_timeout: Duration::from_millis(100), ..ApiOptions::default() };
+    let served = Served::start(options, None).await;
+    served.face.make_file("a", 1 << 30).await;
+    let path = b"/v1/files/a/data";
+    let fields = [&[0x82, 0x86, 0x01, 9], &b"localhost"[..], &[0x04, 16], path].concat();
+    let length = u8::try_from(fields.len()).unwrap();
+    // The preface with empty SETTINGS; HEADERS of stream 1 with END_STREAM and END_HEADERS.
+    let begin = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+    let request = [&begin[..], &[0, 0, length, 1, 5, 0, 0, 0, 1], &fields].concat();
+    let mut stuck = TcpStream::connect(served.address).await.unwrap();
+    stuck.write_all(&request).await.unwrap();
+    let come = async {
+        let mut come = 0;
+        let mut head = [0; 9];
+        // Nothing gives the window back that the data takes.
+        while stuck.read_exact(&mut head).await.is_ok() {
+            let length =
+                usize::from(head[0]) << 16 | usize::from(head[1]) << 8 | usize::from(head[2]);
+            come += if head[3] == DATA { length } else { 0 };
+            let mut payload = vec![0; length];
+            if stuck.read_exact(&mut payload).await.is_err() {
+                break;
+            }
+            if head[3] == PING && head[4] == 0 {
+                let answer = [&[0, 0, 8, PING, 1, 0, 0, 0, 0], &payload[..]].concat();
+                // It may be closed just now.
+                let _ = stuck.write_all(&answer).await;
+            }
+        }
+        come
+    };
+    let come = tokio::time::timeout(PATIENCE, come).await.expect("it is cut");
+    assert_eq!(come, 65_535, "the window, and no more");
+    served.stop().await;
+}
+
 /// A transfer whose file became shorter is cut, so that the client notices.
 #[tokio::test]
 async fn a_transfer_that_cannot_be_whole_is_cut() {
@@ -284,8 +326,11 @@ async fn log_ins_that_do_not_come_keep_nobody_out() {
     };
     let served = Served::start(options, None).await;
     let mut slow = Vec::new();
-    for _ in 0..SLOW {
-        let mut stream = TcpStream::connect(served.address).await.unwrap();
+    for number in 0..SLOW {
+        // Of two addresses: one alone is held back by its number of guesses.
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind(SocketAddr::from(([127, 0, 0, 1 + u8::from(number % 2 == 1)], 0))).unwrap();
+        let mut stream = socket.connect(served.address).await.unwrap();
         let head = "POST /api/v310/session/login HTTP/1.1\r\nhost: localhost\r\n\
                     content-type: application/json\r\ncontent-length: 1000\r\n\r\n";
         stream.write_all(head.as_bytes()).await.unwrap();

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use slackwater_client::RetryPolicy;
-use tempfile::TempDir;
 use tokio::runtime::Runtime;
 
 use super::arguments::KillArguments;
@@ -87,22 +86,12 @@ pub(super) fn run(arguments: &KillArguments) -> Result<bool, Failure> {
     let stop = Stop::listen((ROUND_LIMIT + ready + round).saturating_mul(rounds + 2))?;
     let seed = arguments.seed.unwrap_or_else(chance::any_seed);
     verdict::progress(&format!("kill: {} rounds, seed {seed}", arguments.rounds));
-    let folder = match &arguments.directory {
-        Some(directory) => TempDir::with_prefix_in("soak-", directory),
-        None => TempDir::with_prefix("slackwater-soak-"),
-    };
-    let folder = folder.map_err(Failure::on("make a temporary folder"))?;
+    let folder = verdict::folder(arguments.directory.as_deref())?;
     let mut soak = Soak::new(arguments, seed, folder.path(), &stop)?;
     let outcome = soak.run();
     let report = soak.report();
     let is_sound = report.losses.is_empty() && report.check_problems.is_empty();
-    if outcome.is_err() || !is_sound {
-        let kept = folder.keep();
-        verdict::progress(&format!("data and log are kept in {}", kept.display()));
-    }
-    verdict::tell(&report, arguments.json.as_deref())?;
-    outcome?;
-    Ok(is_sound)
+    verdict::conclude(folder, outcome, is_sound, &report, arguments.json.as_deref())
 }
 
 struct Soak<'a> {
@@ -236,11 +225,7 @@ impl<'a> Soak<'a> {
                 outcome = server.kill();
                 self.kills += 1;
             }
-            let ends = threads.into_iter().map(|thread| match thread.join() {
-                Ok(ended) => ended.err(),
-                Err(_) => Some("a worker of the soak panicked".to_owned()),
-            });
-            ends.flatten().collect::<Vec<_>>()
+            verdict::ends(threads)
         });
         self.losses.extend(losses);
         outcome?;
@@ -253,11 +238,7 @@ impl<'a> Soak<'a> {
         self.wait(&mut server)?;
         self.live(&mut server, true, true)?;
         let client = self.target.client(REST_LIMIT, RetryPolicy::never())?;
-        let report = self.runtime.block_on(client.check(true))?;
-        self.check_problems = report.problems;
-        if !report.clean && self.check_problems.is_empty() {
-            self.check_problems.push("not clean, and no problem is named".to_owned());
-        }
+        self.check_problems = verdict::problems(self.runtime.block_on(client.check(true))?);
         if let Some(why) = self.target.stop(&mut server, self.stop)? {
             self.losses.push(why);
         }

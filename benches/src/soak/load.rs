@@ -16,7 +16,6 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde::Serialize;
 use slackwater_client::RetryPolicy;
-use tempfile::TempDir;
 
 use super::arguments::LoadArguments;
 use super::chance::{self, Chance};
@@ -82,22 +81,12 @@ pub(super) fn run(arguments: &LoadArguments) -> Result<bool, Failure> {
     let seed = arguments.seed.unwrap_or_else(chance::any_seed);
     verdict::progress(&format!("load: {} clients, seed {seed}", arguments.connections));
     raise_descriptors()?;
-    let folder = match &arguments.directory {
-        Some(directory) => TempDir::with_prefix_in("soak-", directory),
-        None => TempDir::with_prefix("slackwater-soak-"),
-    };
-    let folder = folder.map_err(Failure::on("make a temporary folder"))?;
+    let folder = verdict::folder(arguments.directory.as_deref())?;
     let mut soak = Soak::new(arguments, seed, folder.path(), &stop)?;
     let outcome = soak.run();
     let report = soak.report();
     let is_sound = report.losses.is_empty() && report.check_problems.is_empty();
-    if outcome.is_err() || !is_sound {
-        let kept = folder.keep();
-        verdict::progress(&format!("data and log are kept in {}", kept.display()));
-    }
-    verdict::tell(&report, arguments.json.as_deref())?;
-    outcome?;
-    Ok(is_sound)
+    verdict::conclude(folder, outcome, is_sound, &report, arguments.json.as_deref())
 }
 
 struct Soak<'a> {
@@ -166,8 +155,7 @@ impl<'a> Soak<'a> {
         self.load(&mut server)?;
         self.watched.descriptors_after = self.settled_descriptors(&server)?;
         let client = self.target.client(REST_LIMIT, RetryPolicy::never())?;
-        let report = runtime.block_on(client.check(true))?;
-        self.check_problems = report.problems;
+        self.check_problems = verdict::problems(runtime.block_on(client.check(true))?);
         if let Some(why) = self.target.stop(&mut server, self.stop)? {
             self.losses.push(why);
         }
@@ -216,7 +204,7 @@ impl<'a> Soak<'a> {
             }
             is_over.store(true, Ordering::SeqCst);
             life.is_over.store(true, Ordering::SeqCst);
-            ends(threads)
+            verdict::ends(threads)
         });
         self.losses.extend(losses);
         if let Err(why) = outcome {
@@ -232,7 +220,7 @@ impl<'a> Soak<'a> {
         let losses = std::thread::scope(|scope| {
             let life = &life;
             let threads = workers.iter_mut().map(|worker| scope.spawn(move || worker.live(life)));
-            ends(threads.collect())
+            verdict::ends(threads.collect())
         });
         self.losses.extend(losses);
         self.stop.check()
@@ -291,15 +279,6 @@ impl<'a> Soak<'a> {
             losses: self.losses.clone(),
         }
     }
-}
-
-/// How the threads of clients ended, those that ended well left out.
-fn ends(threads: Vec<std::thread::ScopedJoinHandle<'_, Result<(), String>>>) -> Vec<String> {
-    let ends = threads.into_iter().map(|thread| match thread.join() {
-        Ok(ended) => ended.err(),
-        Err(_) => Some("a client of the soak panicked".to_owned()),
-    });
-    ends.flatten().collect()
 }
 
 /// Looks at the server, and has a guest knock.

@@ -2,8 +2,11 @@
 
 use std::io::Write;
 use std::path::Path;
+use std::thread::ScopedJoinHandle;
 
 use serde::Serialize;
+use slackwater_client::types::CheckReport;
+use tempfile::TempDir;
 
 use crate::failure::Failure;
 
@@ -14,7 +17,7 @@ pub(super) fn progress(what: &str) {
 }
 
 /// Prints the report, one figure a line, and writes it to `json` if that is wanted.
-pub(super) fn tell(report: &impl Serialize, json: Option<&Path>) -> Result<(), Failure> {
+fn tell(report: &impl Serialize, json: Option<&Path>) -> Result<(), Failure> {
     let failed = |error: serde_json::Error| Failure::on("write the report")(error.into());
     let value = serde_json::to_value(report).map_err(failed)?;
     let mut lines = String::new();
@@ -24,6 +27,49 @@ pub(super) fn tell(report: &impl Serialize, json: Option<&Path>) -> Result<(), F
     let Some(path) = json else { return Ok(()) };
     let text = serde_json::to_string_pretty(&value).map_err(failed)?;
     std::fs::write(path, text + "\n").map_err(Failure::at("write", path))
+}
+
+/// A folder for data and log, below `directory` if one is given.
+pub(super) fn folder(directory: Option<&Path>) -> Result<TempDir, Failure> {
+    let folder = match directory {
+        Some(directory) => TempDir::with_prefix_in("soak-", directory),
+        None => TempDir::with_prefix("slackwater-soak-"),
+    };
+    folder.map_err(Failure::on("make a temporary folder"))
+}
+
+/// How the threads of clients ended, those that ended well left out.
+pub(super) fn ends(threads: Vec<ScopedJoinHandle<'_, Result<(), String>>>) -> Vec<String> {
+    let ends = threads.into_iter().map(|thread| match thread.join() {
+        Ok(ended) => ended.err(),
+        Err(_) => Some("a client of the soak panicked".to_owned()),
+    });
+    ends.flatten().collect()
+}
+
+/// What the server's own check found; nothing is right.
+pub(super) fn problems(report: CheckReport) -> Vec<String> {
+    if !report.clean && report.problems.is_empty() {
+        return vec!["not clean, and no problem is named".to_owned()];
+    }
+    report.problems
+}
+
+/// Tells how a soak ended, and answers whether it `is_sound`. The folder of one that is not is kept.
+pub(super) fn conclude(
+    folder: TempDir,
+    outcome: Result<(), Failure>,
+    is_sound: bool,
+    report: &impl Serialize,
+    json: Option<&Path>,
+) -> Result<bool, Failure> {
+    if outcome.is_err() || !is_sound {
+        let kept = folder.keep();
+        progress(&format!("data and log are kept in {}", kept.display()));
+    }
+    tell(report, json)?;
+    outcome?;
+    Ok(is_sound)
 }
 
 /// The figures of a value, those of its parts under the names of these.
@@ -64,5 +110,19 @@ mod tests {
         let has = |line: &[&str]| words.iter().any(|words| words == line);
         assert!(has(&["seed", "7"]) && has(&["did.writes", "3"]) && has(&["losses", "none"]));
         assert!(has(&["problems", "a"]) && has(&["problems", "b"]));
+    }
+
+    #[test]
+    fn a_check_that_is_not_clean_is_a_problem_by_itself() {
+        let found = |clean, named: &[&str]| {
+            let value = serde_json::json!({
+                "clean": clean, "problems": named, "problems_left_out": 0,
+                "inodes": 0, "layers": 0, "runs": 0, "chunks": 0, "data_bytes": 0,
+            });
+            problems(serde_json::from_value(value).unwrap())
+        };
+        assert!(found(true, &[]).is_empty());
+        assert_eq!(found(false, &["I1 a"]), ["I1 a"]);
+        assert_eq!(found(false, &[]).len(), 1);
     }
 }

@@ -217,14 +217,57 @@ fn scan_options(to: &[u8]) -> ReadOptions {
     options
 }
 
-impl KvRead for RocksKv {
-    fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>> {
+/// One moment of the index.
+struct View<'a> {
+    kv: &'a RocksKv,
+    snapshot: SnapshotWithThreadMode<'a, DB>,
+}
+
+/// What reads the index: itself, or one moment of it.
+trait Reader {
+    /// The value of `key`.
+    fn value(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>>;
+
+    /// The values of several keys.
+    fn values(&self, family: Family, keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>> {
+        keys.iter().map(|key| self.value(family, key)).collect()
+    }
+
+    fn iterator(&self, family: Family, options: ReadOptions) -> Result<DBRawIterator<'_>>;
+}
+
+impl Reader for RocksKv {
+    fn value(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>> {
         Ok(self.db.get_cf(self.family(family)?, key)?)
     }
 
-    fn get_many(&self, family: Family, keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>> {
+    fn values(&self, family: Family, keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>> {
         let values = self.db.batched_multi_get_cf(self.family(family)?, keys, false);
         values.into_iter().map(|value| Ok(value?.map(|pinned| pinned.to_vec()))).collect()
+    }
+
+    fn iterator(&self, family: Family, options: ReadOptions) -> Result<DBRawIterator<'_>> {
+        Ok(self.db.raw_iterator_cf_opt(self.family(family)?, options))
+    }
+}
+
+impl Reader for View<'_> {
+    fn value(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        Ok(self.snapshot.get_cf(self.kv.family(family)?, key)?)
+    }
+
+    fn iterator(&self, family: Family, options: ReadOptions) -> Result<DBRawIterator<'_>> {
+        Ok(self.snapshot.raw_iterator_cf_opt(self.kv.family(family)?, options))
+    }
+}
+
+impl<R: Reader> KvRead for R {
+    fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>> {
+        self.value(family, key)
+    }
+
+    fn get_many(&self, family: Family, keys: &[Vec<u8>]) -> Result<Vec<Option<Vec<u8>>>> {
+        self.values(family, keys)
     }
 
     fn last_at_or_before(
@@ -233,8 +276,7 @@ impl KvRead for RocksKv {
         (floor, key): (&[u8], &[u8]),
         is_wanted: &dyn Fn(&[u8]) -> bool,
     ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        let options = floor_options(floor);
-        seek_last(self.db.raw_iterator_cf_opt(self.family(family)?, options), key, is_wanted)
+        seek_last(self.iterator(family, floor_options(floor))?, key, is_wanted)
     }
 
     /// With one iterator for both.
@@ -261,63 +303,14 @@ impl KvRead for RocksKv {
         }
         let mut options = scan_options(to);
         options.set_iterate_lower_bound(floor);
-        visit_skipping(self.db.raw_iterator_cf_opt(self.family(family)?, options), from, visit)
+        visit_skipping(self.iterator(family, options)?, from, visit)
     }
 
     fn scan(&self, family: Family, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
         if from >= to {
             return Ok(());
         }
-        let iterator = self.db.raw_iterator_cf_opt(self.family(family)?, scan_options(to));
-        visit_all(iterator, from, to, visit)
-    }
-}
-
-/// One moment of the index.
-struct View<'a> {
-    kv: &'a RocksKv,
-    snapshot: SnapshotWithThreadMode<'a, DB>,
-}
-
-impl KvRead for View<'_> {
-    fn get(&self, family: Family, key: &[u8]) -> Result<Option<Vec<u8>>> {
-        Ok(self.snapshot.get_cf(self.kv.family(family)?, key)?)
-    }
-
-    fn last_at_or_before(
-        &self,
-        family: Family,
-        (floor, key): (&[u8], &[u8]),
-        is_wanted: &dyn Fn(&[u8]) -> bool,
-    ) -> Result<Option<(Vec<u8>, Vec<u8>)>> {
-        let family = self.kv.family(family)?;
-        let iterator = self.snapshot.raw_iterator_cf_opt(family, floor_options(floor));
-        seek_last(iterator, key, is_wanted)
-    }
-
-    /// With one iterator for all parts.
-    fn scan_skipping(
-        &self,
-        family: Family,
-        (floor, from, to): (&[u8], &[u8], &[u8]),
-        visit: &mut VisitSkipping<'_>,
-    ) -> Result<()> {
-        if from >= to {
-            return Ok(());
-        }
-        let mut options = scan_options(to);
-        options.set_iterate_lower_bound(floor);
-        let family = self.kv.family(family)?;
-        visit_skipping(self.snapshot.raw_iterator_cf_opt(family, options), from, visit)
-    }
-
-    fn scan(&self, family: Family, from: &[u8], to: &[u8], visit: &mut Visit<'_>) -> Result<()> {
-        if from >= to {
-            return Ok(());
-        }
-        let family = self.kv.family(family)?;
-        let iterator = self.snapshot.raw_iterator_cf_opt(family, scan_options(to));
-        visit_all(iterator, from, to, visit)
+        visit_all(self.iterator(family, scan_options(to))?, from, to, visit)
     }
 }
 
@@ -403,7 +396,9 @@ mod tests {
                 .unwrap();
                 keys
             };
-            assert_eq!(found(&rocks), found(&memory), "{floor} {from} {to}");
+            let expected = found(&memory);
+            assert_eq!(found(&rocks), expected, "{floor} {from} {to}");
+            assert_eq!(found(&*rocks.view()), expected, "one moment: {floor} {from} {to}");
             let is_wanted = |key: &[u8]| !key[0].is_multiple_of(to);
             let last = |kv: &dyn KvRead| {
                 kv.last_at_or_before(Family::Map, (&[floor], &[from]), &is_wanted).unwrap()

@@ -62,6 +62,11 @@ pub fn signal(child: &Child, name: &str) {
     assert!(kill.success());
 }
 
+/// Begins the command, which goes on beside the test.
+pub fn begun(url: &str, arguments: &[&str]) -> Child {
+    command(url, arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
 /// Runs the command through a network that falls silent after `budget_bytes`, interrupts it
 /// then, and gives its standard error.
 pub fn interrupted(
@@ -72,11 +77,7 @@ pub fn interrupted(
 ) -> String {
     let handle = appliance.runtime.handle();
     let proxy = Proxy::start(handle, &appliance.url, counted, budget_bytes);
-    let child = command(&proxy.url, arguments)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let child = begun(&proxy.url, arguments);
     proxy.wait_until_dry(handle);
     signal(&child, "INT");
     let output = wait(child);
@@ -92,4 +93,21 @@ pub fn exported(appliance: &Appliance, path: &str, name: &str) -> String {
     let output = appliance.local(&format!("{name}.img"));
     appliance.ok(&["export", id.trim_end(), &output]);
     output
+}
+
+/// An image of which `base` was exported, and then an increment that was cut off; the image that is
+/// on the appliance, the output, and the arguments.
+pub fn interrupted_increment(appliance: &Appliance) -> (String, String, [String; 5]) {
+    let original = appliance.local("original.img");
+    image(&original, 64 * MIB, &[(0, 8)]);
+    appliance.ok(&["import", &original, "a.img"]);
+    let output = exported(appliance, "a.img", "base");
+    image(&original, 64 * MIB, &[(1, 40)]);
+    appliance.ok(&["import", &original, "a.img", "--resume"]);
+    appliance.ok(&["snapshot", "create", "a.img", "--name", "new"]);
+    let arguments = ["export", "new", &output, "--base", "base"];
+    let budget = i64::try_from(20 * MIB).unwrap();
+    interrupted(appliance, &arguments, Counted::FromAppliance, budget);
+    let arguments = arguments.map(str::to_owned);
+    (original, output, arguments)
 }

@@ -88,6 +88,13 @@ impl Found {
     fn is_alive(&self, moment: Timestamp) -> bool {
         self.age(moment) < LEASE_INTERVAL * INTERVALS_ALIVE
     }
+
+    /// Whether its heartbeat came lately, by the appliance's clock alone: that of a lost worker may
+    /// have been years ahead.
+    fn proves_that_heartbeats_come(&self, moment: Timestamp) -> bool {
+        let is_lately = |at| since(at, moment) < LEASE_INTERVAL * INTERVALS_ALIVE;
+        self.heard_at.is_some_and(is_lately)
+    }
 }
 
 /// What the appliance says of itself.
@@ -225,7 +232,7 @@ fn choose<'a>(
         format!(
             "the appliance has room for {bytes} bytes, so it may have refused the heartbeats of workers that live: make room first"
         )
-    } else if !workers.values().any(|found| found.is_alive(moment)) {
+    } else if !workers.values().any(|found| found.proves_that_heartbeats_come(moment)) {
         "no worker was heard of for an hour, so those that live may not have reached the appliance: wait for a heartbeat, see `slackwater-driver workers`".to_owned()
     } else {
         return Ok(chosen);
@@ -356,5 +363,10 @@ mod tests {
             assert!(swept(all, appliance, &older_than(1, true)).is_ok());
         }
         assert_eq!(swept(&mixed, ROOM, &older_than(1, false)), Ok(vec![0]));
+        // One whose clock was ahead looks alive for ever: no other one is swept by that.
+        let mut ahead = heard(0, 40);
+        ahead.lease.as_mut().unwrap().renewed_at = Timestamp::from_nanos(2 * NOW.as_nanos());
+        let ahead = workers([heard(2, 2), ahead]);
+        assert!(swept(&ahead, ROOM, &older_than(1, false)).is_err());
     }
 }

@@ -290,8 +290,9 @@ mod tests {
     use crate::worker::state::failing::FailingDisk;
     use crate::worker::{Inner, WorkerOptions};
 
-    /// An appliance that deletes whatever it is asked to, and counts the calls.
-    async fn appliance() -> (String, Arc<AtomicUsize>) {
+    /// An appliance that deletes whatever it is asked to, and counts the calls; before it answers one
+    /// it does `first`.
+    async fn appliance(first: impl Fn() + Send + 'static) -> (String, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let calls = Arc::new(AtomicUsize::new(0));
@@ -300,6 +301,7 @@ mod tests {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let _ = stream.read(&mut [0; 4096]).await;
                 count.fetch_add(1, Ordering::Relaxed);
+                first();
                 let answer = b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n";
                 let _ = stream.write_all(answer).await;
             }
@@ -328,7 +330,7 @@ mod tests {
     /// memory lists as obsolete, is all that keeps the snapshot.
     #[tokio::test]
     async fn after_a_failed_change_of_the_state_nothing_is_deleted_on_the_appliance() {
-        let (url, calls) = appliance().await;
+        let (url, calls) = appliance(|| {}).await;
         let disk = FailingDisk::new();
         let worker = worker(&url, &disk);
         let old = worker.making(FileKind::Hold).await.unwrap();
@@ -342,5 +344,20 @@ mod tests {
         worker.clean_up().await;
         assert!(worker.reconcile(Duration::ZERO).await.is_err());
         assert_eq!(calls.load(Ordering::Relaxed), 1);
+    }
+
+    /// In the middle of taking back: what is under way ends, and no more is begun.
+    #[tokio::test]
+    async fn a_change_that_fails_meanwhile_ends_the_deletions() {
+        let disk = FailingDisk::new();
+        let of_appliance = disk.clone();
+        let (url, calls) = appliance(move || of_appliance.fail()).await;
+        let worker = worker(&url, &disk);
+        for _ in 0..3 * REAPED_AT_ONCE {
+            drop(worker.making(FileKind::Hold).await.unwrap());
+        }
+        worker.clean_up().await;
+        let calls = calls.load(Ordering::Relaxed);
+        assert!((1..=REAPED_AT_ONCE).contains(&calls), "{calls}");
     }
 }

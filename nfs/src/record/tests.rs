@@ -173,9 +173,12 @@ async fn a_record_that_stops_arriving_is_given_up() {
     assert!(matches!(error, RecordError::TooSlow { .. }), "{error}");
 }
 
-/// A client whose last bytes come late, but at once: the thread sleeps so long before it reads.
+/// A client whose last `late` parts come late, but at once: the thread sleeps so long before it
+/// reads.
 struct Late {
     parts: VecDeque<Vec<u8>>,
+    late: usize,
+    sleep: Duration,
 }
 
 impl AsyncRead for Late {
@@ -184,11 +187,10 @@ impl AsyncRead for Late {
         _: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let is_last = self.parts.len() == 1;
-        let Some(part) = self.parts.front_mut() else { return Poll::Ready(Ok(())) };
-        if is_last && !part.is_empty() {
-            std::thread::sleep(limits::PRESSED_TIME);
+        if self.parts.len() == self.late {
+            std::thread::sleep(std::mem::take(&mut self.sleep));
         }
+        let Some(part) = self.parts.front_mut() else { return Poll::Ready(Ok(())) };
         let count = part.len().min(buffer.remaining());
         buffer.put_slice(&part[..count]);
         part.drain(..count);
@@ -205,8 +207,9 @@ impl Source for Late {
     }
 }
 
-#[tokio::test]
-async fn a_record_that_came_late_but_whole_is_not_dropped() {
+/// What becomes of a record of these parts, the last `late` of which come so late, while others wait
+/// for memory.
+async fn late_record(parts: &[usize], late: usize, sleep: Duration) -> Result<usize, RecordError> {
     let all = Budget::new(limits::IN_FLIGHT_BYTES_MIN, Arc::new(NfsMetrics::new()));
     let (one, holder, other) = (all.connection(), all.connection(), all.connection());
     let half = usize::try_from(limits::IN_FLIGHT_BYTES_MIN / 2).unwrap();
@@ -215,13 +218,29 @@ async fn a_record_that_came_late_but_whole_is_not_dropped() {
     while !one.is_wanted() {
         tokio::task::yield_now().await;
     }
-    let mut first = fragment(&[7; 40 << 10], true);
-    let last = first.split_off(36 << 10);
-    let source = Late { parts: VecDeque::from([first, last]) };
+    let mut rest = fragment(&vec![7; parts.iter().sum()], true);
+    let parts = parts.iter().map(|&length| rest.drain(..length.min(rest.len())).collect());
+    let mut parts: VecDeque<Vec<u8>> = parts.collect();
+    parts.back_mut().unwrap().extend(rest);
+    let source = Late { parts, late, sleep };
     let mut reader = RecordReader::new(source, limits::FRAME_BYTES_MAX, PATIENCE);
-    let record = reader.next(&one).await.unwrap().unwrap();
-    assert_eq!(record.bytes.len(), 40 << 10);
+    let record = reader.next(&one).await;
     waits.abort();
+    Ok(record?.unwrap().bytes.len())
+}
+
+#[tokio::test]
+async fn a_record_that_came_late_but_whole_is_not_dropped() {
+    let record = late_record(&[36 << 10, 4 << 10], 1, limits::PRESSED_TIME).await;
+    assert_eq!(record.unwrap(), 40 << 10);
+}
+
+/// A client that waits for the window of its connection sends no more until some was read.
+#[tokio::test]
+async fn a_record_whose_server_was_held_up_is_not_dropped() {
+    let sleep = limits::PRESSED_TIME + 2 * limits::LOOK_LATE;
+    let record = late_record(&[36 << 10, 2 << 10, 2 << 10], 2, sleep).await;
+    assert_eq!(record.unwrap(), 40 << 10);
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use crate::common::client::{
     Client, Cred, FILE_SYNC, NFS, UNSTABLE, call, proc, record, write_args,
 };
 use crate::common::{Args, Body, Server, root_options};
-use crate::faults::{StallingDisk, server_with};
+use crate::faults::{Gate, server_with, stalling_disk};
 use slackwater_nfs::NfsOptions;
 
 const OLD: [u8; 4096] = [1; 4096];
@@ -33,7 +33,7 @@ enum Departure {
 /// One lane thread over a disk that may stall; two files with old data, and the client that made
 /// them.
 struct Fixture {
-    disk: StallingDisk,
+    gate: Arc<Gate>,
     server: Server,
     client: Client,
     file: Vec<u8>,
@@ -46,15 +46,15 @@ impl Fixture {
     }
 
     async fn with(options: NfsOptions) -> Self {
-        let disk = StallingDisk::default();
-        let server = server_with(Arc::new(disk.clone()), None, options);
+        let (disk, gate) = stalling_disk();
+        let server = server_with(disk, None, options);
         let mut client = server.client().await;
         let root = client.root().await;
         let file = client.create(&root, b"file").await.unwrap();
         let other = client.create(&root, b"other").await.unwrap();
         client.write(&file, 0, &OLD, FILE_SYNC).await.unwrap();
         client.write(&other, 0, &OLD, FILE_SYNC).await.unwrap();
-        Self { disk, server, client, file, other }
+        Self { gate, server, client, file, other }
     }
 
     /// A client with a WRITE that holds the lane's only thread and one that waits for it.
@@ -65,7 +65,7 @@ impl Fixture {
         }
         self.server.wait_until(|counters| counters.calls_in_flight == 2).await;
         // The first has begun: otherwise it would be dropped, too.
-        self.disk.gate.wait_for_a_sync().await;
+        self.gate.wait_for_a_sync().await;
         leaver
     }
 
@@ -113,7 +113,7 @@ const DEPARTURES: [Departure; 4] =
 async fn what_waits_of_a_client_that_leaves_does_not_come_after_newer_data() {
     for departure in DEPARTURES {
         let mut fixture = Fixture::new().await;
-        let shut = fixture.disk.gate.shut();
+        let shut = fixture.gate.shut();
         let leaver = leave(fixture.leaver().await, departure).await;
         // On another connection, as the same client does once it is back.
         let newer = write_call(9, &fixture.file, &NEW, UNSTABLE);
@@ -131,7 +131,7 @@ async fn what_waits_of_a_client_that_leaves_does_not_come_after_newer_data() {
 async fn what_waits_of_a_client_that_leaves_is_not_written() {
     for departure in DEPARTURES {
         let mut fixture = Fixture::new().await;
-        let shut = fixture.disk.gate.shut();
+        let shut = fixture.gate.shut();
         let leaver = leave(fixture.leaver().await, departure).await;
         fixture.let_the_server_notice().await;
         drop(shut);
@@ -153,7 +153,7 @@ async fn what_waits_for_the_budget_of_a_client_that_leaves_is_not_begun() {
         // Half of it is for changes.
         let in_flight_bytes_max = 4 << 20;
         let mut fixture = Fixture::with(NfsOptions { in_flight_bytes_max, ..root_options() }).await;
-        let shut = fixture.disk.gate.shut();
+        let shut = fixture.gate.shut();
         let mut others = Vec::new();
         for data in [vec![4; 1 << 20], vec![5; (1 << 20) - (8 << 10)]] {
             let mut other = fixture.server.client().await;
@@ -161,7 +161,7 @@ async fn what_waits_for_the_budget_of_a_client_that_leaves_is_not_begun() {
             others.push(other);
         }
         fixture.server.wait_until(|counters| counters.calls_in_flight == 2).await;
-        fixture.disk.gate.wait_for_a_sync().await;
+        fixture.gate.wait_for_a_sync().await;
         let before = fixture.server.counters().connections_open;
         let mut leavers = Vec::new();
         // One that is charged once it is whole, and one that is charged while it comes.
@@ -180,13 +180,33 @@ async fn what_waits_for_the_budget_of_a_client_that_leaves_is_not_begun() {
     }
 }
 
+/// Nor does one that waits for a place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_for_a_place_of_a_client_that_leaves_is_not_begun() {
+    for departure in [Departure::HalfClose, Departure::Close, Departure::Reset] {
+        let options = NfsOptions { connections_max: 1, ..root_options() };
+        let mut fixture = Fixture::with(options).await;
+        let mut leaver = fixture.server.client().await;
+        // So large that it is charged: by this it is seen that it has come.
+        let late = LATE.repeat(256);
+        leaver.send(&write_call(1, &fixture.file, &late, UNSTABLE)).await;
+        fixture.server.wait_until(|counters| counters.calls_in_flight == 1).await;
+        let _leaver = leave(leaver, departure).await;
+        fixture.client.write(&fixture.file, 0, &NEW, FILE_SYNC).await.unwrap();
+        // The only place comes free.
+        fixture.client = fixture.server.client().await;
+        assert!(fixture.content().await == NEW, "{departure:?}");
+        fixture.server.wait_until(|counters| counters.calls_in_flight == 0).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_does_not_overtake_one_of_another_connection_that_waits() {
     let mut fixture = Fixture::new().await;
     let root = fixture.client.root().await;
     let third = fixture.client.create(&root, b"third").await.unwrap();
     fixture.client.write(&third, 0, &OLD, UNSTABLE).await.unwrap();
-    let shut = fixture.disk.gate.shut();
+    let shut = fixture.gate.shut();
     let mut other = fixture.leaver().await;
     // A file without any that waits is not held up.
     fixture.client.write(&third, 0, &NEW, UNSTABLE).await.unwrap();
@@ -206,7 +226,7 @@ async fn nobody_is_warned_of_clients_that_just_leave() {
     let fixture = Fixture::new().await;
     // With replies that come later.
     for departure in [Departure::Close, Departure::Reset] {
-        let shut = fixture.disk.gate.shut();
+        let shut = fixture.gate.shut();
         let leaver = fixture.leaver().await;
         drop(leave(leaver, departure).await);
         fixture.let_the_server_notice().await;

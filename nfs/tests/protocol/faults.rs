@@ -5,21 +5,27 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
-use slackwater_blockstore::disk::{Disk, DiskFile, DiskSpace, Fault, FileName, MemoryDisk};
+use slackwater_blockstore::disk::{Disk, Fault, MemoryDisk};
 use slackwater_blockstore::kv::MemoryKv;
-use slackwater_blockstore::{Options, Result, Store};
+use slackwater_blockstore::{Options, Store};
 use slackwater_nfs::NfsOptions;
 use tokio::time::timeout;
 
 use crate::common::client::{Cred, FILE_SYNC, NFS, UNSTABLE, call, proc, record, write_args};
 use crate::common::server::LIMIT;
 use crate::common::{Args, Body, Server, SetAttr, root_options, status};
+use crate::hooked::{During, HookedDisk};
 
-/// A disk whose syncs wait while its gate is shut.
-#[derive(Clone, Debug, Default)]
-pub struct StallingDisk {
-    disk: MemoryDisk,
-    pub gate: Arc<Gate>,
+/// A disk whose syncs wait while the gate is shut.
+pub fn stalling_disk() -> (Arc<HookedDisk>, Arc<Gate>) {
+    let gate = Arc::new(Gate::default());
+    let of_disk = Arc::clone(&gate);
+    let disk = HookedDisk::new(move |during| {
+        if during == During::Sync {
+            of_disk.pass();
+        }
+    });
+    (disk, gate)
 }
 
 #[derive(Debug, Default)]
@@ -71,71 +77,6 @@ impl Drop for Shut<'_> {
     }
 }
 
-#[derive(Debug)]
-struct StallingFile {
-    file: Arc<dyn DiskFile>,
-    gate: Arc<Gate>,
-}
-
-impl StallingDisk {
-    fn file(&self, file: Arc<dyn DiskFile>) -> Arc<dyn DiskFile> {
-        Arc::new(StallingFile { file, gate: Arc::clone(&self.gate) })
-    }
-}
-
-impl Disk for StallingDisk {
-    fn list(&self) -> Result<Vec<FileName>> {
-        self.disk.list()
-    }
-
-    fn create(&self, name: FileName) -> Result<Arc<dyn DiskFile>> {
-        self.disk.create(name).map(|file| self.file(file))
-    }
-
-    fn open(&self, name: FileName) -> Result<Arc<dyn DiskFile>> {
-        self.disk.open(name).map(|file| self.file(file))
-    }
-
-    fn remove(&self, name: FileName) -> Result<()> {
-        self.disk.remove(name)
-    }
-
-    fn rename(&self, from: FileName, to: FileName) -> Result<()> {
-        self.disk.rename(from, to)
-    }
-
-    fn sync_names(&self) -> Result<()> {
-        self.disk.sync_names()
-    }
-
-    fn space(&self) -> Result<DiskSpace> {
-        self.disk.space()
-    }
-}
-
-impl DiskFile for StallingFile {
-    fn read_at(&self, offset_bytes: u64, length: usize) -> Result<Vec<u8>> {
-        self.file.read_at(offset_bytes, length)
-    }
-
-    fn write_at(&self, offset_bytes: u64, bytes: &[u8]) -> Result<()> {
-        self.file.write_at(offset_bytes, bytes)
-    }
-
-    fn sync(&self) -> Result<()> {
-        self.gate.pass();
-        self.file.sync()
-    }
-
-    fn length_bytes(&self) -> Result<u64> {
-        self.file.length_bytes()
-    }
-
-    fn truncate(&self, length_bytes: u64) -> Result<()> {
-        self.file.truncate(length_bytes)
-    }
-}
-
 fn server(disk: Arc<dyn Disk>, capacity_bytes: Option<u64>) -> Server {
     server_with(disk, capacity_bytes, root_options())
 }
@@ -157,14 +98,14 @@ async fn a_stalled_disk_stalls_what_waits_for_it_and_nothing_else() {
     const WRITES: u32 = 500;
     const DIRECTORIES: u32 = 100;
     const STATISTICS: u32 = 100;
-    let disk = StallingDisk::default();
-    let server = server(Arc::new(disk.clone()), None);
+    let (disk, gate) = stalling_disk();
+    let server = server(disk, None);
     let mut client = server.client().await;
     let root = client.root().await;
     let file = client.create(&root, b"file").await.unwrap();
     let other = client.create(&root, b"other").await.unwrap();
     client.write(&other, 0, b"content", FILE_SYNC).await.unwrap();
-    let shut = disk.gate.shut();
+    let shut = gate.shut();
     let user = Cred::user(0, 0);
     let mut stream = Vec::new();
     for number in 0..WRITES {
@@ -213,15 +154,15 @@ async fn a_stalled_disk_stalls_what_waits_for_it_and_nothing_else() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unstable_writes_are_taken_while_all_that_wait_for_the_disk_stall() {
     const WRITES: u32 = 100;
-    let disk = StallingDisk::default();
-    let server = server(Arc::new(disk.clone()), None);
+    let (disk, gate) = stalling_disk();
+    let server = server(disk, None);
     let mut client = server.client().await;
     let root = client.root().await;
     let file = client.create(&root, b"file").await.unwrap();
     let other = client.create(&root, b"other").await.unwrap();
     client.write(&other, 0, b"old", UNSTABLE).await.unwrap();
     let mut writer = server.client().await;
-    let shut = disk.gate.shut();
+    let shut = gate.shut();
     let stream: Vec<u8> = (0..WRITES)
         .flat_map(|number| {
             let args = write_args(&file, u64::from(number) * 4096, &[7; 4096], FILE_SYNC);
@@ -238,14 +179,14 @@ async fn unstable_writes_are_taken_while_all_that_wait_for_the_disk_stall() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_unstable_write_does_not_overtake_one_that_waits() {
-    let disk = StallingDisk::default();
+    let (disk, gate) = stalling_disk();
     let options = NfsOptions { io_threads: 1, ..root_options() };
-    let server = server_with(Arc::new(disk.clone()), None, options);
+    let server = server_with(disk, None, options);
     let mut client = server.client().await;
     let root = client.root().await;
     let file = client.create(&root, b"file").await.unwrap();
     client.write(&file, 0, &[0; 8192], FILE_SYNC).await.unwrap();
-    let shut = disk.gate.shut();
+    let shut = gate.shut();
     // The first holds the lane's only thread, the second waits for it.
     let writes = [(0, [1; 4096], FILE_SYNC), (4096, [2; 4096], FILE_SYNC)];
     let last = (4096, [3; 4096], UNSTABLE);
@@ -264,13 +205,13 @@ async fn an_unstable_write_does_not_overtake_one_that_waits() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commits_that_wait_together_are_all_answered() {
     const COMMITS: u32 = 200;
-    let disk = StallingDisk::default();
-    let server = server(Arc::new(disk.clone()), None);
+    let (disk, gate) = stalling_disk();
+    let server = server(disk, None);
     let mut client = server.client().await;
     let root = client.root().await;
     let file = client.create(&root, b"file").await.unwrap();
     client.write(&file, 0, b"content", UNSTABLE).await.unwrap();
-    let shut = disk.gate.shut();
+    let shut = gate.shut();
     let args = Args::new().opaque(&file).u64(0).u32(0);
     let stream = (0..COMMITS)
         .flat_map(|number| record(&call(number, NFS, proc::COMMIT, &Cred::user(0, 0), &args)));

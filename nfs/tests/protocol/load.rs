@@ -133,6 +133,25 @@ async fn a_record_in_small_fragments_that_stops_gives_up_the_memory_that_others_
     assert_eq!(server.counters().connections_dropped, 1);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_waits_for_a_place_gives_up_the_memory_that_others_want() {
+    let options = NfsOptions { connections_max: 1, ..little_memory() };
+    let server = Server::with(options).await;
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let file = client.create(&root, b"file").await.unwrap();
+    let data = vec![7; 1 << 20];
+    let args = write_args(&file, 0, &data, FILE_SYNC);
+    let call = record(&call(1, NFS, proc::WRITE, &Cred::user(0, 0), &args));
+    let mut without_place = server.client().await;
+    without_place.send(&call).await;
+    server.wait_until(|counters| counters.bytes_in_flight >= 1 << 20).await;
+    // Who has the only place waits for that memory, so that it never comes free.
+    let write = client.write(&file, 0, &data, FILE_SYNC);
+    assert!(timeout(PATIENCE, write).await.unwrap().is_ok());
+    assert_eq!(server.counters().connections_dropped, 1);
+}
+
 /// Sends reads of a hole of 1 MiB each until the connection takes no more, reads none of the
 /// replies, and answers how many were sent.
 async fn flood(client: &mut Client, file: &[u8]) -> u32 {

@@ -19,6 +19,7 @@ mod directories;
 mod duplicates;
 mod faults;
 mod handles;
+mod hooked;
 mod load;
 mod mount;
 mod namespace;
