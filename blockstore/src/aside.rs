@@ -19,8 +19,8 @@ const WAIT_MAX: Duration = Duration::from_secs(300);
 pub(crate) struct Cleaning {
     pub(crate) jobs: Aside<Job>,
     pub(crate) files: Aside<FileName>,
-    /// The block up to which the last slice worked its layer off.
-    reached: Option<(Job, u64)>,
+    /// Where the last slice stopped.
+    reached: Option<(Job, Reached)>,
     /// The job that was found last.
     last: Option<Job>,
 }
@@ -41,14 +41,24 @@ impl Cleaning {
         self.last = Some(job);
     }
 
-    /// Where the next slice of the job begins to look.
-    pub(crate) fn reached(&self, job: Job) -> u64 {
-        self.reached.filter(|(of, _)| *of == job).map_or(0, |(_, block)| block)
+    /// Where the next slice of the job begins, if the last one was the same job's.
+    pub(crate) fn reached(&self, job: Job) -> Reached {
+        self.reached.filter(|(of, _)| *of == job).map_or_else(Reached::default, |(_, at)| at)
     }
 
-    pub(crate) fn note_reached(&mut self, job: Job, block: u64) {
-        self.reached = Some((job, block));
+    pub(crate) fn note_reached(&mut self, job: Job, at: Reached) {
+        self.reached = Some((job, at));
     }
+}
+
+/// Where a slice stopped working its layer off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reached {
+    /// The block where the next slice begins to look: only a hint.
+    pub(crate) block: u64,
+    /// Entries moved up into a layer of which no entry that begins before this block reaches behind
+    /// it. That holds until a slice of another job, as nothing but slices changes frozen layers.
+    pub(crate) behind: u64,
 }
 
 /// Work of one kind. See the module's text.

@@ -11,10 +11,12 @@
 //! Each slice is one transaction that changes no visible byte (I4), so a crash between two
 //! slices needs no repair, and the work left is found from the layers themselves.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
+use crate::aside::Reached;
 use crate::commit::{Weight, commit};
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -87,11 +89,29 @@ pub(crate) fn work_next(
 /// The next piece of work of those that `may_run` takes: from the last one on, and around, so that
 /// each has its turn.
 fn next_job(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Option<Job>> {
+    // Of those that failed before.
+    let mut waiting = HashSet::new();
+    let may_run = |job| {
+        let may_run = may_run(job);
+        if !may_run && core.aside.lock().jobs.has_failed(job) {
+            waiting.insert(job);
+        }
+        may_run
+    };
+    let found = next_of_queue(core, may_run)?;
+    if found.is_none() {
+        // All that waits was seen. Any other was taken off the queue by a change of its layer.
+        core.aside.lock().jobs.keep_only(|job| waiting.contains(job));
+    }
+    Ok(found)
+}
+
+fn next_of_queue(core: &Core, mut may_run: impl FnMut(Job) -> bool) -> Result<Option<Job>> {
     let last = core.aside.lock().last().map(Job::queue_key);
     let (first, end) = (vec![key::QUEUE_DEAD], vec![key::QUEUE_COLLAPSE + 1]);
     let middle = last.unwrap_or_else(|| first.clone());
     for (from, to) in [(&middle, &end), (&first, &middle)] {
-        if let Some(job) = first_job(core, (from, to), &may_run)? {
+        if let Some(job) = first_job(core, (from, to), &mut may_run)? {
             core.aside.lock().note_found(job);
             return Ok(Some(job));
         }
@@ -102,7 +122,7 @@ fn next_job(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Option<Job>> {
 fn first_job(
     core: &Core,
     (from, to): (&[u8], &[u8]),
-    may_run: impl Fn(Job) -> bool,
+    mut may_run: impl FnMut(Job) -> bool,
 ) -> Result<Option<Job>> {
     let mut job = None;
     core.kv.scan(Family::Queue, from, to, &mut |key, _| {
@@ -169,9 +189,9 @@ fn work(core: &Core, job: Job) -> Result<u64> {
 struct Done {
     /// Entries.
     visited: u64,
-    /// The block where the next slice begins to look: what a layer had before it is deleted, and a
-    /// scan from the first block on would step over all of that.
-    reached: u64,
+    /// Where the next slice begins to look: what a layer had before it is deleted, and a scan from
+    /// the first block on would step over all of that.
+    reached: Reached,
 }
 
 /// Entries of a layer in sequence, within the bounds of a slice.
@@ -212,8 +232,19 @@ impl Slice {
         Ok(slice)
     }
 
-    fn done(&self, reached: u64) -> Done {
+    fn done(&self, reached: Reached) -> Done {
         Done { visited: u64::try_from(self.entries.len()).unwrap_or(u64::MAX), reached }
+    }
+
+    /// For layers that nothing moves up into.
+    fn done_to(&self, block: u64) -> Done {
+        self.done(Reached { block, behind: 0 })
+    }
+
+    /// What the last slice knew of the layer that entries move up into, if this one goes on there.
+    fn behind(&self, from: Reached) -> u64 {
+        let goes_on = self.entries.first().is_some_and(|run| run.first >= from.block);
+        if goes_on { from.behind } else { 0 }
     }
 }
 
@@ -222,12 +253,12 @@ fn still_there(txn: &Transaction<'_>, id: LayerId) -> Result<Option<LayerRecord>
     txn.get(Family::Layer, &key::layer(id))?.as_deref().map(LayerRecord::decode).transpose()
 }
 
-fn reclaim_slice(txn: &mut Transaction<'_>, id: LayerId, from: u64) -> Result<Done> {
+fn reclaim_slice(txn: &mut Transaction<'_>, id: LayerId, from: Reached) -> Result<Done> {
     let Some(layer) = still_there(txn, id)? else { return Ok(Done::default()) };
     debug_assert_eq!(layer.state, LayerState::Dead, "only dead layers are reclaimed");
     txn.frees();
     txn.moves_entries();
-    let slice = Slice::read(txn, (id, layer.runs), from)?;
+    let slice = Slice::read(txn, (id, layer.runs), from.block)?;
     if let Some(first) = slice.entries.first() {
         let taken = mapping::take_known(txn, id, (first.first, slice.end), &slice.entries)?;
         mapping::release(txn, &taken)?;
@@ -244,7 +275,7 @@ fn reclaim_slice(txn: &mut Transaction<'_>, id: LayerId, from: u64) -> Result<Do
             layer_released(txn, parent)?;
         }
     }
-    Ok(slice.done(slice.end))
+    Ok(slice.done_to(slice.end))
 }
 
 /// Removes an empty layer's record and its place in the queue.
@@ -288,7 +319,7 @@ fn open_child_owner(core: &Core, parent: LayerId) -> Result<Option<InodeId>> {
 fn collapse_slice(
     txn: &mut Transaction<'_>,
     parent: LayerId,
-    (locked, from): (Option<InodeId>, u64),
+    (locked, from): (Option<InodeId>, Reached),
 ) -> Result<Done> {
     let Some(record) = still_there(txn, parent)? else { return Ok(Done::default()) };
     txn.frees();
@@ -310,11 +341,11 @@ fn collapse_slice(
         // The file came after the caller looked: the next slice holds its lock.
         LayerState::Open(owner) if locked != Some(owner) => Ok(Done::default()),
         LayerState::Open(owner) if of_child.runs < record.runs => {
-            let slice = Slice::read(txn, (child, of_child.runs), from)?;
-            move_up(txn, (parent, record), (child, owner), &slice)
+            let slice = Slice::read(txn, (child, of_child.runs), from.block)?;
+            move_up(txn, (parent, record), (child, owner), (&slice, from))
         }
         LayerState::Open(_) | LayerState::Frozen => {
-            let slice = Slice::read(txn, (parent, record.runs), from)?;
+            let slice = Slice::read(txn, (parent, record.runs), from.block)?;
             move_down(txn, (parent, record), child, &slice)
         }
     }
@@ -361,7 +392,7 @@ fn move_down(
         }
         remove_layer(txn, parent, key::QUEUE_COLLAPSE)?;
     }
-    Ok(slice.done(reached))
+    Ok(slice.done_to(reached))
 }
 
 /// What a slice may still meet in the layer that the entries move to: one entry, a hole over all of
@@ -427,12 +458,12 @@ fn move_up(
     txn: &mut Transaction<'_>,
     (parent, record): (LayerId, LayerRecord),
     (child, owner): (LayerId, InodeId),
-    slice: &Slice,
+    (slice, from): (&Slice, Reached),
 ) -> Result<Done> {
     let mut left = SliceLeft::default();
     let mut reached = slice.end;
-    // All that the parent had before this block is taken.
-    let mut behind = 0;
+    // Nothing of the parent reaches behind this block from before it: what did is taken.
+    let mut behind = slice.behind(from);
     for run in &slice.entries {
         let end_of_run = run.end().min(slice.end);
         let end = left.end_of(txn, parent, (run.first, end_of_run), behind)?;
@@ -464,14 +495,56 @@ fn move_up(
         txn.delete(Family::Layer, key::layer(child));
         let counters = txn.counters();
         counters.layers = counters.layers.saturating_sub(1);
+        // From now on the file's writes change it.
+        return Ok(slice.done(Reached::default()));
     }
-    Ok(slice.done(reached))
+    Ok(slice.done(reached_in(txn, parent, (reached, behind))?))
+}
+
+/// All before `block` moved up into the parent, of which no unchanged entry that begins before `behind`
+/// reaches behind it. Without this each slice would look back over all that those before it deleted.
+fn reached_in(
+    txn: &Transaction<'_>,
+    parent: LayerId,
+    (block, behind): (u64, u64),
+) -> Result<Reached> {
+    // One that ends there may be continued.
+    let beside = (block.saturating_sub(1), block.saturating_add(1));
+    let met = mapping::runs_behind(txn, parent, beside, (behind, 1))?;
+    let reaching = met.first().map_or(block, |run| run.first.min(block));
+    Ok(Reached { block, behind: reaching })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::name::FilePath;
+    use crate::snapshot;
     use crate::testing::{World, options};
+    use crate::types::SnapshotRequest;
+
+    /// A layer that could not collapse loses its last child, and is reclaimed instead.
+    #[test]
+    fn a_job_that_is_no_longer_to_be_done_is_not_set_aside_for_ever() {
+        let world = World::new(options(1 << 20), None);
+        let file = world.create("f");
+        world.put(file, 0, &[1, 2]);
+        let path = FilePath::parse("f").unwrap();
+        let id = snapshot::create(&world.core, &path, SnapshotRequest::default()).unwrap().id;
+        world.put(file, 0, &[3]);
+        snapshot::delete(&world.core, id).unwrap();
+        let job = next_job(&world.core, |_| true).unwrap().unwrap();
+        assert!(matches!(job, Job::Collapse(_)));
+        world.core.aside.lock().jobs.note_failure(job, Instant::now());
+        let is_due = |job| world.core.aside.lock().jobs.is_due(job, Instant::now());
+        assert!(next_job(&world.core, is_due).unwrap().is_none());
+        assert_eq!(world.core.aside.lock().count(), 1, "it waits still");
+        world.remove("f");
+        while work_next(&world.core, is_due).unwrap().is_some() {}
+        assert_eq!(crate::stats::stats(&world.core).layer_count, 0);
+        assert_eq!(world.core.aside.lock().count(), 0);
+        world.check();
+    }
 
     #[test]
     fn the_place_that_a_slice_reached_is_only_a_hint() {
@@ -482,7 +555,7 @@ mod tests {
         }
         world.remove("f");
         let job = next_job(&world.core, |_| true).unwrap().unwrap();
-        world.core.aside.lock().note_reached(job, 9);
+        world.core.aside.lock().note_reached(job, Reached { block: 9, behind: 0 });
         assert_eq!(work_or_set_aside(&world.core, job).unwrap().unwrap(), 5);
         assert_eq!(next_job(&world.core, |_| true).unwrap(), Some(job));
         assert_eq!(work_or_set_aside(&world.core, job).unwrap().unwrap(), 5);

@@ -10,7 +10,9 @@ use std::sync::{Arc, Mutex};
 
 use slackwater_blockstore::disk::MemoryDisk;
 use slackwater_blockstore::kv::{Batch, Family, Kv, KvRead, MemoryKv, Visit};
-use slackwater_blockstore::{InodeId, Result, SnapshotRequest, Source, Stability, Store};
+use slackwater_blockstore::{
+    InodeId, Result, SetAttributes, SnapshotRequest, Source, Stability, Store,
+};
 
 mod common;
 
@@ -145,7 +147,11 @@ impl Counted {
 
     /// Writes every second block, each an entry of its own.
     fn scatter(&self, seed: u64) {
-        for number in 0..ENTRIES {
+        self.scatter_first(seed, ENTRIES);
+    }
+
+    fn scatter_first(&self, seed: u64, count: u64) {
+        for number in 0..count {
             let data = bytes(seed + number % 5, 4096);
             self.store.write(self.inode, number * 2 * BLOCK, data, Stability::Unstable).unwrap();
         }
@@ -217,6 +223,60 @@ fn entries_move_up_at_a_fixed_cost_each_even_holes_that_leave_nothing() {
     let steps = counted.steps_an_entry();
     assert!(steps <= STEPS_AN_ENTRY_MAX, "{steps} steps an entry");
     assert_eq!((store.stats().layer_count, store.stats().mapped_blocks), (1, 4));
+    assert!(content(store, Source::File(counted.inode)) == expected);
+    counted.assert_sound();
+}
+
+/// The truncate itself leaves one entry, a hole over nothing; what it hides goes slice by slice, and
+/// nothing takes its place.
+#[test]
+fn what_a_truncate_cut_off_goes_at_a_fixed_cost_each() {
+    // So many slices that one look back over all before would show.
+    const CUT_OFF: u64 = 4 * ENTRIES;
+    let counted = Counted::new();
+    let store = &counted.store;
+    counted.scatter_first(40, CUT_OFF);
+    let set = SetAttributes { size_bytes: Some(0), ..SetAttributes::default() };
+    store.set_attributes(counted.inode, &set, None).unwrap();
+    assert_eq!(store.stats().layer_count, 2, "else the test tries nothing");
+    counted.kv.steps.store(0, Ordering::Relaxed);
+    store.gc().unwrap();
+    let steps = counted.kv.steps.load(Ordering::Relaxed) / CUT_OFF;
+    assert_eq!((store.stats().layer_count, store.stats().mapped_blocks), (1, 0));
+    assert!(steps <= STEPS_AN_ENTRY_MAX, "{steps} steps an entry");
+    // Written anew, by one who looks at what is left of the map.
+    counted.scatter(50);
+    let expected = bytes(52, 4096);
+    let read = content(store, Source::File(counted.inode));
+    assert!(read[4 * 4096..5 * 4096] == expected && read[5 * 4096..6 * 4096] == [0; 4096]);
+    counted.assert_sound();
+}
+
+/// Blocks written once more move up between the rest of a long run, and join it: it begins far before
+/// a slice and reaches over its end.
+#[test]
+fn what_moves_up_joins_runs_that_reach_over_the_end_of_a_slice() {
+    const LONG: u64 = 2 * 3 * 512;
+    let counted = Counted::new();
+    let store = &counted.store;
+    let all: Vec<u8> = (0..LONG).flat_map(|block| bytes(100 + block, 4096)).collect();
+    store.write(counted.inode, 0, all.into(), Stability::FileSync).unwrap();
+    // The lower layer has more entries, else it moved.
+    for number in 0..LONG {
+        let (at, data) = ((LONG + 2 * number) * BLOCK, bytes(40 + number % 5, 4096));
+        store.write(counted.inode, at, data, Stability::Unstable).unwrap();
+    }
+    let first = store.snapshot(&path("f"), SnapshotRequest::default()).unwrap().id;
+    for block in (0..LONG).step_by(2) {
+        let same = bytes(100 + block, 4096);
+        store.write(counted.inode, block * BLOCK, same, Stability::Unstable).unwrap();
+    }
+    store.commit(counted.inode).unwrap();
+    let expected = content(store, Source::File(counted.inode));
+    store.delete_snapshot(first).unwrap();
+    store.gc().unwrap();
+    assert_eq!(store.stats().layer_count, 1);
+    assert!(store.stats().reclaimed_entries >= LONG / 2, "else the test tries nothing");
     assert!(content(store, Source::File(counted.inode)) == expected);
     counted.assert_sound();
 }
