@@ -503,7 +503,8 @@ fn apply(core: &Core, batch: &Batch, effects: Effects) -> Result<()> {
         gone.extend(record.is_none().then_some(layer));
     }
     for (inode, record) in effects.inodes {
-        core.files.inode_changed(inode, record);
+        let cut_bytes = effects.cuts.get(&inode).copied();
+        core.files.inode_changed(inode, record, cut_bytes);
     }
     core.resolver.forget(&gone);
     Ok(())
