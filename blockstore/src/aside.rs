@@ -1,11 +1,12 @@
-//! Work of cleaning that failed: jobs of reclaim, and files that compaction could not move. What always
-//! fails, as over a chunk that is damaged, waits longer each time, and holds up none of what is behind it.
+//! Work of cleaning that failed: jobs of reclaim, files that compaction could not move, and snapshots that
+//! could not expire. What always fails, as over a chunk that is damaged, waits longer each time, and holds up none of what is behind it.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 use crate::disk::FileName;
+use crate::id::SnapshotId;
 use crate::reclaim::Job;
 
 /// The wait after the first failure: what passes by itself has passed then.
@@ -19,6 +20,9 @@ const WAIT_MAX: Duration = Duration::from_secs(300);
 pub(crate) struct Cleaning {
     pub(crate) jobs: Aside<Job>,
     pub(crate) files: Aside<FileName>,
+    pub(crate) snapshots: Aside<SnapshotId>,
+    /// Where the next sweep over the snapshots that expire begins, if not at the first.
+    pub(crate) expiry: Option<Vec<u8>>,
     /// Where the last slice stopped.
     reached: Option<(Job, Reached)>,
     /// The job that was found last.
@@ -28,7 +32,8 @@ pub(crate) struct Cleaning {
 impl Cleaning {
     /// How much waits.
     pub(crate) fn count(&self) -> u64 {
-        u64::try_from(self.jobs.0.len() + self.files.0.len()).unwrap_or(u64::MAX)
+        let count = self.jobs.0.len() + self.files.0.len() + self.snapshots.0.len();
+        u64::try_from(count).unwrap_or(u64::MAX)
     }
 
     /// Where the next look into the queue begins: before it lie the deleted keys of the jobs that are
@@ -99,6 +104,11 @@ impl<W: Copy + Eq + Hash> Aside<W> {
     /// The work went well.
     pub(crate) fn note_success(&mut self, work: W) {
         self.0.remove(&work);
+    }
+
+    /// All that failed.
+    pub(crate) fn all(&self) -> Vec<W> {
+        self.0.keys().copied().collect()
     }
 
     /// Forgets all other work: it is no longer to be done.

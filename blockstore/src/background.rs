@@ -52,9 +52,6 @@ pub(crate) const EARLY_COMMIT_BYTES: usize = 4 << 20;
 /// A segment of commit records alone that is longer than this is worth sealing.
 const RECORDS_BYTES_MAX: u64 = 1 << 20;
 
-/// Expired snapshots that one sweep deletes.
-const EXPIRY_BATCH: usize = 256;
-
 /// Tells a thread to stop, and wakes it.
 #[derive(Debug, Default)]
 pub(crate) struct Bell {
@@ -241,7 +238,8 @@ fn clean_once(core: &Core, bell: &Bell) -> Result<()> {
 /// What must not wait until all is compacted, which can take hours: snapshots that expire, reclaim
 /// and collapse, checkpoints.
 fn keep_up(core: &Core, bell: &Bell) -> Result<Left> {
-    snapshot::expire(core, EXPIRY_BATCH)?;
+    // What the index says of the others may be readable all the same.
+    let expired = snapshot::expire_some(core);
     let left = reclaim_some(core, bell)?;
     if left == Left::Stop {
         return Ok(left);
@@ -259,7 +257,7 @@ fn keep_up(core: &Core, bell: &Bell) -> Result<Left> {
     if behind {
         checkpoint(core)?;
     }
-    Ok(left)
+    expired.map(|()| left)
 }
 
 /// Works off the queue of dead and collapsing layers, for one turn.
@@ -342,8 +340,8 @@ pub(crate) fn gc(core: &Core) -> Result<GcReport> {
     core.committer.healthy()?;
     let mut report = GcReport::default();
     let layers_before = core.committer.counters.read().layers;
-    snapshot::expire(core, usize::MAX)?;
-    let failure = reclaim_all(core, &mut report)?;
+    let failure = snapshot::expire_all(core)?;
+    let failure = failure.or(reclaim_all(core, &mut report)?);
     report.layers = layers_before.saturating_sub(core.committer.counters.read().layers);
     // The open segment may hold the dead chunks: seal it, and make the index durable behind it.
     seal(core)?;
