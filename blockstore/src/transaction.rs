@@ -44,6 +44,8 @@ pub(crate) struct TouchedWindows {
 pub(crate) struct Touched {
     pub(crate) layer: LayerId,
     pub(crate) windows: Vec<TouchedWindows>,
+    /// Windows (end left out) in which the layer has no entry any more.
+    pub(crate) empty: (u64, u64),
     /// Windows (end left out) that meet or touch an entry that changed.
     pub(crate) stale: Vec<(u64, u64)>,
     /// Windows whose entries are known now, whatever `stale` says.

@@ -233,9 +233,17 @@ fn entries_move_up_at_a_fixed_cost_each_even_holes_that_leave_nothing() {
 fn what_a_truncate_cut_off_goes_at_a_fixed_cost_each() {
     // So many slices that one look back over all before would show.
     const CUT_OFF: u64 = 4 * ENTRIES;
+    const WINDOWS: u64 = 2 * CUT_OFF / 256;
     let counted = Counted::new();
     let store = &counted.store;
     counted.scatter_first(40, CUT_OFF);
+    // One more: slices do not end where windows do.
+    store.write(counted.inode, BLOCK, bytes(60, 4096), Stability::FileSync).unwrap();
+    // One block of each window.
+    let look = |window| store.read(Source::File(counted.inode), window * 256 * BLOCK, 4096);
+    let looked_at =
+        || -> Vec<Vec<u8>> { (0..WINDOWS).map(|window| look(window).unwrap().to_vec()).collect() };
+    assert!(looked_at().iter().all(|bytes| bytes.iter().any(|&byte| byte != 0)));
     let set = SetAttributes { size_bytes: Some(0), ..SetAttributes::default() };
     store.set_attributes(counted.inode, &set, None).unwrap();
     assert_eq!(store.stats().layer_count, 2, "else the test tries nothing");
@@ -244,6 +252,13 @@ fn what_a_truncate_cut_off_goes_at_a_fixed_cost_each() {
     let steps = counted.kv.steps.load(Ordering::Relaxed) / CUT_OFF;
     assert_eq!((store.stats().layer_count, store.stats().mapped_blocks), (1, 0));
     assert!(steps <= STEPS_AN_ENTRY_MAX, "{steps} steps an entry");
+    // Read again as zeros, by one who looks only where the map may have something.
+    let longer = SetAttributes { size_bytes: Some(2 * CUT_OFF * BLOCK), ..set };
+    store.set_attributes(counted.inode, &longer, None).unwrap();
+    counted.kv.steps.store(0, Ordering::Relaxed);
+    assert!(looked_at().iter().all(|bytes| bytes.iter().all(|&byte| byte == 0)));
+    let steps = counted.kv.steps.load(Ordering::Relaxed) / WINDOWS;
+    assert!(steps <= 256, "{steps} steps a window of 256 blocks");
     // Written anew, by one who looks at what is left of the map.
     counted.scatter(50);
     let expected = bytes(52, 4096);

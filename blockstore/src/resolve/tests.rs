@@ -42,7 +42,8 @@ fn commit_run(kv: &dyn Kv, resolver: &Resolver, window: u64) {
     kv.apply(&vec![put_run(LAYER, window)]).unwrap();
     let windows = vec![TouchedWindows { start: window, end: window + 1, has_data: true }];
     let stale = vec![(window.saturating_sub(1), window + 2)];
-    resolver.add_windows(Touched { layer: LAYER, windows, stale, known: Vec::new() });
+    let (empty, known) = ((0, 0), Vec::new());
+    resolver.add_windows(Touched { layer: LAYER, windows, empty, stale, known });
 }
 
 #[test]
@@ -134,7 +135,8 @@ fn old_windows_of_a_layer_that_is_gone_do_not_come_to_light() {
     assert!(has_data(&resolver, LAYER, 0));
     assert!(resolver.cached(LAYER, 0).is_some());
     let windows = vec![TouchedWindows { start: 0, end: DROP_SINGLY_MAX + 1, has_data: false }];
-    let cut = Touched { layer: LAYER, windows, stale: vec![(0, 100)], known: Vec::new() };
+    let (stale, known) = (vec![(0, 100)], Vec::new());
+    let cut = Touched { layer: LAYER, windows, empty: (0, 0), stale, known };
     resolver.add_windows(cut);
     assert!(resolver.cached(LAYER, 0).is_none());
     // As a commit does it: a reader that begins here has the layer's number still.
@@ -144,4 +146,32 @@ fn old_windows_of_a_layer_that_is_gone_do_not_come_to_light() {
     assert!(resolver.cached(LAYER, 0).is_none());
     resolver.forget(&[LAYER]);
     assert_ne!(resolver.moves(), moves, "what it may find from here on, it does not keep");
+}
+
+/// As a slice of collapse moves entries up: the open layer's windows are named until those of the
+/// layer below are dropped.
+#[test]
+fn windows_that_a_commit_empties_are_named_until_it_is_applied() {
+    let kv = Arc::new(MemoryKv::new());
+    let runs = 10;
+    fill(kv.as_ref(), LAYER, LayerState::Open(InodeId::new(9)), runs);
+    let resolver = Resolver::new(Arc::clone(&kv) as Arc<dyn Kv>, 1 << 20);
+    assert!(has_data(&resolver, LAYER, 3));
+    let touched = |(start, end): (u64, u64), empty| {
+        let windows = vec![TouchedWindows { start, end, has_data: false }];
+        Touched { layer: LAYER, windows, empty, stale: vec![(0, 100)], known: Vec::new() }
+    };
+    // All goes, but that in one window something takes the place of what went.
+    let mut emptied = Emptied::default();
+    for change in [touched((6, 7), (0, 0)), touched((0, 30), (0, 30)), touched((9, 10), (0, 0))] {
+        emptied.note(&change);
+        resolver.add_windows(change);
+    }
+    assert!(resolver.sets.get(LAYER).unwrap().owns(3));
+    resolver.drop_empty(&emptied);
+    let set = resolver.sets.get(LAYER).unwrap();
+    let owned: Vec<u64> = (0..40).filter(|window| set.owns(*window)).collect();
+    assert_eq!(owned, [9]);
+    assert_eq!((set.next_from(0, true), set.next_from(10, true)), (Some(9), None));
+    assert_eq!((set.reaching_from(9), set.reaching_from(10), set.reaching_from(20)), (9, 9, 20));
 }
