@@ -6,7 +6,7 @@ use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 use crate::disk::FileName;
-use crate::id::SnapshotId;
+use crate::id::{LayerId, SnapshotId};
 use crate::reclaim::Job;
 
 /// The wait after the first failure: what passes by itself has passed then.
@@ -64,6 +64,9 @@ pub(crate) struct Reached {
     /// Entries moved up into a layer of which no entry that begins before this block reaches behind
     /// it. That holds until a slice of another job, as nothing but slices changes frozen layers.
     pub(crate) behind: u64,
+    /// The only child of the layer that collapses, as far as is known: before it lie the deleted keys of
+    /// all the children that the layer had.
+    pub(crate) child: Option<LayerId>,
 }
 
 /// Work of one kind. See the module's text.
@@ -120,7 +123,6 @@ impl<W: Copy + Eq + Hash> Aside<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::LayerId;
 
     #[test]
     fn a_job_that_fails_waits_longer_each_time_and_others_do_not() {

@@ -169,7 +169,7 @@ fn work(core: &Core, job: Job) -> Result<u64> {
         Job::Collapse(layer) => {
             // A flush resolves the layers below its open layer before its transaction: they
             // must not change in between, so collapse next to an open layer takes turns with it.
-            let owner = open_child_owner(core, layer)?;
+            let owner = open_child_owner(core, layer, from.child)?;
             let file = match owner.map(|owner| core.file(owner)) {
                 // One that is gone is flushed by nobody.
                 None | Some(Err(Error::Stale { .. })) => None,
@@ -238,7 +238,7 @@ impl Slice {
 
     /// For layers that nothing moves up into.
     fn done_to(&self, block: u64) -> Done {
-        self.done(Reached { block, behind: 0 })
+        self.done(Reached { block, ..Reached::default() })
     }
 
     /// What the last slice knew of the layer that entries move up into, if this one goes on there.
@@ -287,10 +287,21 @@ fn remove_layer(txn: &mut Transaction<'_>, id: LayerId, queue: u8) -> Result<()>
     Ok(())
 }
 
-/// The only child of a layer.
-fn only_child(txn: &Transaction<'_>, parent: LayerId) -> Result<Option<LayerId>> {
-    let from = key::child(parent, LayerId::new(0));
-    let to = key::child(LayerId::new(parent.get() + 1), LayerId::new(0));
+/// The only child of a layer. `known`: what it was at the last slice.
+fn only_child(
+    txn: &Transaction<'_>,
+    (parent, record): (LayerId, &LayerRecord),
+    known: Option<LayerId>,
+) -> Result<Option<LayerId>> {
+    if record.children != 1 {
+        return Ok(None);
+    }
+    if let Some(child) = known
+        && txn.get(Family::Child, &key::child(parent, child))?.is_some()
+    {
+        return Ok(known);
+    }
+    let (from, to) = children(parent);
     let found = txn.range(Family::Child, (&from, &to), 2)?;
     match found.as_slice() {
         [(key, _)] => Ok(Some(LayerId::new(split_two("child key", key)?.1))),
@@ -298,21 +309,37 @@ fn only_child(txn: &Transaction<'_>, parent: LayerId) -> Result<Option<LayerId>>
     }
 }
 
-/// The file whose open layer is the only child of `parent`.
-fn open_child_owner(core: &Core, parent: LayerId) -> Result<Option<InodeId>> {
-    let from = key::child(parent, LayerId::new(0));
-    let to = key::child(LayerId::new(parent.get() + 1), LayerId::new(0));
-    let mut owner = None;
-    core.kv.scan(Family::Child, &from, &to, &mut |entry, _| {
-        let (_, child) = split_two("child key", entry)?;
-        if let Some(bytes) = core.kv.get(Family::Layer, &key::layer(LayerId::new(child)))?
-            && let LayerState::Open(inode) = LayerRecord::decode(&bytes)?.state
-        {
-            owner = Some(inode);
+/// All keys of the layer's children.
+fn children(parent: LayerId) -> (Vec<u8>, Vec<u8>) {
+    let end = LayerId::new(parent.get() + 1);
+    (key::child(parent, LayerId::new(0)), key::child(end, LayerId::new(0)))
+}
+
+/// The file whose open layer is the first child of `parent`, or the child that is known.
+fn open_child_owner(
+    core: &Core,
+    parent: LayerId,
+    known: Option<LayerId>,
+) -> Result<Option<InodeId>> {
+    let owner = |child: LayerId| -> Result<Option<InodeId>> {
+        let Some(bytes) = core.kv.get(Family::Layer, &key::layer(child))? else { return Ok(None) };
+        match LayerRecord::decode(&bytes)?.state {
+            LayerState::Open(inode) => Ok(Some(inode)),
+            LayerState::Frozen | LayerState::Dead => Ok(None),
         }
+    };
+    if let Some(child) = known
+        && core.kv.get(Family::Child, &key::child(parent, child))?.is_some()
+    {
+        return owner(child);
+    }
+    let (from, to) = children(parent);
+    let mut first = None;
+    core.kv.scan(Family::Child, &from, &to, &mut |entry, _| {
+        first = Some(LayerId::new(split_two("child key", entry)?.1));
         Ok(ControlFlow::Break(()))
     })?;
-    Ok(owner)
+    first.map_or(Ok(None), owner)
 }
 
 /// `locked`: the owner of the open child whose flush lock the caller holds.
@@ -324,7 +351,7 @@ fn collapse_slice(
     let Some(record) = still_there(txn, parent)? else { return Ok(Done::default()) };
     txn.frees();
     let wanted = record.state == LayerState::Frozen && record.snapshots == 0;
-    let child = if wanted && record.children == 1 { only_child(txn, parent)? } else { None };
+    let child = if wanted { only_child(txn, (parent, &record), from.child)? } else { None };
     let Some(child) = child else {
         // It got a snapshot or another child since: it stays, or waits elsewhere.
         txn.delete(Family::Queue, key::queue_layer(key::QUEUE_COLLAPSE, parent));
@@ -332,7 +359,7 @@ fn collapse_slice(
     };
     txn.moves_entries();
     let of_child = txn.layer(child)?;
-    match of_child.state {
+    let mut done = match of_child.state {
         LayerState::Dead => {
             // Reclaim takes the child first; then this layer has none and dies itself.
             txn.delete(Family::Queue, key::queue_layer(key::QUEUE_COLLAPSE, parent));
@@ -348,7 +375,9 @@ fn collapse_slice(
             let slice = Slice::read(txn, (parent, record.runs), from.block)?;
             move_down(txn, (parent, record), child, &slice)
         }
-    }
+    }?;
+    done.reached.child = Some(child);
+    Ok(done)
 }
 
 /// Moves entries of the parent into the child where the child has none, and releases the rest.
@@ -512,7 +541,7 @@ fn reached_in(
     let beside = (block.saturating_sub(1), block.saturating_add(1));
     let met = mapping::runs_behind(txn, parent, beside, (behind, 1))?;
     let reaching = met.first().map_or(block, |run| run.first.min(block));
-    Ok(Reached { block, behind: reaching })
+    Ok(Reached { block, behind: reaching, child: None })
 }
 
 #[cfg(test)]
@@ -555,7 +584,7 @@ mod tests {
         }
         world.remove("f");
         let job = next_job(&world.core, |_| true).unwrap().unwrap();
-        world.core.aside.lock().note_reached(job, Reached { block: 9, behind: 0 });
+        world.core.aside.lock().note_reached(job, Reached { block: 9, ..Reached::default() });
         assert_eq!(work_or_set_aside(&world.core, job).unwrap().unwrap(), 5);
         assert_eq!(next_job(&world.core, |_| true).unwrap(), Some(job));
         assert_eq!(work_or_set_aside(&world.core, job).unwrap().unwrap(), 5);

@@ -28,22 +28,36 @@ const ENTRIES: u64 = 16 * 512 + 1;
 const STEPS_AN_ENTRY_MAX: u64 = 40;
 
 /// Families of which steps are counted.
-const COUNTED: [Family; 2] = [Family::Map, Family::Queue];
+const COUNTED: [Family; 3] = [Family::Map, Family::Queue, Family::Child];
 
-/// An index that counts what it is asked for about maps and the queue.
+/// An index that counts what it is asked for about maps, the queue and the children of layers.
 #[derive(Debug, Default)]
 struct Counting {
     kv: MemoryKv,
     /// Family by family, as [`COUNTED`] has them.
     deleted: Mutex<[BTreeSet<Vec<u8>>; COUNTED.len()]>,
-    steps: AtomicU64,
+    steps: [AtomicU64; COUNTED.len()],
 }
 
 impl Counting {
     fn count(&self, family: Family, steps: usize) {
-        if COUNTED.contains(&family) {
-            self.steps.fetch_add(u64::try_from(steps).unwrap(), Ordering::Relaxed);
+        if let Some(at) = COUNTED.iter().position(|&counted| counted == family) {
+            self.steps[at].fetch_add(u64::try_from(steps).unwrap(), Ordering::Relaxed);
         }
+    }
+
+    fn reset(&self) {
+        self.steps.iter().for_each(|steps| steps.store(0, Ordering::Relaxed));
+    }
+
+    /// Steps since the last reset, in all families that are counted.
+    fn steps(&self) -> u64 {
+        COUNTED.into_iter().map(|family| self.steps_of(family)).sum()
+    }
+
+    fn steps_of(&self, family: Family) -> u64 {
+        let at = COUNTED.iter().position(|&counted| counted == family).unwrap();
+        self.steps[at].load(Ordering::Relaxed)
     }
 
     /// Deleted keys between two, both included.
@@ -169,12 +183,12 @@ impl Counted {
 
     /// Works off what waits, and answers the steps that this took for each entry.
     fn steps_an_entry(&self) -> u64 {
-        self.kv.steps.store(0, Ordering::Relaxed);
+        self.kv.reset();
         let before = self.store.stats().reclaimed_entries;
         self.store.gc().unwrap();
         let entries = self.store.stats().reclaimed_entries - before;
         assert!(entries + 8 > ENTRIES, "{entries} entries: else the test tries nothing");
-        self.kv.steps.load(Ordering::Relaxed) / entries
+        self.kv.steps() / entries
     }
 
     fn assert_sound(&self) {
@@ -247,23 +261,47 @@ fn what_a_truncate_cut_off_goes_at_a_fixed_cost_each() {
     let set = SetAttributes { size_bytes: Some(0), ..SetAttributes::default() };
     store.set_attributes(counted.inode, &set, None).unwrap();
     assert_eq!(store.stats().layer_count, 2, "else the test tries nothing");
-    counted.kv.steps.store(0, Ordering::Relaxed);
+    counted.kv.reset();
     store.gc().unwrap();
-    let steps = counted.kv.steps.load(Ordering::Relaxed) / CUT_OFF;
+    let steps = counted.kv.steps() / CUT_OFF;
     assert_eq!((store.stats().layer_count, store.stats().mapped_blocks), (1, 0));
     assert!(steps <= STEPS_AN_ENTRY_MAX, "{steps} steps an entry");
     // Read again as zeros, by one who looks only where the map may have something.
     let longer = SetAttributes { size_bytes: Some(2 * CUT_OFF * BLOCK), ..set };
     store.set_attributes(counted.inode, &longer, None).unwrap();
-    counted.kv.steps.store(0, Ordering::Relaxed);
+    counted.kv.reset();
     assert!(looked_at().iter().all(|bytes| bytes.iter().all(|&byte| byte == 0)));
-    let steps = counted.kv.steps.load(Ordering::Relaxed) / WINDOWS;
+    let steps = counted.kv.steps() / WINDOWS;
     assert!(steps <= 256, "{steps} steps a window of 256 blocks");
     // Written anew, by one who looks at what is left of the map.
     counted.scatter(50);
     let expected = bytes(52, 4096);
     let read = content(store, Source::File(counted.inode));
     assert!(read[4 * 4096..5 * 4096] == expected && read[5 * 4096..6 * 4096] == [0; 4096]);
+    counted.assert_sound();
+}
+
+/// As the layer of an image does of which many containers were made, and one is left.
+#[test]
+fn a_layer_that_had_many_children_collapses_at_a_fixed_cost_an_entry() {
+    // Each slice that steps over all of them would cost as much as its entries are allowed to.
+    const CHILDREN: u64 = 4 * 512;
+    let counted = Counted::new();
+    let store = &counted.store;
+    counted.scatter(40);
+    let image = store.snapshot(&path("f"), SnapshotRequest::default()).unwrap().id;
+    counted.scatter(50);
+    for _ in 0..CHILDREN {
+        store.clone_snapshot(image, &path("container")).unwrap();
+        store.remove_path(&path("container")).unwrap();
+    }
+    store.gc().unwrap();
+    store.write(counted.inode, BLOCK, bytes(60, 4096), Stability::FileSync).unwrap();
+    store.delete_snapshot(image).unwrap();
+    counted.steps_an_entry();
+    let steps = counted.kv.steps_of(Family::Child);
+    assert_eq!(store.stats().layer_count, 1);
+    assert!(steps <= 4 * CHILDREN, "{steps} steps over {CHILDREN} children");
     counted.assert_sound();
 }
 
@@ -311,9 +349,9 @@ fn each_of_many_dead_layers_is_found_at_a_fixed_cost() {
     for number in 0..LAYERS {
         store.remove_path(&path(&format!("f{number}"))).unwrap();
     }
-    kv.steps.store(0, Ordering::Relaxed);
+    kv.reset();
     store.gc().unwrap();
-    let steps = kv.steps.load(Ordering::Relaxed) / LAYERS;
+    let steps = kv.steps() / LAYERS;
     assert_eq!(store.stats().layer_count, 0);
     assert!(steps <= STEPS_AN_ENTRY_MAX, "{steps} steps a layer");
     common::assert_sound(&store);
