@@ -125,6 +125,23 @@ fn a_set_of_more_ranges_than_one_layer_may_have_lacks_no_window() {
     assert!(resolver.sets.get(LAYER).is_some(), "it stays");
 }
 
+#[test]
+fn a_set_that_commits_let_grow_stays_bounded_and_lacks_no_window() {
+    let kv = Arc::new(MemoryKv::new());
+    fill(kv.as_ref(), LAYER, LayerState::Open(InodeId::new(9)), 1);
+    let resolver = Resolver::new(Arc::clone(&kv) as Arc<dyn Kv>, 1 << 20);
+    assert!(has_data(&resolver, LAYER, 0));
+    let runs = 5000;
+    for number in 1..runs {
+        commit_run(kv.as_ref(), &resolver, number * 3);
+        let set = resolver.sets.get(LAYER).expect("it stays");
+        assert!(set.owns(number * 3) && set.next_from(number * 3, true) == Some(number * 3));
+    }
+    let taken = resolver.sets.memory_bytes();
+    assert!(taken <= (1 << 20) / SETS_DIVISOR, "{taken} bytes");
+    assert!((0..runs).all(|number| has_data(&resolver, LAYER, number * 3)));
+}
+
 /// The collapse of an open layer that was cut: its old windows lie in the cache under an epoch that
 /// ended, and a reader may still hold the layer's number.
 #[test]
