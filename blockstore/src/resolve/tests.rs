@@ -56,12 +56,17 @@ fn commits_do_not_wait_while_a_large_layer_is_read_and_are_seen_behind_it() {
         let (late, committed) = (runs * 3 + 100, Arc::new(AtomicBool::new(false)));
         let (of_kv, of_resolver) = (Arc::clone(&kv), Arc::clone(&resolver));
         let done = Arc::clone(&committed);
+        let being_read = Arc::new(RwLock::new(None));
+        let begun = Arc::clone(&being_read);
         hook.set(During::View, move || {
+            *begun.write() = Some(of_resolver.sets.begin(LAYER));
             commit_run(of_kv.as_ref(), &of_resolver, late);
             done.store(true, Ordering::Release);
         });
         assert!(has_data(&resolver, LAYER, 300));
         assert!(committed.load(Ordering::Acquire), "the layer was read from a moment");
+        let (begun, set) = (being_read.write().take().unwrap(), resolver.sets.get(LAYER).unwrap());
+        assert!(Arc::ptr_eq(&begun, &set), "it was not read once more, under the lock");
         for window in [0, 3, (runs - 1) * 3, late] {
             assert!(has_data(&resolver, LAYER, window), "window {window}, {state:?}");
         }
