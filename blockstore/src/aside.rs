@@ -27,6 +27,9 @@ pub(crate) struct Cleaning {
     reached: Option<(Job, Reached)>,
     /// The job that was found last.
     last: Option<Job>,
+    /// The queue was empty behind the commit of this number. A look into it steps over the deleted keys
+    /// of all jobs that are done, as long as the index keeps them.
+    pub(crate) empty_at: Option<u64>,
 }
 
 impl Cleaning {

@@ -89,9 +89,16 @@ pub(crate) fn work_next(
 /// The next piece of work of those that `may_run` takes: from the last one on, and around, so that
 /// each has its turn.
 fn next_job(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Option<Job>> {
+    // Before the look: a commit in between may add a job behind it.
+    let sequence = core.committer.position.lock().sequence;
+    if core.aside.lock().empty_at == Some(sequence) {
+        return Ok(None);
+    }
     // Of those that failed before.
     let mut waiting = HashSet::new();
+    let mut is_empty = true;
     let may_run = |job| {
+        is_empty = false;
         let may_run = may_run(job);
         if !may_run && core.aside.lock().jobs.has_failed(job) {
             waiting.insert(job);
@@ -100,8 +107,10 @@ fn next_job(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Option<Job>> {
     };
     let found = next_of_queue(core, may_run)?;
     if found.is_none() {
+        let mut aside = core.aside.lock();
         // All that waits was seen. Any other was taken off the queue by a change of its layer.
-        core.aside.lock().jobs.keep_only(|job| waiting.contains(job));
+        aside.jobs.keep_only(|job| waiting.contains(job));
+        aside.empty_at = is_empty.then_some(sequence);
     }
     Ok(found)
 }
@@ -545,50 +554,4 @@ fn reached_in(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::name::FilePath;
-    use crate::snapshot;
-    use crate::testing::{World, options};
-    use crate::types::SnapshotRequest;
-
-    /// A layer that could not collapse loses its last child, and is reclaimed instead.
-    #[test]
-    fn a_job_that_is_no_longer_to_be_done_is_not_set_aside_for_ever() {
-        let world = World::new(options(1 << 20), None);
-        let file = world.create("f");
-        world.put(file, 0, &[1, 2]);
-        let path = FilePath::parse("f").unwrap();
-        let id = snapshot::create(&world.core, &path, SnapshotRequest::default()).unwrap().id;
-        world.put(file, 0, &[3]);
-        snapshot::delete(&world.core, id).unwrap();
-        let job = next_job(&world.core, |_| true).unwrap().unwrap();
-        assert!(matches!(job, Job::Collapse(_)));
-        world.core.aside.lock().jobs.note_failure(job, Instant::now());
-        let is_due = |job| world.core.aside.lock().jobs.is_due(job, Instant::now());
-        assert!(next_job(&world.core, is_due).unwrap().is_none());
-        assert_eq!(world.core.aside.lock().count(), 1, "it waits still");
-        world.remove("f");
-        while work_next(&world.core, is_due).unwrap().is_some() {}
-        assert_eq!(crate::stats::stats(&world.core).layer_count, 0);
-        assert_eq!(world.core.aside.lock().count(), 0);
-        world.check();
-    }
-
-    #[test]
-    fn the_place_that_a_slice_reached_is_only_a_hint() {
-        let world = World::new(options(1 << 20), None);
-        let file = world.create("f");
-        for block in 0..10 {
-            world.put(file, block * 2, &[block + 1]);
-        }
-        world.remove("f");
-        let job = next_job(&world.core, |_| true).unwrap().unwrap();
-        world.core.aside.lock().note_reached(job, Reached { block: 9, ..Reached::default() });
-        assert_eq!(work_or_set_aside(&world.core, job).unwrap().unwrap(), 5);
-        assert_eq!(next_job(&world.core, |_| true).unwrap(), Some(job));
-        assert_eq!(work_or_set_aside(&world.core, job).unwrap().unwrap(), 5);
-        assert_eq!(next_job(&world.core, |_| true).unwrap(), None);
-        world.check();
-    }
-}
+mod tests;
