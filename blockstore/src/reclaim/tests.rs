@@ -7,7 +7,7 @@ use crate::disk::MemoryDisk;
 use crate::name::FilePath;
 use crate::namespace::{self, Removal};
 use crate::testing::hooked::{self, During, Hook};
-use crate::testing::{World, options};
+use crate::testing::{World, blocks, options};
 use crate::types::SnapshotRequest;
 use crate::{paths, snapshot};
 
@@ -80,4 +80,33 @@ fn the_place_that_a_slice_reached_is_only_a_hint() {
     assert_eq!(work_or_set_aside(&world.core, job).unwrap().unwrap(), 5);
     assert_eq!(next_job(&world.core, |_| true).unwrap(), None);
     world.check();
+}
+
+/// A client writes where slices have been already, into the middle of a run of the layer below.
+#[test]
+fn what_is_written_behind_a_slice_moves_up_over_what_reaches_in_from_before() {
+    let world = World::new(options(64 << 20), None);
+    let file = world.create("f");
+    let scatter = |seed: u64, count: u64| {
+        for number in 0..count {
+            world.write(file, 10 + 2 * number, blocks(&[seed + number]));
+        }
+        crate::flush::flush(&world.core, &world.core.file(file).unwrap()).unwrap();
+    };
+    world.put(file, 0, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    scatter(1000, 1200);
+    let path = FilePath::parse("f").unwrap();
+    let id = snapshot::create(&world.core, &path, SnapshotRequest::default()).unwrap().id;
+    scatter(3000, 600);
+    snapshot::delete(&world.core, id).unwrap();
+    let (job, visited) = work_next(&world.core, |_| true).unwrap().unwrap();
+    assert_eq!(visited.unwrap(), 512);
+    assert!(world.core.aside.lock().reached(job).behind > 8);
+    world.put(file, 3, &[9]);
+    let expected = world.content(file);
+    while work_next(&world.core, |_| true).unwrap().is_some() {}
+    assert_eq!(crate::stats::stats(&world.core).layer_count, 1);
+    world.check();
+    let world = world.crash();
+    assert!(world.content(file) == expected);
 }
