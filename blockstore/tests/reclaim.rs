@@ -24,10 +24,10 @@ const BLOCK: u64 = 4096;
 const ENTRIES: u64 = 16 * 512 + 1;
 
 /// Steps that an entry may cost: it is read, taken, and looked for in the other layer, before and
-/// behind it. Half of sixteen slices more, and each slice steps over what those before it deleted.
+/// behind it. With slices that step over all that those before them deleted it would cost eight more.
 const STEPS_AN_ENTRY_MAX: u64 = 14;
 
-/// Steps that one may cost that is only taken.
+/// Steps that one may cost that is only taken: less than those eight.
 const STEPS_A_DEAD_ENTRY_MAX: u64 = 4;
 
 /// Families of which steps are counted.
