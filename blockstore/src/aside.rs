@@ -1,11 +1,12 @@
-//! Work of cleaning that failed: jobs of reclaim, and files that compaction could not move. What always
-//! fails, as over a chunk that is damaged, waits longer each time, and holds up none of what is behind it.
+//! Work of cleaning that failed: jobs of reclaim, files that compaction could not move, and snapshots that
+//! could not expire. What always fails, as over a chunk that is damaged, waits longer each time, and holds up none of what is behind it.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::time::{Duration, Instant};
 
 use crate::disk::FileName;
+use crate::id::{LayerId, SnapshotId};
 use crate::reclaim::Job;
 
 /// The wait after the first failure: what passes by itself has passed then.
@@ -19,16 +20,23 @@ const WAIT_MAX: Duration = Duration::from_secs(300);
 pub(crate) struct Cleaning {
     pub(crate) jobs: Aside<Job>,
     pub(crate) files: Aside<FileName>,
-    /// The block up to which the last slice worked its layer off.
-    reached: Option<(Job, u64)>,
+    pub(crate) snapshots: Aside<SnapshotId>,
+    /// Where the next sweep over the snapshots that expire begins, if not at the first.
+    pub(crate) expiry: Option<Vec<u8>>,
+    /// Where the last slice stopped.
+    reached: Option<(Job, Reached)>,
     /// The job that was worked on last.
     last: Option<Job>,
+    /// The queue was empty behind the commit of this number. A look into it steps over the deleted keys
+    /// of all jobs that are done, as long as the index keeps them.
+    pub(crate) empty_at: Option<u64>,
 }
 
 impl Cleaning {
     /// How much waits.
     pub(crate) fn count(&self) -> u64 {
-        u64::try_from(self.jobs.0.len() + self.files.0.len()).unwrap_or(u64::MAX)
+        let count = self.jobs.0.len() + self.files.0.len() + self.snapshots.0.len();
+        u64::try_from(count).unwrap_or(u64::MAX)
     }
 
     /// Where the next look into the queue begins: before it lie the deleted keys of the jobs that are
@@ -41,14 +49,27 @@ impl Cleaning {
         self.last = Some(job);
     }
 
-    /// Where the next slice of the job begins to look.
-    pub(crate) const fn reached(&self) -> Option<(Job, u64)> {
-        self.reached
+    /// Where the next slice of the job begins, if the last one was the same job's.
+    pub(crate) fn reached(&self, job: Job) -> Reached {
+        self.reached.filter(|(of, _)| *of == job).map_or_else(Reached::default, |(_, at)| at)
     }
 
-    pub(crate) fn note_reached(&mut self, job: Job, block: u64) {
-        self.reached = Some((job, block));
+    pub(crate) fn note_reached(&mut self, job: Job, at: Reached) {
+        self.reached = Some((job, at));
     }
+}
+
+/// Where a slice stopped working its layer off.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Reached {
+    /// The block where the next slice begins to look: only a hint.
+    pub(crate) block: u64,
+    /// Entries moved up into a layer of which no entry that begins before this block reaches behind
+    /// it. That holds until a slice of another job, as nothing but slices changes frozen layers.
+    pub(crate) behind: u64,
+    /// The only child of the layer that collapses, as far as is known: before it lie the deleted keys of
+    /// all the children that the layer had.
+    pub(crate) child: Option<LayerId>,
 }
 
 /// Work of one kind. See the module's text.
@@ -91,6 +112,11 @@ impl<W: Copy + Eq + Hash> Aside<W> {
         self.0.remove(&work);
     }
 
+    /// All that failed.
+    pub(crate) fn all(&self) -> Vec<W> {
+        self.0.keys().copied().collect()
+    }
+
     /// Forgets all other work: it is no longer to be done.
     pub(crate) fn keep_only(&mut self, is_left: impl Fn(&W) -> bool) {
         self.0.retain(|work, _| is_left(work));
@@ -100,7 +126,6 @@ impl<W: Copy + Eq + Hash> Aside<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::LayerId;
 
     #[test]
     fn a_job_that_fails_waits_longer_each_time_and_others_do_not() {

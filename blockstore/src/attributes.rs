@@ -108,9 +108,6 @@ fn set_file(
     check_guard(inode, before.changed_at, guard)?;
     let _aside = requested.size_bytes().map(|size_bytes| Aside::take(core, &file, size_bytes));
     set_committed(core, &file, requested)?;
-    if let Some(size_bytes) = requested.size_bytes() {
-        drop_behind(core, &file, size_bytes);
-    }
     let after = file.state.read().attributes(inode);
     Ok(Change { before, after })
 }
@@ -131,6 +128,7 @@ fn set_committed(core: &Core, file: &File, requested: Requested) -> Result<()> {
         let mut record = txn.inode(inode)?;
         let now = txn.now();
         if let Some(cut) = cut {
+            txn.cuts_file(inode, cut.size_bytes);
             cut.apply(txn, inode, &mut record)?;
             record.modified_at = now;
         }
@@ -283,25 +281,6 @@ fn used_behind(core: &Core, layer: LayerId, first: u64, end: u64) -> Result<u64>
         window = found + 1;
     }
     Ok(used)
-}
-
-/// Writes that came while the size was being set count as before it.
-fn drop_behind(core: &Core, file: &File, size_bytes: u64) {
-    let mut state = file.state.write();
-    state.aside.clear();
-    let behind = state.dirty.split_off(&blocks_in(size_bytes));
-    core.files.sub_dirty(behind.len());
-    let inside = usize::try_from(size_bytes % BLOCK_BYTES_U64).unwrap_or(0);
-    if inside > 0
-        && let Some(tail) = state.dirty.get_mut(&block_of(size_bytes))
-    {
-        let mut bytes = tail.to_vec();
-        bytes[inside..].fill(0);
-        *tail = Bytes::from(bytes);
-    }
-    if let Some(pending) = &mut state.pending {
-        pending.size_bytes = size_bytes;
-    }
 }
 
 #[cfg(test)]

@@ -34,6 +34,10 @@ const SETTLE_PERIOD: Duration = Duration::from_millis(500);
 /// Slices in a row before the cleaning thread looks whether it should stop.
 const SLICES_AT_ONCE: usize = 16;
 
+/// So many times in a row before other cleaning has its turn: clients may delete faster than a
+/// thread reclaims, and the log that slices write must not grow without a checkpoint.
+const SLICE_ROUNDS_MAX: usize = 16;
+
 /// The pause between slices, so that clients' commits come first.
 const SLICE_PAUSE: Duration = Duration::from_micros(500);
 
@@ -47,9 +51,6 @@ pub(crate) const EARLY_COMMIT_BYTES: usize = 4 << 20;
 
 /// A segment of commit records alone that is longer than this is worth sealing.
 const RECORDS_BYTES_MAX: u64 = 1 << 20;
-
-/// Expired snapshots that one sweep deletes.
-const EXPIRY_BATCH: usize = 256;
 
 /// Tells a thread to stop, and wakes it.
 #[derive(Debug, Default)]
@@ -195,15 +196,35 @@ fn clean(core: &Core, bell: &Bell) {
     }
 }
 
-/// Compacts as long as that is worth it; what cannot wait for that goes first each time.
+/// What a turn of cleaning left to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Left {
+    Nothing,
+    /// Reclaim has more to do, and waits for its next turn alone.
+    More,
+    /// It is time to stop.
+    Stop,
+}
+
+/// Reclaims and compacts by turns as long as that is worth it.
 fn clean_once(core: &Core, bell: &Bell) -> Result<()> {
-    while keep_up(core, bell)? {
+    loop {
+        let left = keep_up(core, bell)?;
+        if left == Left::Stop {
+            return Ok(());
+        }
         // Not held from one to the next: others wait for it, and the pauses are long.
         let attempt = {
             let _gc = core.gc.lock();
             compact_once(core, |name| core.aside.lock().files.is_due(name, Instant::now()))?
         };
-        let Some(attempt) = attempt else { return copy_index(core, bell, true) };
+        let Some(attempt) = attempt else {
+            copy_index(core, bell, left == Left::Nothing)?;
+            if left == Left::Nothing {
+                return Ok(());
+            }
+            continue;
+        };
         // What failed was told, and waits; it was read all the same.
         let cost_bytes =
             attempt.map_or_else(|refused| refused.cost_bytes, |done| done.bytes_written);
@@ -212,15 +233,16 @@ fn clean_once(core: &Core, bell: &Bell) -> Result<()> {
             return Ok(());
         }
     }
-    Ok(())
 }
 
 /// What must not wait until all is compacted, which can take hours: snapshots that expire, reclaim
-/// and collapse, checkpoints. `false` when it is time to stop.
-fn keep_up(core: &Core, bell: &Bell) -> Result<bool> {
-    snapshot::expire(core, EXPIRY_BATCH)?;
-    if !reclaim_some(core, bell)? {
-        return Ok(false);
+/// and collapse, checkpoints.
+fn keep_up(core: &Core, bell: &Bell) -> Result<Left> {
+    // What the index says of the others may be readable all the same.
+    let expired = snapshot::expire_some(core);
+    let left = reclaim_some(core, bell)?;
+    if left == Left::Stop {
+        return Ok(left);
     }
     reserve::take(core);
     let behind = {
@@ -235,24 +257,25 @@ fn keep_up(core: &Core, bell: &Bell) -> Result<bool> {
     if behind {
         checkpoint(core)?;
     }
-    Ok(true)
+    expired.map(|()| left)
 }
 
-/// Works off the queue of dead and collapsing layers; `false` when it is time to stop.
-fn reclaim_some(core: &Core, bell: &Bell) -> Result<bool> {
-    loop {
+/// Works off the queue of dead and collapsing layers, for one turn.
+fn reclaim_some(core: &Core, bell: &Bell) -> Result<Left> {
+    for _ in 0..SLICE_ROUNDS_MAX {
         for _ in 0..SLICES_AT_ONCE {
             let may_run = |job| core.aside.lock().jobs.is_due(job, Instant::now());
             // What failed was told, and waits; the others go on.
             if reclaim::work_next(core, may_run)?.is_none() {
-                return Ok(true);
+                return Ok(Left::Nothing);
             }
             std::thread::yield_now();
         }
         if !bell.sleep(SLICE_PAUSE) {
-            return Ok(false);
+            return Ok(Left::Stop);
         }
     }
+    Ok(Left::More)
 }
 
 /// Pauses for as long as the rate of compaction asks for, and keeps up meanwhile; `false` when it is
@@ -260,19 +283,24 @@ fn reclaim_some(core: &Core, bell: &Bell) -> Result<bool> {
 fn pause_for(core: &Core, bell: &Bell, written_bytes: u64) -> bool {
     let pause_ms = written_bytes.saturating_mul(1000) / compaction_rate(core).max(1);
     let mut left = Duration::from_millis(pause_ms.max(1));
+    let mut period = CLEAN_PERIOD;
     loop {
         let begun = Instant::now();
-        if !bell.sleep(left.min(CLEAN_PERIOD)) {
+        if !bell.sleep(left.min(period)) {
             return false;
         }
-        if left <= CLEAN_PERIOD {
+        if left <= period {
             return true;
         }
-        match keep_up(core, bell) {
-            Ok(true) => {}
-            Ok(false) => return false,
-            Err(error) => tracing::warn!(%error, "cleaning failed and will be tried again"),
-        }
+        period = match keep_up(core, bell) {
+            Ok(Left::Nothing) => CLEAN_PERIOD,
+            Ok(Left::More) => SLICE_PAUSE,
+            Ok(Left::Stop) => return false,
+            Err(error) => {
+                tracing::warn!(%error, "cleaning failed and will be tried again");
+                CLEAN_PERIOD
+            }
+        };
         left = left.saturating_sub(begun.elapsed());
     }
 }
@@ -312,8 +340,8 @@ pub(crate) fn gc(core: &Core) -> Result<GcReport> {
     core.committer.healthy()?;
     let mut report = GcReport::default();
     let layers_before = core.committer.counters.read().layers;
-    snapshot::expire(core, usize::MAX)?;
-    let failure = reclaim_all(core, &mut report)?;
+    let failure = snapshot::expire_all(core)?;
+    let failure = failure.or(reclaim_all(core, &mut report)?);
     report.layers = layers_before.saturating_sub(core.committer.counters.read().layers);
     // The open segment may hold the dead chunks: seal it, and make the index durable behind it.
     seal(core)?;

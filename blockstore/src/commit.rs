@@ -23,6 +23,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, SegmentId};
 use crate::kv::{Batch, Family, Write};
+use crate::layer_sets::Emptied;
 use crate::log::{AppendError, Log, Sealed, log_file};
 use crate::record::{Counters, LogPosition, SegmentRecord, key};
 use crate::reserve;
@@ -491,7 +492,9 @@ fn apply(core: &Core, batch: &Batch, effects: Effects) -> Result<()> {
         core.dedup.drop_chunks(&effects.dropped);
         effects.dropped.iter().for_each(|(chunk, _)| core.segments.forget_damaged(*chunk));
     }
+    let mut emptied = Emptied::default();
     for touched in effects.windows {
+        emptied.note(&touched);
         core.resolver.add_windows(touched);
     }
     if effects.moves_entries {
@@ -503,9 +506,11 @@ fn apply(core: &Core, batch: &Batch, effects: Effects) -> Result<()> {
         gone.extend(record.is_none().then_some(layer));
     }
     for (inode, record) in effects.inodes {
-        core.files.inode_changed(inode, record);
+        let cut_bytes = effects.cuts.get(&inode).copied();
+        core.files.inode_changed(inode, record, cut_bytes);
     }
     core.resolver.forget(&gone);
+    core.resolver.drop_empty(&emptied);
     Ok(())
 }
 

@@ -46,6 +46,8 @@ pub(crate) fn checkpoint(core: &Core) -> Result<()> {
 #[derive(Debug, Default)]
 struct Victim {
     segments: BTreeMap<SegmentId, SegmentRecord>,
+    /// Chunks that it gave ids to: the entries of its directories.
+    entries: u64,
     stored: u64,
     live: u64,
     stored_bytes: u64,
@@ -78,6 +80,7 @@ fn victims(core: &Core) -> Vec<(FileName, Victim)> {
             continue;
         }
         let victim = files.entry(record.file).or_default();
+        victim.entries += u64::from(record.chunks);
         victim.stored += u64::from(record.stored_chunks);
         victim.live += u64::from(record.live_chunks);
         victim.stored_bytes += record.stored_bytes;
@@ -99,6 +102,11 @@ fn victims(core: &Core) -> Vec<(FileName, Victim)> {
 /// Chunks of the files that one compaction takes: what is dropped of them goes into one commit,
 /// and writers wait for it.
 const COMPACTION_CHUNKS_MAX: u64 = 1 << 15;
+
+/// Entries in the directories of the segments that one compaction takes: those of dropped chunks stay,
+/// so that files in which little is stored may have many. Each takes 90 bytes of memory meanwhile, 24 MiB
+/// in all.
+const COMPACTION_ENTRIES_MAX: u64 = 1 << 18;
 
 /// What one compaction did.
 #[derive(Clone, Copy, Debug, Default)]
@@ -149,7 +157,7 @@ fn choose(core: &Core, may_move: impl Fn(FileName) -> bool) -> Vec<(FileName, Vi
     let names: HashSet<FileName> = victims.iter().map(|(name, _)| *name).collect();
     core.aside.lock().files.keep_only(|name| names.contains(name));
     let mut chosen: Vec<(FileName, Victim)> = Vec::new();
-    let (mut live_bytes, mut chunks) = (0, 0);
+    let (mut live_bytes, mut chunks, mut entries) = (0, 0, 0);
     for (name, victim) in victims.into_iter().filter(|(name, _)| may_move(*name)) {
         let is_alone = core.aside.lock().files.has_failed(name);
         if is_alone && !chosen.is_empty() {
@@ -157,7 +165,10 @@ fn choose(core: &Core, may_move: impl Fn(FileName) -> bool) -> Vec<(FileName, Vi
         }
         live_bytes += victim.live_bytes();
         chunks += victim.stored;
-        let full = live_bytes > core.options.segment_bytes || chunks > COMPACTION_CHUNKS_MAX;
+        entries += victim.entries;
+        let full = live_bytes > core.options.segment_bytes
+            || chunks > COMPACTION_CHUNKS_MAX
+            || entries > COMPACTION_ENTRIES_MAX;
         if full && !chosen.is_empty() {
             break;
         }

@@ -21,7 +21,7 @@ use crate::id::{InodeId, LayerId};
 use crate::record::{Body, InodeRecord};
 use crate::time::Timestamp;
 use crate::types::Attributes;
-use crate::units::{BLOCK_BYTES, BLOCK_BYTES_U64};
+use crate::units::{BLOCK_BYTES, BLOCK_BYTES_U64, block_of, blocks_in};
 
 /// Blocks by number, each of exactly one block's bytes.
 pub(crate) type Blocks = BTreeMap<u64, Bytes>;
@@ -244,11 +244,22 @@ impl FileTable {
     }
 
     /// After a commit was applied: what it made of an inode. The caller holds the structure
-    /// lock exclusively.
-    pub(crate) fn inode_changed(&self, inode: InodeId, record: Option<InodeRecord>) {
+    /// lock exclusively. `cut_bytes`: its size was set to this.
+    pub(crate) fn inode_changed(
+        &self,
+        inode: InodeId,
+        record: Option<InodeRecord>,
+        cut_bytes: Option<u64>,
+    ) {
         let Some(file) = self.get(inode) else { return };
         match record {
-            Some(record) => file.state.write().record = record,
+            Some(record) => {
+                let mut state = file.state.write();
+                state.record = record;
+                if let Some(size_bytes) = cut_bytes {
+                    self.cut(&mut state, size_bytes);
+                }
+            }
             None => {
                 let mut state = file.state.write();
                 state.deleted = true;
@@ -262,6 +273,25 @@ impl FileTable {
                 drop(state);
                 self.files.write().remove(&inode);
             }
+        }
+    }
+
+    /// Writes that came while the size was being set count as before it; those that come from now on,
+    /// when it can be seen, do not.
+    fn cut(&self, state: &mut FileState, size_bytes: u64) {
+        state.aside.clear();
+        let behind = state.dirty.split_off(&blocks_in(size_bytes));
+        self.sub_dirty(behind.len());
+        let inside = usize::try_from(size_bytes % BLOCK_BYTES_U64).unwrap_or(0);
+        if inside > 0
+            && let Some(tail) = state.dirty.get_mut(&block_of(size_bytes))
+        {
+            let mut bytes = tail.to_vec();
+            bytes[inside..].fill(0);
+            *tail = Bytes::from(bytes);
+        }
+        if let Some(pending) = &mut state.pending {
+            pending.size_bytes = size_bytes;
         }
     }
 

@@ -7,6 +7,7 @@
 //! ```
 //! A set of more ranges than one layer may take names windows too many: the nearest are joined.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -15,7 +16,8 @@ use quick_cache::{DefaultHashBuilder, OptionsBuilder, Weighter};
 
 use crate::id::LayerId;
 use crate::layer_windows::Windows;
-use crate::transaction::TouchedWindows;
+use crate::transaction::{Touched, TouchedWindows};
+use crate::window_set::WindowSet;
 
 /// Bytes that the set of a layer with an entry or two takes, about.
 const SET_MEMORY_BYTES: u64 = 512;
@@ -28,6 +30,30 @@ const SHARE_DIVISOR: u64 = 4;
 
 /// Fewer ranges than this are not joined, however little memory there is.
 const RANGES_MIN: usize = 64;
+
+/// Windows in which a commit leaves layers without an entry. They are named until all of it is applied:
+/// a reader that waits for nobody could else see what is below before what moved there.
+#[derive(Debug, Default)]
+pub(crate) struct Emptied(HashMap<LayerId, WindowSet>);
+
+impl Emptied {
+    /// One change more, in their order: an entry may take the place of one that went.
+    pub(crate) fn note(&mut self, touched: &Touched) {
+        let (start, end) = touched.empty;
+        if start >= end && !self.0.contains_key(&touched.layer) {
+            return;
+        }
+        let empty = self.0.entry(touched.layer).or_default();
+        for range in &touched.windows {
+            empty.remove(range.start, range.end);
+        }
+        empty.insert(start, end);
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (LayerId, &WindowSet)> {
+        self.0.iter().map(|(layer, empty)| (*layer, empty))
+    }
+}
 
 /// The set of one layer.
 #[derive(Debug, Default)]
@@ -53,6 +79,15 @@ impl LayerSet {
         let state = self.state.lock();
         let set = if data { &state.windows.data } else { &state.windows.owned };
         set.next_from(window)
+    }
+
+    /// No entry that begins before this window reaches into `window`, or up to it: one that does is in
+    /// every window in between.
+    pub(crate) fn reaching_from(&self, window: u64) -> u64 {
+        let state = self.state.lock();
+        let owned = &state.windows.owned;
+        let before = window.saturating_sub(1);
+        owned.start_of(before).or_else(|| owned.start_of(window)).unwrap_or(window)
     }
 
     fn is_whole(&self) -> bool {
@@ -168,6 +203,22 @@ impl LayerSets {
                 if range.has_data {
                     state.windows.data.insert(range.start, range.end);
                 }
+            }
+            self.weigh(&mut state.windows)
+        };
+        if bytes != before_bytes {
+            self.sets.insert(layer, Weighed { set, bytes });
+        }
+    }
+
+    /// A commit left these windows without an entry. The caller holds the structure lock exclusively.
+    pub(crate) fn drop_empty(&self, layer: LayerId, empty: &WindowSet) {
+        let Some(Weighed { set, bytes: before_bytes }) = self.sets.get(&layer) else { return };
+        let bytes = {
+            let mut state = set.state.lock();
+            for (start, end) in empty.iter() {
+                state.windows.owned.remove(start, end);
+                state.windows.data.remove(start, end);
             }
             self.weigh(&mut state.windows)
         };

@@ -295,7 +295,7 @@ fn touched(layer: LayerId, written: Vec<Written>, stale: Vec<(u64, u64)>) -> Tou
         }
     }
     let known = written.into_iter().map(|part| (part.window, part.runs.into())).collect();
-    Touched { layer, windows, stale, known }
+    Touched { layer, windows, empty: (0, 0), stale, known }
 }
 
 fn data_blocks(run: Run) -> u64 {

@@ -133,7 +133,8 @@ pub(crate) fn take_known(
         txn.put_layer(layer, &record);
         let counters = txn.counters();
         counters.mapped_blocks = counters.mapped_blocks.saturating_sub(blocks_gone);
-        touch(txn, layer, (head.first, tail.end()), (false, stale));
+        let empty = (first.div_ceil(WINDOW_BLOCKS), end / WINDOW_BLOCKS);
+        touch(txn, layer, (head.first, tail.end()), (false, empty, stale));
     }
     Ok(taken)
 }
@@ -177,7 +178,7 @@ pub(crate) fn place_behind(
     record.blocks += blocks;
     txn.put_layer(layer, &record);
     txn.counters().mapped_blocks += blocks;
-    touch(txn, layer, (run.first, run.end()), (blocks > 0, windows_beside(&joined)));
+    touch(txn, layer, (run.first, run.end()), (blocks > 0, (0, 0), windows_beside(&joined)));
     Ok(())
 }
 
@@ -185,11 +186,11 @@ fn touch(
     txn: &mut Transaction<'_>,
     layer: LayerId,
     (first, end): (u64, u64),
-    (has_data, stale): (bool, (u64, u64)),
+    (has_data, empty, stale): (bool, (u64, u64), (u64, u64)),
 ) {
     let (start, end) = (first / WINDOW_BLOCKS, end.div_ceil(WINDOW_BLOCKS));
     let windows = vec![TouchedWindows { start, end, has_data }];
-    txn.touch_windows(Touched { layer, windows, stale: vec![stale], known: Vec::new() });
+    txn.touch_windows(Touched { layer, windows, empty, stale: vec![stale], known: Vec::new() });
 }
 
 /// Releases every chunk that the runs name.

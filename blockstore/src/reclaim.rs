@@ -13,6 +13,7 @@
 
 use std::ops::ControlFlow;
 
+use crate::aside::Reached;
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::id::{InodeId, LayerId};
@@ -56,12 +57,13 @@ pub(crate) fn layer_released(txn: &mut Transaction<'_>, id: LayerId) -> Result<(
 struct Done {
     /// Entries.
     visited: u64,
-    /// The block where the next slice begins to look: what a layer had before it is deleted, and a
-    /// scan from the first block on would step over all of that.
-    reached: u64,
+    /// Where the next slice begins to look: what a layer had before it is deleted, and a scan from
+    /// the first block on would step over all of that.
+    reached: Reached,
 }
 
 /// What one slice, of one layer or of many small ones, may still take.
+#[derive(Debug)]
 struct Budget {
     entries: usize,
     chunks: u64,
@@ -123,8 +125,19 @@ impl Slice {
         Ok(slice)
     }
 
-    fn done(&self, reached: u64) -> Done {
+    fn done(&self, reached: Reached) -> Done {
         Done { visited: u64::try_from(self.entries.len()).unwrap_or(u64::MAX), reached }
+    }
+
+    /// For layers that nothing moves up into.
+    fn done_to(&self, block: u64) -> Done {
+        self.done(Reached { block, ..Reached::default() })
+    }
+
+    /// What the last slice knew of the layer that entries move up into, if this one goes on there.
+    fn behind(&self, from: Reached) -> u64 {
+        let goes_on = self.entries.first().is_some_and(|run| run.first >= from.block);
+        if goes_on { from.behind } else { 0 }
     }
 }
 
@@ -136,14 +149,14 @@ fn still_there(txn: &Transaction<'_>, id: LayerId) -> Result<Option<LayerRecord>
 fn reclaim_slice(
     txn: &mut Transaction<'_>,
     id: LayerId,
-    from: u64,
+    from: Reached,
     budget: &mut Budget,
 ) -> Result<Done> {
     let Some(layer) = still_there(txn, id)? else { return Ok(Done::default()) };
     debug_assert_eq!(layer.state, LayerState::Dead, "only dead layers are reclaimed");
     txn.frees();
     txn.moves_entries();
-    let slice = Slice::read(txn, (id, layer.runs), from, budget)?;
+    let slice = Slice::read(txn, (id, layer.runs), from.block, budget)?;
     if let Some(first) = slice.entries.first() {
         let taken = mapping::take_known(txn, id, (first.first, slice.end), &slice.entries)?;
         mapping::release(txn, &taken)?;
@@ -160,7 +173,7 @@ fn reclaim_slice(
             layer_released(txn, parent)?;
         }
     }
-    Ok(slice.done(slice.end))
+    Ok(slice.done_to(slice.end))
 }
 
 /// Removes an empty layer's record and its place in the queue.
@@ -172,10 +185,21 @@ fn remove_layer(txn: &mut Transaction<'_>, id: LayerId, queue: u8) -> Result<()>
     Ok(())
 }
 
-/// The only child of a layer.
-fn only_child(txn: &Transaction<'_>, parent: LayerId) -> Result<Option<LayerId>> {
-    let from = key::child(parent, LayerId::new(0));
-    let to = key::child(LayerId::new(parent.get() + 1), LayerId::new(0));
+/// The only child of a layer. `known`: what it was at the last slice.
+fn only_child(
+    txn: &Transaction<'_>,
+    (parent, record): (LayerId, &LayerRecord),
+    known: Option<LayerId>,
+) -> Result<Option<LayerId>> {
+    if record.children != 1 {
+        return Ok(None);
+    }
+    if let Some(child) = known
+        && txn.get(Family::Child, &key::child(parent, child))?.is_some()
+    {
+        return Ok(known);
+    }
+    let (from, to) = children(parent);
     let found = txn.range(Family::Child, (&from, &to), 2)?;
     match found.as_slice() {
         [(key, _)] => Ok(Some(LayerId::new(split_two("child key", key)?.1))),
@@ -183,34 +207,50 @@ fn only_child(txn: &Transaction<'_>, parent: LayerId) -> Result<Option<LayerId>>
     }
 }
 
-/// The file whose open layer is the only child of `parent`.
-fn open_child_owner(core: &Core, parent: LayerId) -> Result<Option<InodeId>> {
-    let from = key::child(parent, LayerId::new(0));
-    let to = key::child(LayerId::new(parent.get() + 1), LayerId::new(0));
-    let mut owner = None;
-    core.kv.scan(Family::Child, &from, &to, &mut |entry, _| {
-        let (_, child) = split_two("child key", entry)?;
-        if let Some(bytes) = core.kv.get(Family::Layer, &key::layer(LayerId::new(child)))?
-            && let LayerState::Open(inode) = LayerRecord::decode(&bytes)?.state
-        {
-            owner = Some(inode);
+/// All keys of the layer's children.
+fn children(parent: LayerId) -> (Vec<u8>, Vec<u8>) {
+    let end = LayerId::new(parent.get() + 1);
+    (key::child(parent, LayerId::new(0)), key::child(end, LayerId::new(0)))
+}
+
+/// The file whose open layer is the first child of `parent`, or the child that is known.
+fn open_child_owner(
+    core: &Core,
+    parent: LayerId,
+    known: Option<LayerId>,
+) -> Result<Option<InodeId>> {
+    let owner = |child: LayerId| -> Result<Option<InodeId>> {
+        let Some(bytes) = core.kv.get(Family::Layer, &key::layer(child))? else { return Ok(None) };
+        match LayerRecord::decode(&bytes)?.state {
+            LayerState::Open(inode) => Ok(Some(inode)),
+            LayerState::Frozen | LayerState::Dead => Ok(None),
         }
+    };
+    if let Some(child) = known
+        && core.kv.get(Family::Child, &key::child(parent, child))?.is_some()
+    {
+        return owner(child);
+    }
+    let (from, to) = children(parent);
+    let mut first = None;
+    core.kv.scan(Family::Child, &from, &to, &mut |entry, _| {
+        first = Some(LayerId::new(split_two("child key", entry)?.1));
         Ok(ControlFlow::Break(()))
     })?;
-    Ok(owner)
+    first.map_or(Ok(None), owner)
 }
 
 /// `locked`: the owner of the open child whose flush lock the caller holds.
 fn collapse_slice(
     txn: &mut Transaction<'_>,
     parent: LayerId,
-    (locked, from): (Option<InodeId>, u64),
+    (locked, from): (Option<InodeId>, Reached),
     budget: &mut Budget,
 ) -> Result<Done> {
     let Some(record) = still_there(txn, parent)? else { return Ok(Done::default()) };
     txn.frees();
     let wanted = record.state == LayerState::Frozen && record.snapshots == 0;
-    let child = if wanted && record.children == 1 { only_child(txn, parent)? } else { None };
+    let child = if wanted { only_child(txn, (parent, &record), from.child)? } else { None };
     let Some(child) = child else {
         // It got a snapshot or another child since: it stays, or waits elsewhere.
         txn.delete(Family::Queue, key::queue_layer(key::QUEUE_COLLAPSE, parent));
@@ -218,7 +258,7 @@ fn collapse_slice(
     };
     txn.moves_entries();
     let of_child = txn.layer(child)?;
-    match of_child.state {
+    let mut done = match of_child.state {
         LayerState::Dead => {
             // Reclaim takes the child first; then this layer has none and dies itself.
             txn.delete(Family::Queue, key::queue_layer(key::QUEUE_COLLAPSE, parent));
@@ -227,14 +267,16 @@ fn collapse_slice(
         // The file came after the caller looked: the next slice holds its lock.
         LayerState::Open(owner) if locked != Some(owner) => Ok(Done::default()),
         LayerState::Open(owner) if of_child.runs < record.runs => {
-            let slice = Slice::read(txn, (child, of_child.runs), from, budget)?;
-            move_up(txn, (parent, record), (child, owner), (&slice, &mut budget.met))
+            let slice = Slice::read(txn, (child, of_child.runs), from.block, budget)?;
+            move_up(txn, (parent, record), (child, owner), (&slice, from, &mut budget.met))
         }
         LayerState::Open(_) | LayerState::Frozen => {
-            let slice = Slice::read(txn, (parent, record.runs), from, budget)?;
+            let slice = Slice::read(txn, (parent, record.runs), from.block, budget)?;
             move_down(txn, (parent, record), child, (&slice, &mut budget.met))
         }
-    }
+    }?;
+    done.reached.child = Some(child);
+    Ok(done)
 }
 
 /// Moves entries of the parent into the child where the child has none, and releases the rest.
@@ -277,11 +319,12 @@ fn move_down(
         }
         remove_layer(txn, parent, key::QUEUE_COLLAPSE)?;
     }
-    Ok(slice.done(reached))
+    Ok(slice.done_to(reached))
 }
 
 /// What a slice may still meet in the layer that the entries move to: one entry, a hole over all of
 /// a disk say, may meet millions.
+#[derive(Debug)]
 struct Met {
     entries: usize,
     chunks: u64,
@@ -343,11 +386,11 @@ fn move_up(
     txn: &mut Transaction<'_>,
     (parent, record): (LayerId, LayerRecord),
     (child, owner): (LayerId, InodeId),
-    (slice, met): (&Slice, &mut Met),
+    (slice, from, met): (&Slice, Reached, &mut Met),
 ) -> Result<Done> {
     let mut reached = slice.end;
-    // All that the parent had before this block is taken.
-    let mut behind = 0;
+    // Nothing of the parent reaches behind this block from before it: what did is taken.
+    let mut behind = slice.behind(from);
     for run in &slice.entries {
         let end_of_run = run.end().min(slice.end);
         let end = met.end_of(txn, parent, (run.first, end_of_run), behind)?;
@@ -379,6 +422,22 @@ fn move_up(
         txn.delete(Family::Layer, key::layer(child));
         let counters = txn.counters();
         counters.layers = counters.layers.saturating_sub(1);
+        // From now on the file's writes change it.
+        return Ok(slice.done(Reached::default()));
     }
-    Ok(slice.done(reached))
+    Ok(slice.done(reached_in(txn, parent, (reached, behind))?))
+}
+
+/// All before `block` moved up into the parent, of which no unchanged entry that begins before `behind`
+/// reaches behind it. Without this each slice would look back over all that those before it deleted.
+fn reached_in(
+    txn: &Transaction<'_>,
+    parent: LayerId,
+    (block, behind): (u64, u64),
+) -> Result<Reached> {
+    // One that ends there may be continued.
+    let beside = (block.saturating_sub(1), block.saturating_add(1));
+    let met = mapping::runs_behind(txn, parent, beside, (behind, 1))?;
+    let reaching = met.first().map_or(block, |run| run.first.min(block));
+    Ok(Reached { block, behind: reaching, child: None })
 }

@@ -28,7 +28,7 @@ use quick_cache::sync::Cache;
 use crate::error::{Error, Result};
 use crate::id::LayerId;
 use crate::kv::{Family, Kv, KvRead};
-use crate::layer_sets::{LayerSet, LayerSets};
+use crate::layer_sets::{Emptied, LayerSet, LayerSets};
 use crate::layer_windows::{LISTED_RUNS_MAX, Loaded};
 use crate::own_runs::{OwnRuns, OwnWindow};
 use crate::record::{LayerRecord, LayerState, Run, key, split_two};
@@ -258,10 +258,11 @@ impl Resolver {
             Some(parent) => self.walk_frozen(parent, window, loaded)?,
             None => Arc::new(Window::default()),
         };
-        if !self.set(layer, &state, loaded)?.owns(window) {
+        let set = self.set(layer, &state, loaded)?;
+        if !set.owns(window) {
             return Ok(below);
         }
-        let own = self.own_list(layer, window)?;
+        let own = self.own_list(layer, window, &set)?;
         let resolved = Arc::new(below.overlaid(&inside(&own, window)));
         self.windows.insert(self.cache_key(layer, window), Arc::clone(&resolved));
         Ok(resolved)
@@ -284,8 +285,9 @@ impl Resolver {
                     break;
                 }
             }
-            if self.set(current, &state, loaded)?.owns(window) {
-                canvas.add(&self.own_list(current, window)?);
+            let set = self.set(current, &state, loaded)?;
+            if set.owns(window) {
+                canvas.add(&self.own_list(current, window, &set)?);
             }
             next = state.parent;
         }
@@ -297,12 +299,13 @@ impl Resolver {
     }
 
     /// The layer's own entries that meet a window, whole.
-    fn own_list(&self, layer: LayerId, window: u64) -> Result<OwnWindow> {
+    fn own_list(&self, layer: LayerId, window: u64, set: &LayerSet) -> Result<OwnWindow> {
         if let Some(own) = self.own.get(layer, window) {
             return Ok(own);
         }
-        let start = window * WINDOW_BLOCKS;
-        Ok(whole_runs(self.kv.as_ref(), layer, (start, start + WINDOW_BLOCKS))?.into())
+        let (floor, start) = (set.reaching_from(window) * WINDOW_BLOCKS, window * WINDOW_BLOCKS);
+        let range = (start, start + WINDOW_BLOCKS);
+        Ok(whole_runs(self.kv.as_ref(), (layer, floor), range)?.into())
     }
 
     /// The layer's own entries that meet or touch a window, whole, for one who will write to it.
@@ -314,8 +317,10 @@ impl Resolver {
         let own = if self.is_empty_around(layer, window) {
             OwnWindow::default()
         } else {
+            let from = self.sets.get(layer).map_or(0, |set| set.reaching_from(window));
             let (start, behind) = (window * WINDOW_BLOCKS, (window + 1) * WINDOW_BLOCKS + 1);
-            whole_runs(self.kv.as_ref(), layer, (start.saturating_sub(1), behind))?.into()
+            let range = (start.saturating_sub(1), behind);
+            whole_runs(self.kv.as_ref(), (layer, from * WINDOW_BLOCKS), range)?.into()
         };
         self.own.put(layer, window, Arc::clone(&own));
         Ok(own)
@@ -422,7 +427,7 @@ impl Resolver {
     /// When a commit is applied: the layer has entries in these windows. The caller holds
     /// the structure lock exclusively.
     pub(crate) fn add_windows(&self, touched: Touched) {
-        let Touched { layer: id, windows: touched, stale, known } = touched;
+        let Touched { layer: id, windows: touched, empty: _, stale, known } = touched;
         self.sets.add(id, &touched);
         for range in &touched {
             self.drop_range(id, (range.start, range.end));
@@ -442,6 +447,15 @@ impl Resolver {
         }
         for window in start..end {
             self.windows.remove(&self.cache_key(layer, window));
+        }
+    }
+
+    /// When all else of a commit is applied: the layers have no entries in these windows any more, and
+    /// a look for some would step over all that were deleted there. The caller holds the structure lock
+    /// exclusively.
+    pub(crate) fn drop_empty(&self, emptied: &Emptied) {
+        for (layer, empty) in emptied.iter() {
+            self.sets.drop_empty(layer, empty);
         }
     }
 
@@ -496,11 +510,16 @@ fn inside(runs: &[Run], window: u64) -> Vec<Run> {
     parts.map(|run| Run { first: run.first - start, ..run }).collect()
 }
 
-/// The entries of a layer that meet `[first, end)`, whole, in order. Runs that overlap are damage:
-/// which of them a block reads from is unknown.
-fn whole_runs(kv: &dyn KvRead, layer: LayerId, (first, end): (u64, u64)) -> Result<Vec<Run>> {
+/// The entries of a layer that meet `[first, end)`, whole, in order: none that begins before `floor`
+/// does. Runs that overlap are damage: which of them a block reads from is unknown.
+fn whole_runs(
+    kv: &dyn KvRead,
+    (layer, floor): (LayerId, u64),
+    (first, end): (u64, u64),
+) -> Result<Vec<Run>> {
     let mut runs = Vec::new();
-    let (floor, from, to) = (key::map(layer, 0), key::map(layer, first), key::map(layer, end));
+    let floor = key::map(layer, floor.min(first));
+    let (from, to) = (key::map(layer, first), key::map(layer, end));
     kv.scan_reaching(Family::Map, (&floor, &from, &to), &mut |key, value| {
         let (_, start) = split_two("map key", key)?;
         let run = Run::decode(start, value)?;

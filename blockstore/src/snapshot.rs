@@ -9,6 +9,8 @@
 //! An open layer that nobody wrote to is not frozen: the snapshot takes the layer below, so
 //! that clone, snapshot, clone adds no depth.
 
+mod expiry;
+
 use std::ops::ControlFlow;
 
 use crate::core::Core;
@@ -27,6 +29,8 @@ use crate::types::{
     SnapshotFilter, SnapshotRequest,
 };
 use crate::units::BLOCK_BYTES_U64;
+
+pub(crate) use expiry::{expire_all, expire_some};
 
 /// Snapshots seen as files have inode numbers above this, so that they meet no real inode.
 const SNAPSHOT_INODE_FLOOR: u64 = 1 << 48;
@@ -331,38 +335,6 @@ pub(crate) fn clone_deleted(txn: &mut Transaction<'_>, origin: SnapshotId) -> Re
         remove(txn, origin, &record)?;
     }
     Ok(())
-}
-
-/// Deletes snapshots whose time has come and that have no clones, at most `limit`; answers how
-/// many. Those with clones wait, and hold up nobody behind them.
-pub(crate) fn expire(core: &Core, limit: usize) -> Result<usize> {
-    let from = [key::QUEUE_EXPIRY];
-    let to = key::queue_expiry(core.clock.now().as_nanos(), SnapshotId::from_bytes([0xff; 16]));
-    let mut due = Vec::new();
-    core.kv.scan(Family::Queue, &from, &to, &mut |entry, _| {
-        let mut decoder = crate::codec::Decoder::new("expiry key", entry);
-        let (_kind, _nanos) = (decoder.u8()?, decoder.u64()?);
-        let id = SnapshotId::from_bytes(decoder.array()?);
-        if if_there(load(core, id))?.is_some_and(|record| record.clone_count == 0) {
-            due.push(id);
-        }
-        Ok(if due.len() < limit { ControlFlow::Continue(()) } else { ControlFlow::Break(()) })
-    })?;
-    if due.is_empty() {
-        return Ok(0);
-    }
-    core.commit(move |txn| {
-        let mut deleted = 0;
-        for id in due {
-            // It may have been cloned or deleted since.
-            let record = if_there(load_in(txn, id))?.filter(|record| record.clone_count == 0);
-            if let Some(record) = record {
-                remove(txn, id, &record)?;
-                deleted += 1;
-            }
-        }
-        Ok(deleted)
-    })
 }
 
 /// Snapshots in order of id.

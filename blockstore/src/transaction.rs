@@ -44,6 +44,8 @@ pub(crate) struct TouchedWindows {
 pub(crate) struct Touched {
     pub(crate) layer: LayerId,
     pub(crate) windows: Vec<TouchedWindows>,
+    /// Windows (end left out) in which the layer has no entry any more.
+    pub(crate) empty: (u64, u64),
     /// Windows (end left out) that meet or touch an entry that changed.
     pub(crate) stale: Vec<(u64, u64)>,
     /// Windows whose entries are known now, whatever `stale` says.
@@ -55,6 +57,8 @@ pub(crate) struct Touched {
 pub(crate) struct Effects {
     /// Inodes that changed or (`None`) are gone.
     pub(crate) inodes: BTreeMap<InodeId, Option<InodeRecord>>,
+    /// Files whose size was set.
+    pub(crate) cuts: BTreeMap<InodeId, u64>,
     /// Layers that changed or are gone.
     pub(crate) layers: BTreeMap<LayerId, Option<LayerRecord>>,
     /// Segments that compaction moved, or (`None`) that are gone.
@@ -83,6 +87,7 @@ struct Savepoint {
     counts: usize,
     chunks: usize,
     windows: usize,
+    cuts: usize,
     room_bytes: u64,
 }
 
@@ -107,6 +112,7 @@ pub(crate) struct Transaction<'a> {
     live: HashMap<SegmentId, i64>,
     live_of_op: HashMap<SegmentId, i64>,
     windows: Vec<Touched>,
+    cuts: Vec<(InodeId, u64)>,
     moves_entries: bool,
     savepoint: Option<Savepoint>,
     room_bytes: u64,
@@ -138,6 +144,7 @@ impl<'a> Transaction<'a> {
             live: HashMap::new(),
             live_of_op: HashMap::new(),
             windows: Vec::new(),
+            cuts: Vec::new(),
             moves_entries: false,
             savepoint: None,
             room_bytes,
@@ -157,6 +164,7 @@ impl<'a> Transaction<'a> {
             counts: self.counts.changes(),
             chunks: self.chunks.len(),
             windows: self.windows.len(),
+            cuts: self.cuts.len(),
             room_bytes: self.room_bytes,
         });
     }
@@ -191,6 +199,7 @@ impl<'a> Transaction<'a> {
         }
         self.dropped.clear();
         self.windows.truncate(savepoint.windows);
+        self.cuts.truncate(savepoint.cuts);
         self.live_of_op.clear();
     }
 
@@ -239,6 +248,7 @@ impl<'a> Transaction<'a> {
     pub(crate) fn finish(self) -> Result<(Batch, Effects, Counters, Vec<PreparedChunk>)> {
         let mut effects = Effects {
             windows: self.windows,
+            cuts: self.cuts.into_iter().collect(),
             moves_entries: self.moves_entries,
             dropped: self.dropped,
             ..Effects::default()
@@ -421,6 +431,11 @@ impl<'a> Transaction<'a> {
     /// The layer's entries in these windows changed.
     pub(crate) fn touch_windows(&mut self, touched: Touched) {
         self.windows.push(touched);
+    }
+
+    /// This op sets the size of a file: what of it is dirty behind the new end goes with the commit.
+    pub(crate) fn cuts_file(&mut self, inode: InodeId, size_bytes: u64) {
+        self.cuts.push((inode, size_bytes));
     }
 
     /// This op takes entries out of layers that readers may still look at.

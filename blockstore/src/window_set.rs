@@ -29,8 +29,39 @@ impl WindowSet {
         self.0.insert(start, end);
     }
 
+    /// Takes out the windows from `start` up to `end` (left out).
+    pub(crate) fn remove(&mut self, start: u64, end: u64) {
+        if start >= end {
+            return;
+        }
+        while let Some((&other_start, &other_end)) = self.0.range(..end).next_back() {
+            if other_end <= start {
+                break;
+            }
+            self.0.remove(&other_start);
+            if other_end > end {
+                self.0.insert(end, other_end);
+            }
+            if other_start < start {
+                self.0.insert(other_start, start);
+                break;
+            }
+        }
+    }
+
+    /// The first window of the range that holds `window`, if one does.
+    pub(crate) fn start_of(&self, window: u64) -> Option<u64> {
+        let (&start, &end) = self.0.range(..=window).next_back()?;
+        (window < end).then_some(start)
+    }
+
     pub(crate) fn contains(&self, window: u64) -> bool {
         self.0.range(..=window).next_back().is_some_and(|(_, &end)| window < end)
+    }
+
+    /// The ranges, in order.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.0.iter().map(|(start, end)| (*start, *end))
     }
 
     /// How many ranges there are.
@@ -113,14 +144,23 @@ mod tests {
         }
 
         #[test]
-        fn behaves_like_a_set_of_numbers(ranges in prop::collection::vec((0u64..60, 0u64..12), 0..20)) {
+        fn behaves_like_a_set_of_numbers(
+            ranges in prop::collection::vec((any::<bool>(), 0u64..60, 0u64..12), 0..20),
+        ) {
             let mut set = WindowSet::default();
             let mut model = BTreeSet::new();
-            for (start, length) in ranges {
-                set.insert(start, start + length);
-                model.extend(start..start + length);
+            for (is_added, start, length) in ranges {
+                if is_added {
+                    set.insert(start, start + length);
+                    model.extend(start..start + length);
+                } else {
+                    set.remove(start, start + length);
+                    model.retain(|window| !(start..start + length).contains(window));
+                }
             }
             for window in 0..80 {
+                let start = (0..=window).rev().take_while(|w| model.contains(w)).last();
+                prop_assert_eq!(set.start_of(window), start);
                 prop_assert_eq!(set.contains(window), model.contains(&window));
                 prop_assert_eq!(set.next_from(window), model.range(window..).next().copied());
             }

@@ -76,3 +76,27 @@ fn a_write_beside_a_truncate_that_fails_is_laid_on_what_was_written_last() {
     assert!(block_5(&core, inode) == expected);
     assert_eq!(core.files.dirty_bytes(), 0);
 }
+
+/// A client that has seen the new size writes behind it: that is no write from before.
+#[test]
+fn a_write_behind_a_truncate_that_is_committed_stays() {
+    let hook = Hook::default();
+    let (core, _, inode) = with_a_dirty_block(&hook);
+    let file = core.file(inode).unwrap();
+    let flushing = file.flush.lock();
+    let requested = Requested::new(&SIZE).unwrap();
+    let aside = Aside::take(&core, &file, 4 * BLOCK_BYTES_U64);
+    set_committed(&core, &file, requested).unwrap();
+    assert_eq!(file.state.read().size_bytes(), 4 * BLOCK_BYTES_U64, "anybody may see it");
+    let (at, data) = (5 * BLOCK_BYTES_U64 + 7, Bytes::from_static(b"anew"));
+    let written = write::write(&core, inode, at, data, Stability::Unstable).unwrap();
+    assert_eq!(written.file.after.size_bytes, at + 4);
+    drop(aside);
+    drop(flushing);
+    let mut expected = [0; 11];
+    expected[7..].copy_from_slice(b"anew");
+    assert_eq!(block_5(&core, inode), expected);
+    flush_locked(&core, &file).unwrap();
+    assert_eq!(block_5(&core, inode), expected);
+    assert_eq!(core.files.dirty_bytes(), 0);
+}

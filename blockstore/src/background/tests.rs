@@ -67,6 +67,9 @@ fn reclaim_goes_on_while_compaction_takes_its_time() {
     world.check();
 }
 
+/// Files of a client that deletes without end, as far as a test is concerned.
+const CHURN_MAX: u64 = 1000;
+
 /// At each look into the queue one more file of a client has just been created and removed.
 fn churn(core: Weak<Core>, hook: Hook, removed: Arc<AtomicU64>) {
     let again = hook.clone();
@@ -77,7 +80,7 @@ fn churn(core: Weak<Core>, hook: Hook, removed: Arc<AtomicU64>) {
         namespace::remove(&open, InodeId::ROOT, path.split().1, Removal::Any).unwrap();
         let round = removed.fetch_add(1, Ordering::Relaxed);
         // Else a test that fails would not end.
-        if round < 1000 {
+        if round < CHURN_MAX {
             churn(core, again, removed);
         }
     });
@@ -92,4 +95,21 @@ fn garbage_collection_ends_while_clients_go_on_deleting() {
     gc(&core).unwrap();
     let rounds = removed.load(Ordering::Relaxed);
     assert!((1..10).contains(&rounds), "{rounds} looks into the queue");
+}
+
+/// Expiry, checkpoints and compaction do not wait until clients delete nothing any more.
+#[test]
+fn cleaning_goes_on_while_clients_go_on_deleting() {
+    let hook = Hook::default();
+    let core = hooked::open((Arc::default(), MemoryDisk::new()), options(64 << 10), &hook);
+    let removed = Arc::new(AtomicU64::new(0));
+    let bell = Bell::default();
+    churn(Arc::downgrade(&core), hook, Arc::clone(&removed));
+    assert_eq!(keep_up(&core, &bell).unwrap(), Left::More);
+    let rounds = removed.load(Ordering::Relaxed);
+    assert!((1..CHURN_MAX / 2).contains(&rounds), "{rounds} looks into the queue");
+    // In the end all is done.
+    clean_once(&core, &bell).unwrap();
+    assert_eq!(removed.load(Ordering::Relaxed), CHURN_MAX + 1);
+    assert_eq!(core.committer.counters.read().dead_layers, 0);
 }

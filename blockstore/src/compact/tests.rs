@@ -146,6 +146,33 @@ fn damage_is_not_copied_as_if_it_were_sound() {
     assert_eq!(compacted(&world), (0, 0, 0), "nothing moved");
 }
 
+/// Segments of which next to nothing is stored have directories all the same, which a compaction holds
+/// in memory.
+#[test]
+fn a_compaction_takes_no_more_entries_of_directories_than_it_may() {
+    let world = World::new(options(64 << 10), None);
+    let chunks = 1 << 14;
+    {
+        let mut leader = world.core.committer.leader.lock();
+        for number in 1000..2000 {
+            let number = SegmentId::new(number);
+            let record = SegmentRecord {
+                file: FileName { role: FileRole::Compacted, number },
+                directory_offset_bytes: Some(1),
+                chunks,
+                stored_chunks: 1,
+                live_chunks: 0,
+                stored_bytes: 100,
+            };
+            leader.segments.insert(number, record);
+        }
+    }
+    let chosen = choose(&world.core, |_| true);
+    let entries: u64 = chosen.iter().map(|(_, victim)| victim.entries).sum();
+    assert!(entries > COMPACTION_ENTRIES_MAX / 2, "{entries}: several at once");
+    assert!(entries <= COMPACTION_ENTRIES_MAX, "{entries} entries of directories");
+}
+
 /// Failures since start, what is set aside, damaged chunks.
 fn told(world: &World) -> (u64, u64, u64) {
     let stats = crate::stats::stats(&world.core);

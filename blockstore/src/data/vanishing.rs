@@ -5,6 +5,7 @@ use crate::diff::diff;
 use crate::disk::{Disk as _, FileName, FileRole, MemoryDisk};
 use crate::error::ErrorKind;
 use crate::id::{InodeId, SegmentId, SnapshotId};
+use crate::kv::MemoryKv;
 use crate::name::{FilePath, Name};
 use crate::namespace::Removal;
 use crate::reclaim::work_next;
@@ -30,7 +31,11 @@ fn create(core: &Core) -> InodeId {
 
 /// Every other block, so that each is an entry of its own.
 fn scatter(core: &Core, inode: InodeId, seed: u64) {
-    for entry in 0..ENTRIES {
+    scatter_first(core, inode, (seed, ENTRIES));
+}
+
+fn scatter_first(core: &Core, inode: InodeId, (seed, count): (u64, u64)) {
+    for entry in 0..count {
         let (at, data) = (entry * 2 * BLOCK_BYTES_U64, blocks(&[seed + entry % 9]));
         write::write(core, inode, at, data, Stability::Unstable).unwrap();
     }
@@ -55,22 +60,27 @@ fn reclaim_a_part(core: &Core, id: SnapshotId) {
     assert!(worked.failed.is_none() && worked.visited < ENTRIES, "there is more than one slice");
 }
 
+/// Before anything is looked at, and with the layer in hand. One window alone: of more, the look at the
+/// next would find the snapshot gone.
 #[test]
 fn a_block_map_of_a_snapshot_that_goes_meanwhile_shows_no_holes() {
-    let hook = Hook::default();
-    let core = store(&hook);
-    let inode = create(&core);
-    scatter(&core, inode, 1);
-    let id = take(&core);
-    remove_file(&core);
-    let whole = || block_map(&core, Source::Snapshot(id), 0, u64::MAX);
-    let map = whole().unwrap();
-    assert_eq!(map.iter().flatten().count(), usize::try_from(ENTRIES).unwrap());
-    let other = Arc::clone(&core);
-    hook.set(During::LoadSnapshot(0), move || reclaim_a_part(&other, id));
-    let error = whole().unwrap_err();
-    assert!(!hook.is_set());
-    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+    let window_bytes = WINDOW_BLOCKS * BLOCK_BYTES_U64;
+    for at in 0..2 {
+        let hook = Hook::default();
+        let core = store(&hook);
+        let inode = create(&core);
+        scatter(&core, inode, 1);
+        let id = take(&core);
+        remove_file(&core);
+        let first = || block_map(&core, Source::Snapshot(id), 0, window_bytes);
+        let map = first().unwrap();
+        assert_eq!(u64::try_from(map.iter().flatten().count()), Ok(WINDOW_BLOCKS / 2));
+        let other = Arc::clone(&core);
+        hook.set(During::LoadSnapshot(at), move || reclaim_a_part(&other, id));
+        let error = first().expect_err("it is gone");
+        assert!(!hook.is_set());
+        assert_eq!(error.kind(), ErrorKind::NotFound, "look {at}: {error}");
+    }
 }
 
 #[test]
@@ -90,6 +100,29 @@ fn a_diff_to_a_snapshot_that_goes_meanwhile_leaves_nothing_out() {
     // The first look is at the base.
     hook.set(During::LoadSnapshot(1), move || reclaim_a_part(&other, target));
     let error = diff(&core, Some(base), target, 0, all).unwrap_err();
+    assert!(!hook.is_set());
+    assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
+}
+
+/// Between the looks at its record, while a layer that takes long to read is read for the first time:
+/// nothing of it is visible then.
+#[test]
+fn a_diff_to_a_snapshot_that_goes_behind_the_last_look_says_that_it_is_gone() {
+    let hook = Hook::default();
+    let core = store(&hook);
+    let inode = create(&core);
+    scatter(&core, inode, 1);
+    let base = take(&core);
+    let large = u64::try_from(crate::layer_windows::LISTED_RUNS_MAX).unwrap() + 100;
+    scatter_first(&core, inode, (100, large));
+    let target = take(&core);
+    remove_file(&core);
+    let other = Arc::clone(&core);
+    hook.set(During::View, move || {
+        snapshot::delete(&other, target).unwrap();
+        while work_next(&other, |_| true).unwrap().is_some() {}
+    });
+    let error = diff(&core, Some(base), target, 0, 99).expect_err("it is gone");
     assert!(!hook.is_set());
     assert_eq!(error.kind(), ErrorKind::NotFound, "{error}");
 }
@@ -118,25 +151,31 @@ fn a_diff_from_a_snapshot_that_goes_meanwhile_says_that_it_is_gone() {
     }
 }
 
-/// A snapshot stays, and its layer collapses into the one below.
+/// A snapshot stays, and the layer below collapses into its layer.
 #[test]
 fn a_block_map_survives_a_collapse_meanwhile() {
     for at in 0..3 {
         let hook = Hook::default();
-        let core = store(&hook);
+        let (kv, disk) = (Arc::new(MemoryKv::new()), MemoryDisk::new());
+        let core = hooked::open((Arc::clone(&kv), disk.clone()), options(1 << 20), &hook);
         let inode = create(&core);
         scatter(&core, inode, 1);
         let below = take(&core);
         write::write(&core, inode, 0, blocks(&[50]), Stability::FileSync).unwrap();
         let id = take(&core);
-        let whole = || block_map(&core, Source::Snapshot(id), 0, u64::MAX);
-        let expected = whole().unwrap();
+        let expected = block_map(&core, Source::Snapshot(id), 0, u64::MAX).unwrap();
+        // After a restart: what is cached of the map would be right whatever becomes of its layers.
+        crate::compact::checkpoint(&core).unwrap();
+        drop(core);
+        let parts = (Arc::new(kv.crash()), disk.crash(|| false));
+        let core = hooked::open(parts, options(1 << 20), &hook);
         let other = Arc::clone(&core);
         hook.set(During::LoadSnapshot(at), move || {
             snapshot::delete(&other, below).unwrap();
             crate::background::gc(&other).unwrap();
+            assert_eq!(crate::stats::stats(&other).layer_count, 2, "it collapsed");
         });
-        assert!(whole().unwrap() == expected, "look {at}");
+        assert!(block_map(&core, Source::Snapshot(id), 0, u64::MAX).unwrap() == expected, "{at}");
         assert!(!hook.is_set(), "look {at}");
     }
 }

@@ -8,12 +8,14 @@
 //! A commit waits for the disk whatever is in it. Clients delete thousands of small files and snapshots
 //! in one commit; were each of their layers given one of its own, the queue would grow without end.
 
+use std::collections::HashSet;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use super::{Budget, collapse_slice, open_child_owner, reclaim_slice};
+use crate::aside::Reached;
 use crate::commit::{Weight, commit};
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -88,11 +90,38 @@ pub(crate) fn work_next(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Op
 /// The next pieces of work of those that `may_run` takes: from the last one on, and around, so that
 /// each has its turn.
 fn next_jobs(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Vec<Job>> {
+    // Before the look: a commit in between may add a job behind it.
+    let sequence = core.committer.position.lock().sequence;
+    if core.aside.lock().empty_at == Some(sequence) {
+        return Ok(Vec::new());
+    }
+    // Of those that failed before.
+    let mut waiting = HashSet::new();
+    let mut is_empty = true;
+    let may_run = |job| {
+        is_empty = false;
+        let may_run = may_run(job);
+        if !may_run && core.aside.lock().jobs.has_failed(job) {
+            waiting.insert(job);
+        }
+        may_run
+    };
+    let found = next_of_queue(core, may_run)?;
+    if found.is_empty() {
+        let mut aside = core.aside.lock();
+        // All that waits was seen. Any other was taken off the queue by a change of its layer.
+        aside.jobs.keep_only(|job| waiting.contains(job));
+        aside.empty_at = is_empty.then_some(sequence);
+    }
+    Ok(found)
+}
+
+fn next_of_queue(core: &Core, mut may_run: impl FnMut(Job) -> bool) -> Result<Vec<Job>> {
     let last = core.aside.lock().last().map(Job::queue_key);
     let (first, end) = (vec![key::QUEUE_DEAD], vec![key::QUEUE_COLLAPSE + 1]);
     let middle = last.unwrap_or_else(|| first.clone());
     for (from, to) in [(&middle, &end), (&first, &middle)] {
-        let jobs = jobs_between(core, (from, to), &may_run)?;
+        let jobs = jobs_between(core, (from, to), &mut may_run)?;
         if !jobs.is_empty() {
             return Ok(jobs);
         }
@@ -103,7 +132,7 @@ fn next_jobs(core: &Core, may_run: impl Fn(Job) -> bool) -> Result<Vec<Job>> {
 fn jobs_between(
     core: &Core,
     (from, to): (&[u8], &[u8]),
-    may_run: impl Fn(Job) -> bool,
+    mut may_run: impl FnMut(Job) -> bool,
 ) -> Result<Vec<Job>> {
     let mut jobs = Vec::new();
     core.kv.scan(Family::Queue, from, to, &mut |key, _| {
@@ -129,10 +158,10 @@ struct Prepared {
 }
 
 impl Prepared {
-    fn new(core: &Core, job: Job) -> Result<Self> {
+    fn new(core: &Core, job: Job, from: Reached) -> Result<Self> {
         let owner = match job {
             Job::Reclaim(_) => None,
-            Job::Collapse(layer) => open_child_owner(core, layer)?,
+            Job::Collapse(layer) => open_child_owner(core, layer, from.child)?,
         };
         let file = match owner.map(|owner| core.file(owner)) {
             // One that is gone is flushed by nobody.
@@ -145,8 +174,13 @@ impl Prepared {
 
 /// Does one slice of these jobs; answers the entries it visited.
 fn work(core: &Core, jobs: &[Job]) -> Result<u64> {
-    let prepared =
-        jobs.iter().map(|&job| Prepared::new(core, job)).collect::<Result<Vec<Prepared>>>()?;
+    let Some(&first) = jobs.first() else { return Ok(0) };
+    // What the last slice noted holds for the job that it ended with, as long as no other had one.
+    let from = core.aside.lock().reached(first);
+    let mut prepared = vec![Prepared::new(core, first, from)?];
+    for &job in jobs.get(1..).unwrap_or_default() {
+        prepared.push(Prepared::new(core, job, Reached::default())?);
+    }
     // A flush resolves the layers below its open layer before its transaction: they must not change
     // in between, so collapse next to an open layer takes turns with it.
     let (mut locks, mut ready) = (Vec::new(), Vec::new());
@@ -159,11 +193,10 @@ fn work(core: &Core, jobs: &[Job]) -> Result<u64> {
         }
         ready.push((*job, owner.as_ref().map(|(owner, _)| *owner)));
     }
-    let hint = core.aside.lock().reached();
     // Collapse moves entries between layers, which other ops of a group would read from the
     // index half moved.
     let weight = Weight { bytes: 0, alone: true };
-    let done = commit(core, weight, move |txn| slices(txn, &ready, hint))?;
+    let done = commit(core, weight, move |txn| slices(txn, &ready, from))?;
     let mut aside = core.aside.lock();
     for &job in &done.jobs {
         aside.jobs.note_success(job);
@@ -178,24 +211,24 @@ fn work(core: &Core, jobs: &[Job]) -> Result<u64> {
 
 /// What [`slices`] did.
 struct Slices {
-    /// All but the last are done.
+    /// All but the last are done, as far as they can be.
     jobs: Vec<Job>,
     /// Entries.
     visited: u64,
-    /// Where the next slice of the last begins to look.
-    reached: u64,
+    /// Where the next slice of the last begins.
+    reached: Reached,
 }
 
-/// Slices of one job after the other, until the budget of one is used up.
+/// Slices of one job after the other, until the budget of one is used up. `from`: where that of the
+/// first begins.
 fn slices(
     txn: &mut Transaction<'_>,
     jobs: &[(Job, Option<InodeId>)],
-    hint: Option<(Job, u64)>,
+    mut from: Reached,
 ) -> Result<Slices> {
     let mut budget = Budget::default();
-    let mut all = Slices { jobs: Vec::new(), visited: 0, reached: 0 };
+    let mut all = Slices { jobs: Vec::new(), visited: 0, reached: Reached::default() };
     for &(job, owner) in jobs {
-        let from = hint.filter(|(of, _)| *of == job).map_or(0, |(_, block)| block);
         let done = match job {
             Job::Reclaim(layer) => reclaim_slice(txn, layer, from, &mut budget)?,
             Job::Collapse(layer) => collapse_slice(txn, layer, (owner, from), &mut budget)?,
@@ -206,6 +239,7 @@ fn slices(
         if budget.is_used_up() {
             break;
         }
+        from = Reached::default();
     }
     Ok(all)
 }

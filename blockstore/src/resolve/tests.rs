@@ -42,7 +42,8 @@ fn commit_run(kv: &dyn Kv, resolver: &Resolver, window: u64) {
     kv.apply(&vec![put_run(LAYER, window)]).unwrap();
     let windows = vec![TouchedWindows { start: window, end: window + 1, has_data: true }];
     let stale = vec![(window.saturating_sub(1), window + 2)];
-    resolver.add_windows(Touched { layer: LAYER, windows, stale, known: Vec::new() });
+    let (empty, known) = ((0, 0), Vec::new());
+    resolver.add_windows(Touched { layer: LAYER, windows, empty, stale, known });
 }
 
 #[test]
@@ -55,12 +56,17 @@ fn commits_do_not_wait_while_a_large_layer_is_read_and_are_seen_behind_it() {
         let (late, committed) = (runs * 3 + 100, Arc::new(AtomicBool::new(false)));
         let (of_kv, of_resolver) = (Arc::clone(&kv), Arc::clone(&resolver));
         let done = Arc::clone(&committed);
+        let being_read = Arc::new(RwLock::new(None));
+        let begun = Arc::clone(&being_read);
         hook.set(During::View, move || {
+            *begun.write() = Some(of_resolver.sets.begin(LAYER));
             commit_run(of_kv.as_ref(), &of_resolver, late);
             done.store(true, Ordering::Release);
         });
         assert!(has_data(&resolver, LAYER, 300));
         assert!(committed.load(Ordering::Acquire), "the layer was read from a moment");
+        let (begun, set) = (being_read.write().take().unwrap(), resolver.sets.get(LAYER).unwrap());
+        assert!(Arc::ptr_eq(&begun, &set), "it was not read once more, under the lock");
         for window in [0, 3, (runs - 1) * 3, late] {
             assert!(has_data(&resolver, LAYER, window), "window {window}, {state:?}");
         }
@@ -124,6 +130,23 @@ fn a_set_of_more_ranges_than_one_layer_may_have_lacks_no_window() {
     assert!(resolver.sets.get(LAYER).is_some(), "it stays");
 }
 
+#[test]
+fn a_set_that_commits_let_grow_stays_bounded_and_lacks_no_window() {
+    let kv = Arc::new(MemoryKv::new());
+    fill(kv.as_ref(), LAYER, LayerState::Open(InodeId::new(9)), 1);
+    let resolver = Resolver::new(Arc::clone(&kv) as Arc<dyn Kv>, 1 << 20);
+    assert!(has_data(&resolver, LAYER, 0));
+    let runs = 5000;
+    for number in 1..runs {
+        commit_run(kv.as_ref(), &resolver, number * 3);
+        let set = resolver.sets.get(LAYER).expect("it stays");
+        assert!(set.owns(number * 3) && set.next_from(number * 3, true) == Some(number * 3));
+    }
+    let taken = resolver.sets.memory_bytes();
+    assert!(taken <= (1 << 20) / SETS_DIVISOR, "{taken} bytes");
+    assert!((0..runs).all(|number| has_data(&resolver, LAYER, number * 3)));
+}
+
 /// The collapse of an open layer that was cut: its old windows lie in the cache under an epoch that
 /// ended, and a reader may still hold the layer's number.
 #[test]
@@ -134,7 +157,8 @@ fn old_windows_of_a_layer_that_is_gone_do_not_come_to_light() {
     assert!(has_data(&resolver, LAYER, 0));
     assert!(resolver.cached(LAYER, 0).is_some());
     let windows = vec![TouchedWindows { start: 0, end: DROP_SINGLY_MAX + 1, has_data: false }];
-    let cut = Touched { layer: LAYER, windows, stale: vec![(0, 100)], known: Vec::new() };
+    let (stale, known) = (vec![(0, 100)], Vec::new());
+    let cut = Touched { layer: LAYER, windows, empty: (0, 0), stale, known };
     resolver.add_windows(cut);
     assert!(resolver.cached(LAYER, 0).is_none());
     // As a commit does it: a reader that begins here has the layer's number still.
@@ -144,4 +168,32 @@ fn old_windows_of_a_layer_that_is_gone_do_not_come_to_light() {
     assert!(resolver.cached(LAYER, 0).is_none());
     resolver.forget(&[LAYER]);
     assert_ne!(resolver.moves(), moves, "what it may find from here on, it does not keep");
+}
+
+/// As a slice of collapse moves entries up: the open layer's windows are named until those of the
+/// layer below are dropped.
+#[test]
+fn windows_that_a_commit_empties_are_named_until_it_is_applied() {
+    let kv = Arc::new(MemoryKv::new());
+    let runs = 10;
+    fill(kv.as_ref(), LAYER, LayerState::Open(InodeId::new(9)), runs);
+    let resolver = Resolver::new(Arc::clone(&kv) as Arc<dyn Kv>, 1 << 20);
+    assert!(has_data(&resolver, LAYER, 3));
+    let touched = |(start, end): (u64, u64), empty| {
+        let windows = vec![TouchedWindows { start, end, has_data: false }];
+        Touched { layer: LAYER, windows, empty, stale: vec![(0, 100)], known: Vec::new() }
+    };
+    // All goes, but that in one window something takes the place of what went.
+    let mut emptied = Emptied::default();
+    for change in [touched((6, 7), (0, 0)), touched((0, 30), (0, 30)), touched((9, 10), (0, 0))] {
+        emptied.note(&change);
+        resolver.add_windows(change);
+    }
+    assert!(resolver.sets.get(LAYER).unwrap().owns(3));
+    resolver.drop_empty(&emptied);
+    let set = resolver.sets.get(LAYER).unwrap();
+    let owned: Vec<u64> = (0..40).filter(|window| set.owns(*window)).collect();
+    assert_eq!(owned, [9]);
+    assert_eq!((set.next_from(0, true), set.next_from(10, true)), (Some(9), None));
+    assert_eq!((set.reaching_from(9), set.reaching_from(10), set.reaching_from(20)), (9, 9, 20));
 }
