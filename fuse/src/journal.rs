@@ -125,6 +125,11 @@ impl State {
         }
     }
 
+    /// Whether the file of the node is told to have uncommitted writes.
+    pub(crate) fn is_dirty(&self, node: u64) -> bool {
+        self.nodes.get(&node).is_some_and(|state| !state.dirty.is_empty())
+    }
+
     /// The records that tell this and nothing else.
     fn records(&self) -> Vec<Record> {
         let started = self.started.map(|(minor, has_resend)| Record::Started { minor, has_resend });
@@ -222,6 +227,14 @@ impl Journal {
         self.file.write_all(&line).inspect_err(|_| self.lines = usize::MAX)?;
         self.lines += 1;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+impl Journal {
+    /// The next record finds the disk full.
+    pub(crate) fn fill_the_disk(&mut self) {
+        self.file = OpenOptions::new().write(true).open("/dev/full").unwrap();
     }
 }
 
@@ -356,7 +369,7 @@ mod tests {
         // A disk that takes a part of the line and then is full.
         let mut torn = OpenOptions::new().append(true).open(&journal.path).unwrap();
         torn.write_all(b"{\"dirty\":{\"no").unwrap();
-        journal.file = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        journal.fill_the_disk();
         let refused = journal.append(&Record::Dirty { node: 3, verifier: [8; 8] }).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::StorageFull);
         journal.append(&Record::Dirty { node: 3, verifier: [9; 8] }).unwrap();

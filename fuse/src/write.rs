@@ -146,8 +146,12 @@ impl Export {
     /// resumed process is more careful than it need be.
     fn journal_settled(&self, node: NodeId, writes: &mut WriteState, verifier: Verifier) {
         if writes.kept.is_empty() {
-            if !writes.journaled.is_empty() && self.append(&Record::Clean { node: node.0 }) {
+            // Asked of the journal itself: one that could not be told of a verifier in time may
+            // name it later.
+            if self.journal.lock().state().is_dirty(node.0) {
+                // Also if that is refused: the journal written anew then names none of them.
                 writes.journaled.clear();
+                self.append(&Record::Clean { node: node.0 });
             }
         } else if writes.kept.stale(verifier).is_empty()
             && writes.journaled != [verifier]
@@ -262,6 +266,48 @@ pub(crate) mod tests {
         assert_eq!((export.kept_bytes(), &file.writes.lock().journaled), (2, &vec![SECOND]));
         settle(u64::MAX, SECOND);
         assert_eq!((export.kept_bytes(), dirty()), (0, Vec::new()));
+    }
+
+    #[tokio::test]
+    async fn after_a_record_that_the_disk_refused_each_write_is_journaled_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (export, file) = served(folder.path());
+        let settle = || {
+            export.change_writes(&file, |writes| {
+                writes.kept.settle(u64::MAX, FIRST);
+                export.journal_settled(file.node, writes, FIRST);
+            });
+        };
+        let fill_the_disk = || export.journal.lock().fill_the_disk();
+        // What a resumed process finds.
+        let named = || {
+            let text = std::fs::read_to_string(folder.path().join("journal")).unwrap();
+            let dirty = text.lines().rev().find(|line| line.contains("dirty"));
+            let clean = text.lines().rev().find(|line| line.contains("clean"));
+            let place = |line: Option<&str>| line.and_then(|line| text.rfind(line));
+            place(dirty) > place(clean)
+        };
+        assert!(export.keep(&file, 0, "a".into(), FIRST));
+        assert!(named());
+        // That all is committed is not told, and the next record rewrites the journal without.
+        fill_the_disk();
+        settle();
+        export.append(&Record::Looked { node: file.node.0, count: 1 });
+        assert!(!named());
+        assert!(export.keep(&file, 0, "b".into(), FIRST));
+        assert!(named(), "a write that no process to come would know of was answered");
+        settle();
+        assert!(!named());
+
+        // A verifier that could not be told is not told later on, when nothing is kept any more.
+        fill_the_disk();
+        assert!(!export.keep(&file, 0, "c".into(), SECOND));
+        export.change_writes(&file, |writes| {
+            writes.kept.settle(u64::MAX, SECOND);
+            export.journal_settled(file.node, writes, SECOND);
+        });
+        export.append(&Record::Looked { node: file.node.0, count: 1 });
+        assert!(!named(), "a process to come would take the file for lost");
     }
 
     #[tokio::test]

@@ -37,7 +37,7 @@ const PATHS: [&str; 13] = [
 /// The tree itself, which is there also where the image has no content.
 const ROOT: &str = ".";
 
-/// Longest file that is copied: these hold a few lines.
+/// Longest file that is copied: these hold a few lines. A longer one fails the commit.
 const COPY_BYTES_MAX: u64 = 16 << 20;
 
 /// A directory that links lead out of only in name: they are resolved as if it were the root.
@@ -207,10 +207,14 @@ fn copy_content(from: &Entry<'_>, to: &Entry<'_>) -> Result<(), Errno> {
         rustix::fs::openat(&from.folder, from.name, flags | OFlags::RDONLY, Mode::empty())?;
     let create = flags | OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
     let target = rustix::fs::openat(&to.folder, to.name, create, Mode::RUSR | Mode::WUSR)?;
-    let mut reader = std::io::Read::take(std::fs::File::from(source), COPY_BYTES_MAX);
+    // One byte more shows that there is more: a part is never given for the whole.
+    let mut reader = std::io::Read::take(std::fs::File::from(source), COPY_BYTES_MAX + 1);
     let mut writer = std::fs::File::from(target);
-    std::io::copy(&mut reader, &mut writer)
+    let copied_bytes = std::io::copy(&mut reader, &mut writer)
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    if copied_bytes > COPY_BYTES_MAX {
+        return Err(Errno::FBIG);
+    }
     copy_attributes(&reader.into_inner(), &writer)
 }
 
@@ -258,6 +262,28 @@ mod tests {
     fn set_mode(path: &Path, mode: u32) {
         use std::os::unix::fs::PermissionsExt;
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    #[test]
+    fn a_part_of_a_long_file_is_never_given_for_the_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let trees = ["image", "init", "container"].map(|name| folder.path().join(name));
+        let [image, init, container] = &trees;
+        write(image, "etc/hosts", "a start");
+        let hosts = fs::File::options().write(true).open(image.join("etc/hosts")).unwrap();
+        hosts.set_len(COPY_BYTES_MAX).unwrap();
+        clone(image, init);
+        write(init, "etc/hosts", "");
+        clone(init, container);
+        restore(Some(image), init, container).unwrap();
+        let length = fs::metadata(container.join("etc/hosts")).unwrap().len();
+        assert_eq!(length, COPY_BYTES_MAX);
+
+        hosts.set_len(COPY_BYTES_MAX + 1).unwrap();
+        fs::remove_dir_all(container).unwrap();
+        clone(init, container);
+        let error = restore(Some(image), init, container).unwrap_err().to_string();
+        assert!(error.contains("etc/hosts"), "{error}");
     }
 
     #[test]
