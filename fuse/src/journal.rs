@@ -180,10 +180,11 @@ impl Journal {
             Err(source) => return Err(ServeError::File { path, source }),
         };
         let mut state = State::default();
-        let mut lines = BufReader::new(file).lines().peekable();
+        // Not as text: a line can be cut off in the middle of a letter.
+        let mut lines = BufReader::new(file).split(b'\n').peekable();
         while let Some(line) = lines.next() {
             let line = line.map_err(|source| ServeError::File { path: path.clone(), source })?;
-            match serde_json::from_str(&line) {
+            match serde_json::from_slice(&line) {
                 Ok(Record::Format { version }) if version != FORMAT => {
                     return Err(wrong(format!(
                         "it has format {version}, this program reads format {FORMAT}: another release wrote it"
@@ -192,7 +193,10 @@ impl Journal {
                 Ok(record) => state.apply(&record),
                 // The process died while it wrote this.
                 Err(_) if lines.peek().is_none() => {}
-                Err(error) => return Err(wrong(format!("`{line}`: {error}"))),
+                Err(error) => {
+                    let line = String::from_utf8_lossy(&line);
+                    return Err(wrong(format!("`{line}`: {error}")));
+                }
             }
         }
         Self::with_state(lock, state)
@@ -319,6 +323,9 @@ mod tests {
         let path = journal.path.clone();
         drop(journal);
         std::fs::write(&path, [&whole[..], b"{\"looked\":{\"no"].concat()).unwrap();
+        assert_eq!(resume(folder.path()).unwrap().state(), &state);
+        // In the middle of a letter.
+        std::fs::write(&path, [&whole[..], b"{\"node\":{\"path\":\"\xc3"].concat()).unwrap();
         assert_eq!(resume(folder.path()).unwrap().state(), &state);
         std::fs::write(&path, [b"nonsense\n", &whole[..]].concat()).unwrap();
         let error = resume(folder.path()).unwrap_err();
