@@ -121,7 +121,7 @@ fn set_committed(core: &Core, file: &File, requested: Requested) -> Result<()> {
         flush_locked(core, file)?;
     }
     let cut = match requested.size_bytes() {
-        Some(size_bytes) => Some(Cut::plan(core, file, size_bytes)?),
+        Some(size_bytes) => Some(file.unless_deleted(Cut::plan(core, file, size_bytes))?),
         None => None,
     };
     core.commit(move |txn| {

@@ -189,6 +189,19 @@ pub(crate) struct File {
     pub(crate) state: RwLock<FileState>,
 }
 
+impl File {
+    /// What became of a look at the file's layers. Once its last link is gone reclaim takes them, and
+    /// waits for nobody: that they are missing, or entries of theirs, is no damage then.
+    pub(crate) fn unless_deleted<T>(&self, outcome: Result<T>) -> Result<T> {
+        match outcome {
+            Err(Error::Corrupt { .. }) if self.state.read().deleted => {
+                Err(Error::Stale { inode: self.inode.get() })
+            }
+            outcome => outcome,
+        }
+    }
+}
+
 /// Files in memory beyond which those that nobody uses are dropped.
 const FILES_IN_MEMORY: usize = 4096;
 

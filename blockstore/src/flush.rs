@@ -246,7 +246,7 @@ fn commit_part(
     pending: Option<Pending>,
 ) -> Result<()> {
     let layer = file.state.read().layer()?;
-    let ground = Ground::look_up(core, layer, &prepared)?;
+    let ground = file.unless_deleted(Ground::look_up(core, layer, &prepared))?;
     let (mut bytes, mut zeros) = (0, 0);
     for (_, content) in &prepared.blocks {
         match content {

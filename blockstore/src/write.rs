@@ -161,7 +161,7 @@ fn dirty(core: &Core, file: &File, offset_bytes: u64, data: &Bytes) -> Result<Ch
     };
     let mut committed = Vec::new();
     for block in partial_blocks(offset_bytes, behind).into_iter().flatten() {
-        committed.push((block, read_committed(core, layer, block)?));
+        committed.push((block, file.unless_deleted(read_committed(core, layer, block))?));
     }
     let mut state = file.state.write();
     put_dirty(core, file, &mut state, (offset_bytes, data), &committed)

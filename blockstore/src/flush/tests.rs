@@ -6,10 +6,16 @@ use std::time::{Duration, Instant};
 
 use super::*;
 use crate::background::gc;
-use crate::disk::Fault;
+use crate::disk::{Fault, MemoryDisk};
 use crate::error::ErrorKind;
 use crate::id::InodeId;
+use crate::layer_windows::LISTED_RUNS_MAX;
+use crate::name::FilePath;
+use crate::testing::hooked::{self, During, Hook};
 use crate::testing::{World, blocks, options};
+use crate::types::{SetAttributes, SnapshotRequest, Stability};
+use crate::units::BLOCK_BYTES_U64;
+use crate::{attributes, paths, reclaim, snapshot, write};
 
 /// Longer than all that a test appends, so that one part is one write of the disk.
 const SEGMENT_BYTES: u64 = 256 << 20;
@@ -268,4 +274,56 @@ fn zeros_ahead_of_the_log_are_no_used_space() {
     let world = world.restart();
     assert_eq!(world.core.space().used_bytes, of_records(&world));
     assert!(world.disk.used_bytes() > of_records(&world), "a start keeps them");
+}
+
+/// A file whose layer, or (`is_cloned`) the one below it, takes long to read; its name is `f`.
+fn with_a_large_layer(hook: &Hook, is_cloned: bool) -> (Arc<Core>, InodeId) {
+    let core = hooked::open((Arc::default(), MemoryDisk::new()), options(SEGMENT_BYTES), hook);
+    let path = |name: &str| FilePath::parse(name).unwrap();
+    let write = |inode, block: u64, stability| {
+        let offset = block * BLOCK_BYTES_U64;
+        write::write(&core, inode, offset, blocks(&[block + 1]), stability).unwrap();
+    };
+    let mut inode = paths::create_file(&core, &path("f"), 0).unwrap().attributes.inode;
+    // Every other block, so that each has an entry of its own.
+    for entry in 0..=LISTED_RUNS_MAX {
+        write(inode, number(entry) * 2, Stability::Unstable);
+    }
+    flush(&core, &core.file(inode).unwrap()).unwrap();
+    if is_cloned {
+        let id = snapshot::create(&core, &path("f"), SnapshotRequest::default()).unwrap().id;
+        paths::remove(&core, &path("f")).unwrap();
+        inode = snapshot::clone(&core, id, &path("f")).unwrap().attributes.inode;
+        snapshot::delete(&core, id).unwrap();
+        write(inode, 0, Stability::Unstable);
+    }
+    (core, inode)
+}
+
+#[test]
+fn a_file_whose_layers_go_beside_a_change_is_gone_and_not_damaged() {
+    type Change = fn(&Core, InodeId) -> Result<()>;
+    let flushed: Change = |core, inode| core.file(inode).and_then(|file| flush(core, &file));
+    let cut: Change = |core, inode| {
+        let size = SetAttributes { size_bytes: Some(1), ..SetAttributes::default() };
+        attributes::set_in(core, inode, &size, None).map(|_| ())
+    };
+    let written_in_part: Change = |core, inode| {
+        let data = Bytes::from_static(b"part");
+        write::write(core, inode, 1, data, Stability::Unstable).map(|_| ())
+    };
+    for (change, is_cloned) in [(flushed, true), (cut, false), (written_in_part, false)] {
+        let hook = Hook::default();
+        let (core, inode) = with_a_large_layer(&hook, is_cloned);
+        let other = Arc::clone(&core);
+        hook.set(During::View, move || {
+            paths::remove(&other, &FilePath::parse("f").unwrap()).unwrap();
+            while reclaim::work_next(&other, |_| true).unwrap().is_some() {}
+        });
+        let error = change(&core, inode).unwrap_err();
+        assert!(!hook.is_set());
+        assert_eq!(error.kind(), ErrorKind::Stale, "{error}");
+        assert_eq!(core.committer.counters.read().layers, 0);
+        assert_eq!(core.files.dirty_bytes(), 0);
+    }
 }
