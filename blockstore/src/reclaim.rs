@@ -153,7 +153,10 @@ fn reclaim_slice(
     budget: &mut Budget,
 ) -> Result<Done> {
     let Some(layer) = still_there(txn, id)? else { return Ok(Done::default()) };
-    debug_assert_eq!(layer.state, LayerState::Dead, "only dead layers are reclaimed");
+    if layer.state != LayerState::Dead {
+        let reason = format!("I5: it is queued as dead, yet it is {:?}", layer.state);
+        return Err(Error::corrupt(format!("layer {id}"), reason));
+    }
     txn.frees();
     txn.moves_entries();
     let slice = Slice::read(txn, (id, layer.runs), from.block, budget)?;

@@ -201,3 +201,20 @@ fn what_is_written_behind_a_slice_moves_up_over_what_reaches_in_from_before() {
     let world = world.crash();
     assert!(world.content(file) == expected);
 }
+
+/// Else an entry that is wrong would take the data of a file that lives.
+#[test]
+fn a_layer_that_is_queued_as_dead_and_is_not_keeps_what_it_has() {
+    let world = World::new(options(1 << 20), None);
+    let file = world.create("f");
+    world.put(file, 0, &[1, 2]);
+    let expected = world.content(file);
+    let layer = LayerId::new(1);
+    let key = key::queue_layer(key::QUEUE_DEAD, layer);
+    let wrong = Write { family: Family::Queue, key, value: Some(Vec::new()) };
+    world.core.kv.apply(&vec![wrong]).unwrap();
+    let (job, error) = work_next(&world.core, |_| true).unwrap().unwrap().failed.unwrap();
+    assert_eq!(job, Job::Reclaim(layer));
+    assert!(error.to_string().contains("queued as dead"), "{error}");
+    assert!(world.content(file) == expected);
+}
