@@ -483,12 +483,15 @@ pub(crate) fn read_directory(
     }
 }
 
+/// An entry of a directory, with its cookie.
+type Found = (InodeId, u64, Name);
+
 /// What a directory holds behind a cookie, and whether that is all.
 fn scan_directory(
     core: &Core,
     (directory, after_cookie): (InodeId, u64),
     limit: usize,
-) -> Result<(Vec<(InodeId, u64, Name)>, bool)> {
+) -> Result<(Vec<Found>, bool)> {
     let from = key::cookie(directory, after_cookie.saturating_add(1));
     let to = key::cookie(InodeId::new(directory.get() + 1), 0);
     let mut found = Vec::new();

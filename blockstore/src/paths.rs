@@ -274,7 +274,7 @@ pub(crate) fn list(
 ) -> Result<Vec<FileInfo>> {
     let prefix = prefix.strip_prefix('/').unwrap_or(prefix).as_bytes();
     let mut walk = Walk { core, prefix, limit, names: Vec::new(), found: Vec::new() };
-    walk.from_root(after.map(FilePath::names))?;
+    walk.visit_all(after.map(FilePath::names))?;
     Ok(walk.found)
 }
 
@@ -354,7 +354,7 @@ fn scan_page(core: &Core, (from, end): (&[u8], &[u8]), limit: usize) -> Result<V
 
 impl Walk<'_> {
     /// Visits all, with a stack of its own: clients make directories as deep as they like.
-    fn from_root(&mut self, after: Option<&[Name]>) -> Result<()> {
+    fn visit_all(&mut self, after: Option<&[Name]>) -> Result<()> {
         let mut levels = vec![Level::new(InodeId::ROOT, after, 0)];
         while self.found.len() < self.limit
             && let Some(level) = levels.last_mut()
