@@ -165,15 +165,18 @@ pub(crate) fn create(
         enter(txn, directory, &wanted, inode, false)?;
         created(txn, (directory, before), inode).map(|created| (created, false))
     })?;
-    match (outcome, mode, set.size_bytes) {
-        ((mut created, true), CreateMode::Unchecked, Some(size_bytes)) => {
+    let (mut created, is_old) = outcome;
+    let inode = created.attributes.inode;
+    match (is_old, mode, set.size_bytes) {
+        (true, CreateMode::Unchecked, Some(size_bytes)) => {
             let size = SetAttributes { size_bytes: Some(size_bytes), ..SetAttributes::default() };
-            let inode = created.attributes.inode;
             created.attributes = set_in(core, inode, &size, None)?.after;
-            Ok(created)
         }
-        ((created, _), _, _) => Ok(created),
+        // Unflushed writes count too.
+        (true, ..) => created.attributes = attributes(core, inode).unwrap_or(created.attributes),
+        (false, ..) => {}
     }
+    Ok(created)
 }
 
 /// Whether CREATE may take what has the name already.
@@ -459,6 +462,36 @@ pub(crate) fn read_directory(
     limit: usize,
 ) -> Result<DirectoryPage> {
     require_directory(&core.inode(directory)?, directory)?;
+    let mut after_cookie = after_cookie;
+    loop {
+        let (found, end) = scan_directory(core, (directory, after_cookie), limit)?;
+        let last_cookie = found.last().map(|(_, cookie, _)| *cookie);
+        let mut entries = Vec::with_capacity(found.len());
+        for (inode, cookie, name) in found {
+            match attributes(core, inode) {
+                Ok(attributes) => entries.push(DirectoryEntry { name, cookie, attributes }),
+                // Removed since the scan.
+                Err(Error::Stale { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        match last_cookie {
+            // All of them were: a page without entries would be taken for the last one.
+            Some(cookie) if entries.is_empty() && !end => after_cookie = cookie,
+            _ => return Ok(DirectoryPage { entries, end }),
+        }
+    }
+}
+
+/// An entry of a directory, with its cookie.
+type Found = (InodeId, u64, Name);
+
+/// What a directory holds behind a cookie, and whether that is all.
+fn scan_directory(
+    core: &Core,
+    (directory, after_cookie): (InodeId, u64),
+    limit: usize,
+) -> Result<(Vec<Found>, bool)> {
     let from = key::cookie(directory, after_cookie.saturating_add(1));
     let to = key::cookie(InodeId::new(directory.get() + 1), 0);
     let mut found = Vec::new();
@@ -473,14 +506,8 @@ pub(crate) fn read_directory(
         found.push((inode, cookie, Name::new(name)?));
         Ok(ControlFlow::Continue(()))
     })?;
-    let mut entries = Vec::with_capacity(found.len());
-    for (inode, cookie, name) in found {
-        match attributes(core, inode) {
-            Ok(attributes) => entries.push(DirectoryEntry { name, cookie, attributes }),
-            // Removed since the scan.
-            Err(Error::Stale { .. }) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(DirectoryPage { entries, end })
+    Ok((found, end))
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use crate::file::attributes_of;
 use crate::id::InodeId;
 use crate::kv::{Family, KvRead};
-use crate::name::{FilePath, Name};
+use crate::name::{FilePath, Name, PATH_BYTES_MAX};
 use crate::namespace::{self, Removal};
 use crate::record::{Body, DirentRecord, InodeRecord, LayerRecord, encode_cookie, key};
 use crate::snapshot::open_layer;
@@ -13,7 +13,7 @@ use crate::transaction::Transaction;
 use crate::types::{Attributes, FileInfo, FileKind};
 use crate::units::{BLOCK_BYTES_U64, FILE_BYTES_MAX};
 
-/// Files that one listing visits directories for at most, per page.
+/// Entries of a directory that a listing reads at once.
 const LIST_PAGE_ENTRIES: usize = 1000;
 
 /// The name under which the NFS front end shows snapshots; no entry of the root may take it.
@@ -273,98 +273,133 @@ pub(crate) fn list(
     limit: usize,
 ) -> Result<Vec<FileInfo>> {
     let prefix = prefix.strip_prefix('/').unwrap_or(prefix).as_bytes();
-    let mut walk =
-        Walk { core, prefix, after: after.map(FilePath::names), limit, found: Vec::new() };
-    let from = walk.after;
-    walk.directory(InodeId::ROOT, &mut Vec::new(), from)?;
+    let mut walk = Walk { core, prefix, limit, names: Vec::new(), found: Vec::new() };
+    walk.visit_all(after.map(FilePath::names))?;
     Ok(walk.found)
 }
 
 struct Walk<'a> {
     core: &'a Core,
     prefix: &'a [u8],
-    after: Option<&'a [Name]>,
     limit: usize,
+    /// From the root down to what is being visited.
+    names: Vec<Name>,
     found: Vec<FileInfo>,
 }
 
-impl Walk<'_> {
-    /// Visits a directory; `after` is what is left of the page's start below it.
-    fn directory(
-        &mut self,
-        directory: InodeId,
-        names: &mut Vec<Name>,
-        after: Option<&[Name]>,
-    ) -> Result<()> {
-        let prefix = key::dirent(directory, b"");
-        let end = crate::kv::prefix_end(&prefix);
-        let mut from = match after.and_then(<[Name]>::first) {
-            Some(name) => key::dirent(directory, name.as_bytes()),
-            None => prefix.clone(),
-        };
-        loop {
-            let page = self.page(&from, &end)?;
-            let Some((last, _)) = page.last() else {
-                return Ok(());
-            };
-            from = last.clone();
-            from.push(0);
-            for (key, value) in page {
-                if self.found.len() >= self.limit {
-                    return Ok(());
-                }
-                let name = Name::new(key.get(prefix.len()..).unwrap_or_default())?;
-                let inside = match after.and_then(<[Name]>::split_first) {
-                    Some((first, rest)) if *first == name => Some(rest),
-                    _ => None,
-                };
-                names.push(name);
-                self.visit(DirentRecord::decode(&value)?.inode, names, inside)?;
-                names.pop();
+/// An entry of a directory, as stored.
+type StoredEntry = (Vec<u8>, Vec<u8>);
+
+/// A directory that is being visited.
+struct Level<'a> {
+    directory: InodeId,
+    /// What is left of the listing's start below it.
+    after: Option<&'a [Name]>,
+    page: std::vec::IntoIter<StoredEntry>,
+    page_entries_max: usize,
+    /// Where the next page begins.
+    from: Vec<u8>,
+}
+
+impl<'a> Level<'a> {
+    /// Below `depth` others. Pages get shorter downwards, so that those of all levels together hold
+    /// some thousands of entries, not some thousands for each.
+    fn new(directory: InodeId, after: Option<&'a [Name]>, depth: usize) -> Self {
+        let first = after.and_then(<[Name]>::first).map_or(&b""[..], Name::as_bytes);
+        let from = key::dirent(directory, first);
+        let page_entries_max = (LIST_PAGE_ENTRIES / (depth + 1)).max(1);
+        Self { directory, after, page: Vec::new().into_iter(), page_entries_max, from }
+    }
+
+    /// The next entry, or `None` behind the last.
+    fn next(&mut self, core: &Core) -> Result<Option<(Name, InodeId)>> {
+        let prefix = key::dirent(self.directory, b"");
+        if self.page.len() == 0 {
+            let end = crate::kv::prefix_end(&prefix);
+            let page = scan_page(core, (&self.from, &end), self.page_entries_max)?;
+            if let Some((last, _)) = page.last() {
+                self.from.clone_from(last);
+                self.from.push(0);
             }
+            self.page = page.into_iter();
+        }
+        let Some((key, value)) = self.page.next() else {
+            return Ok(None);
+        };
+        let name = Name::new(key.get(prefix.len()..).unwrap_or_default())?;
+        Ok(Some((name, DirentRecord::decode(&value)?.inode)))
+    }
+
+    /// What is left of the listing's start below an entry.
+    fn after(&self, name: &Name) -> Option<&'a [Name]> {
+        match self.after.and_then(<[Name]>::split_first) {
+            Some((first, rest)) if first == name => Some(rest),
+            _ => None,
         }
     }
+}
 
-    fn page(&self, from: &[u8], end: &[u8]) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        let mut page = Vec::new();
-        self.core.kv.scan(Family::Dirent, from, end, &mut |key, value| {
-            page.push((key.to_vec(), value.to_vec()));
-            Ok(if page.len() < LIST_PAGE_ENTRIES {
-                std::ops::ControlFlow::Continue(())
+fn scan_page(core: &Core, (from, end): (&[u8], &[u8]), limit: usize) -> Result<Vec<StoredEntry>> {
+    let mut page = Vec::new();
+    core.kv.scan(Family::Dirent, from, end, &mut |key, value| {
+        page.push((key.to_vec(), value.to_vec()));
+        Ok(if page.len() < limit {
+            std::ops::ControlFlow::Continue(())
+        } else {
+            std::ops::ControlFlow::Break(())
+        })
+    })?;
+    Ok(page)
+}
+
+impl Walk<'_> {
+    /// Visits all, with a stack of its own: clients make directories as deep as they like.
+    fn visit_all(&mut self, after: Option<&[Name]>) -> Result<()> {
+        let mut levels = vec![Level::new(InodeId::ROOT, after, 0)];
+        while self.found.len() < self.limit
+            && let Some(level) = levels.last_mut()
+        {
+            let Some((name, inode)) = level.next(self.core)? else {
+                levels.pop();
+                self.names.pop();
+                continue;
+            };
+            let after = level.after(&name);
+            self.names.push(name);
+            if self.visit(inode, after)? {
+                let depth = levels.len();
+                levels.push(Level::new(inode, after, depth));
             } else {
-                std::ops::ControlFlow::Break(())
-            })
-        })?;
-        Ok(page)
+                self.names.pop();
+            }
+        }
+        Ok(())
     }
 
-    fn visit(
-        &mut self,
-        inode: InodeId,
-        names: &mut Vec<Name>,
-        after: Option<&[Name]>,
-    ) -> Result<()> {
-        let path = FilePath::from_names(names.clone())?;
+    /// Looks at what `names` lead to; whether it is a directory to be visited.
+    fn visit(&mut self, inode: InodeId, after: Option<&[Name]>) -> Result<bool> {
+        let path = FilePath::from_names(self.names.clone())?;
         let bytes = path.to_bytes();
         let shared = bytes.len().min(self.prefix.len());
-        if bytes[..shared] != self.prefix[..shared] {
-            return Ok(());
+        // A longer path no call can name, be it to ask for the next page.
+        if bytes[..shared] != self.prefix[..shared] || bytes.len() > PATH_BYTES_MAX {
+            return Ok(false);
         }
         let record = match self.core.inode(inode) {
             Ok(record) => record,
             // It was deleted since the page was read.
-            Err(Error::Stale { .. }) => return Ok(()),
+            Err(Error::Stale { .. }) => return Ok(false),
             Err(error) => return Err(error),
         };
         match record.kind() {
-            FileKind::Directory => self.directory(inode, names, after),
-            // The page's start itself was in the page before.
-            FileKind::File if after.is_some_and(<[Name]>::is_empty) => Ok(()),
+            FileKind::Directory => Ok(true),
+            // The listing's start itself was in the one before.
+            FileKind::File if after.is_some_and(<[Name]>::is_empty) => Ok(false),
             FileKind::File if bytes.len() >= self.prefix.len() => {
                 self.found.push(info(self.core, path, inode, &record)?);
-                Ok(())
+                Ok(false)
             }
-            FileKind::File | FileKind::Symlink => Ok(()),
+            FileKind::File | FileKind::Symlink => Ok(false),
         }
     }
 }

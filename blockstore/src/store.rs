@@ -465,7 +465,8 @@ impl Store {
     }
 
     /// Regular files whose path begins with the bytes of `prefix` (it may end inside a name), in
-    /// order of their names level by level, those behind `after` only, at most `limit`.
+    /// order of their names level by level, those behind `after` only, at most `limit`. Those whose
+    /// path is longer than [`crate::PATH_BYTES_MAX`] are left out.
     ///
     /// # Errors
     /// The common ones.

@@ -15,7 +15,7 @@ use common::{Fixture, assert_sound, bytes, content, path};
 use slackwater_blockstore::disk::{Disk, FileName, FileRole};
 use slackwater_blockstore::kv::{Family, KvRead};
 use slackwater_blockstore::{
-    CreateMode, ErrorKind, InodeId, Name, Options, SegmentId, SetAttributes, SnapshotId,
+    CreateMode, ErrorKind, FilePath, InodeId, Name, Options, SegmentId, SetAttributes, SnapshotId,
     SnapshotRequest, Source, Stability, Store,
 };
 
@@ -544,4 +544,27 @@ fn a_store_whose_index_was_lost_is_not_opened_as_an_empty_one() {
     assert_eq!(error.kind(), ErrorKind::Corrupt);
     assert!(error.to_string().contains("index was lost"), "{error}");
     assert!(fixture.kv.get(Family::Meta, b"store").unwrap().is_some());
+}
+
+/// NFS clients make directories as deep as they like; a listing that went down by calling itself
+/// took the whole process with it.
+#[test]
+fn a_listing_ends_however_deep_directories_are() {
+    let fixture = Fixture::new();
+    let store = &fixture.store;
+    let names = |depth: usize| vec![Name::new(b"d").unwrap(); depth];
+    store.create_directories(&FilePath::from_names(names(20_000)).unwrap()).unwrap();
+    // The longest path that a call can name, and one that none can.
+    for depth in [2048, 2049] {
+        let mut path = names(depth);
+        path[depth - 1] = Name::new(b"f").unwrap();
+        store.create_file(&FilePath::from_names(path).unwrap(), 0).unwrap();
+    }
+    file(store, "last", 0);
+    let listed = store.list_files("", None, 10).unwrap();
+    let found: Vec<String> = listed.iter().map(|info| info.path.to_string()).collect();
+    assert_eq!(found, ["d/".repeat(2047) + "f", "last".to_owned()]);
+    let after = FilePath::parse(&found[0]).unwrap();
+    let rest = store.list_files("", Some(&after), 10).unwrap();
+    assert_eq!(rest.len(), 1);
 }

@@ -268,7 +268,8 @@ impl Request {
         shared.metrics.record(self.procedure, self.received.elapsed(), is_error);
         let finished = Finished::from(reply);
         if let Some(ticket) = self.ticket.take() {
-            ticket.finish(Bytes::copy_from_slice(&finished.head), self.received);
+            // Kept from now on: the client of a call that took long is still to ask for its reply.
+            ticket.finish(Bytes::copy_from_slice(&finished.head), Instant::now());
         }
         finished
     }
@@ -360,7 +361,7 @@ mod tests {
 
     use slackwater_blockstore::{Options, Store};
 
-    use crate::limits::Patience;
+    use crate::limits::{self, Patience};
     use crate::metrics::NfsMetrics;
 
     fn frame(program: u32, version: u32, procedure: u32) -> Bytes {
@@ -419,6 +420,32 @@ mod tests {
         assert!(access("127.0.0.1:1024").is_none());
         assert!(access("[::ffff:127.0.0.1]:1").is_some());
         assert!(access("10.0.0.1:1").is_none());
+    }
+
+    /// Of which the client has not heard yet, as its connection broke while the disk stalled.
+    #[tokio::test]
+    async fn the_reply_of_a_call_that_took_long_is_kept_as_long_as_any() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(Options::new(directory.path())).unwrap();
+        let metrics = Arc::new(NfsMetrics::new());
+        let options = NfsOptions::default();
+        let shared = Shared::new(store, options, metrics, 0, Patience::default());
+        let request = |received| {
+            // REMOVE, with arguments that are none.
+            match plan(&frame(100_003, 3, 12), peer(LISTED), received) {
+                Plan::Run(request) => request,
+                other => panic!("{other:?}"),
+            }
+        };
+        let long_ago = Instant::now().checked_sub(limits::DUPLICATES_AGE * 2).unwrap();
+        let mut first = request(long_ago);
+        assert!(matches!(first.check_resent(&shared), Resent::No));
+        let reply = first.execute(&shared).head;
+        match request(Instant::now()).check_resent(&shared) {
+            Resent::Replay(again) => assert_eq!(again, reply),
+            other => panic!("{other:?}"),
+        }
+        shared.store.close().unwrap();
     }
 
     #[tokio::test]

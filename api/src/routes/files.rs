@@ -33,7 +33,8 @@ pub(crate) fn created(info: &FileInfo) -> CreatedFile {
 
 /// Lists files
 ///
-/// In byte order of their paths. Directories and symbolic links are left out.
+/// In byte order of their paths. Directories and symbolic links are left out, and files whose path
+/// is longer than 4096 bytes.
 #[utoipa::path(
     get, path = paths::FILES, tag = "files", operation_id = "listFiles",
     params(

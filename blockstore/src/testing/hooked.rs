@@ -23,6 +23,8 @@ pub(crate) enum During {
     Sync,
     /// The next look into the queue of reclaim, before it.
     ScanQueue,
+    /// The next scan of a directory in order of cookies, behind it.
+    ScanDirectory,
     /// The next moment that is taken of the index, behind it.
     View,
 }
@@ -114,7 +116,11 @@ impl KvRead for HookedKv {
         if family == Family::Queue {
             self.hook.call(|during| *during == During::ScanQueue);
         }
-        self.kv.scan(family, from, to, visit)
+        self.kv.scan(family, from, to, visit)?;
+        if family == Family::Cookie {
+            self.hook.call(|during| *during == During::ScanDirectory);
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The procedures that look at and change the namespace: success, main errors, exact results.
 
-use crate::common::client::{FILE_SYNC, proc};
+use crate::common::client::{FILE_SYNC, UNSTABLE, proc};
 use crate::common::wire::Time;
 use crate::common::{Args, Server, SetAttr, status};
 
@@ -132,6 +132,28 @@ async fn create_has_three_modes() {
     assert_eq!(client.create(&root, b"").await, Err(status::INVAL));
     assert_eq!(client.create(&file, b"x").await, Err(status::NOTDIR));
     assert_eq!(client.mkdir(&root, b"file", 0o755).await, Err(status::EXIST));
+}
+
+/// Who makes a file that is there already is not told an older, smaller one than was acknowledged.
+#[tokio::test]
+async fn create_of_what_is_there_tells_what_was_written_and_not_committed() {
+    let server = Server::start().await;
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let calls = [
+        Args::new().place(&root, b"unchecked").u32(0).set(&SetAttr::default()),
+        Args::new().place(&root, b"exclusive").u32(2).u64(77),
+    ];
+    for create in calls {
+        let file = client.make(proc::CREATE, &create).await.unwrap();
+        client.write(&file, 0, b"content", UNSTABLE).await.unwrap();
+        let (got, mut body) = client.nfs(proc::CREATE, &create).await;
+        assert_eq!(got, status::OK);
+        assert_eq!(body.post_op_handle().as_ref(), Some(&file));
+        let told = body.post_op().unwrap();
+        assert_eq!(told.size, 7);
+        assert_eq!(Some(told), client.getattr(&file).await.ok());
+    }
 }
 
 #[tokio::test]
