@@ -120,7 +120,8 @@ impl Attach {
         to_the_end(async move { export.thaw(&target).await }).await
     }
 
-    /// Brings all data to the appliance, committed there.
+    /// Brings all data to the appliance, committed there. One that was given up goes on; the next
+    /// of that target waits for it, and fails if it did: the kernel tells of a lost write once.
     pub async fn sync(&self, target: &Path) -> Result<(), AttachError> {
         let (export, target) = (self.export.clone(), target.to_owned());
         to_the_end(async move { export.sync(&target).await }).await

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::export::{Export, Place, make_directory};
 use crate::kernel::{self, LoopDevice, MountPoint};
-use crate::tools::{FSFREEZE, LOSETUP, MOUNT, SYNC, TOOL_TIME_LIMIT, UMOUNT, says, timed_out};
+use crate::tools::{FSFREEZE, LOSETUP, MOUNT, TOOL_TIME_LIMIT, UMOUNT, says, timed_out};
 use crate::{Access, AttachError, Source};
 
 /// How a disk is mounted. Reads shall not write (`noatime`), the inode tables of a sparse file
@@ -47,7 +47,7 @@ impl Access {
 }
 
 /// The directory as the kernel prints it: its parent without links, made if it is not there.
-fn target_path(target: &Path) -> Result<PathBuf, AttachError> {
+pub(crate) fn target_path(target: &Path) -> Result<PathBuf, AttachError> {
     match (target.parent(), target.file_name()) {
         (Some(parent), Some(name)) => Ok(make_directory(parent)?.join(name)),
         _ => Err(AttachError::Path {
@@ -229,6 +229,8 @@ impl Export {
         let target = target_path(target)?;
         let _turn = self.locks.lock(&target).await;
         self.unmount_locked(&target).await?;
+        // Of a disk that is gone; the next one here is another.
+        drop(self.lock_late_syncs().remove(&target));
         match fs::remove_dir(&target) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
                 Err(AttachError::System { action: "remove", path: target, source: error })
@@ -263,7 +265,7 @@ impl Export {
         let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c"]);
         match call.argument(target).run().await {
             Err(error) if says(&error, "target is busy") => {
-                self.tools.call(SYNC).argument("--file-system").argument(target).run().await?;
+                self.sync_locked(target, TOOL_TIME_LIMIT).await?;
                 let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c", "--lazy"]);
                 call.argument(target).run().await.map(drop)
             }
@@ -277,7 +279,7 @@ impl Export {
     }
 
     /// Refuses a target at which no disk is mounted.
-    fn require_disk(target: &Path) -> Result<(), AttachError> {
+    pub(crate) fn require_disk(target: &Path) -> Result<(), AttachError> {
         if kernel::mounted_at(target)?.as_ref().is_some_and(is_disk) {
             return Ok(());
         }
@@ -369,13 +371,6 @@ impl Export {
 
     fn is_noted_frozen(&self, target: &Path) -> bool {
         self.frozen.lock().unwrap_or_else(PoisonError::into_inner).contains(target)
-    }
-
-    pub(crate) async fn sync(&self, target: &Path) -> Result<(), AttachError> {
-        let target = target_path(target)?;
-        let _turn = self.locks.lock(&target).await;
-        Self::require_disk(&target)?;
-        self.tools.call(SYNC).argument("--file-system").argument(&target).run().await.map(drop)
     }
 
     /// Refuses a file that a loop device is on.
@@ -503,6 +498,49 @@ mod tests {
         assert!(!refused.status.success());
         export.thaw(target).await.unwrap();
         export.unmount(target).await.unwrap();
+    }
+
+    /// A `sync` that hangs until there is a file `go`, and is told of lost writes then; once.
+    const HANGING_SYNC: &str = r#"#!/bin/sh
+        cd "${0%/*}" && echo >>log
+        [ "$(wc -l <log)" = 1 ] || exit 0
+        until [ -e go ]; do sleep 0.02; done
+        echo 'sync: error syncing: Input/output error' >&2; exit 1"#;
+
+    #[test]
+    fn what_a_sync_that_was_given_up_says_late_fails_the_next_one() {
+        const TOOLS: &str = "SLACKWATER_TEST_TOOLS";
+        // What finds the tools is the environment, so the test runs itself again in another.
+        let Some(tools) = std::env::var_os(TOOLS) else {
+            let tools = tempfile::tempdir().unwrap();
+            let sync = tools.path().join("sync");
+            fs::write(&sync, HANGING_SYNC).unwrap();
+            run("chmod", &["755", sync.to_str().unwrap()]);
+            let path = std::env::var("PATH").unwrap();
+            let name = "what_a_sync_that_was_given_up_says_late_fails_the_next_one";
+            let mut again = Command::new(std::env::current_exe().unwrap());
+            again.args(["--exact", &format!("disk::tests::{name}"), "--nocapture"]);
+            again.env("PATH", format!("{}:{path}", tools.path().display()));
+            let ended = again.env(TOOLS, tools.path()).output().unwrap();
+            assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+            assert_eq!(fs::read(tools.path().join("log")).unwrap().len(), 2, "it ran twice");
+            return;
+        };
+        tokio::runtime::Runtime::new().unwrap().block_on(async {
+            let (scratch, export) = Scratch::new().await;
+            let target = &scratch.target;
+            export.make_file_system("disk").await.unwrap();
+            export.mount(Source::File("disk"), target, Access::ReadWrite).await.unwrap();
+            for _ in 0..2 {
+                let error = export.sync_within(target, RELEASE_PAUSE).await.unwrap_err();
+                assert!(matches!(error, AttachError::TimedOut { .. }), "{error:?}");
+            }
+            fs::write(Path::new(&tools).join("go"), "").unwrap();
+            let error = export.sync(target).await.unwrap_err();
+            assert!(says(&error, "Input/output error"), "{error:?}");
+            export.sync(target).await.unwrap();
+            export.unmount(target).await.unwrap();
+        });
     }
 
     #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,6 @@
 //! Makes the export visible: mounts it, or adopts what an earlier process mounted.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,6 +13,7 @@ use uuid::Uuid;
 use crate::kernel::{self, MountPoint};
 use crate::locks::Locks;
 use crate::serving::{self, Service, Serving};
+use crate::syncing::Syncing;
 use crate::tools::{CHILDREN_MAX, LOSETUP, MODPROBE, MOUNT, Tools, UMOUNT};
 use crate::{AttachError, Method, Mounted, Options, Source};
 
@@ -47,6 +48,8 @@ pub(crate) struct Export {
     pub(crate) frozen: Mutex<HashSet<PathBuf>>,
     /// Targets whose freeze was given up, and goes on until it is undone.
     pub(crate) late: Mutex<HashSet<PathBuf>>,
+    /// Syncs that were given up, and go on: the next one of that target waits for what they say.
+    pub(crate) late_syncs: Mutex<HashMap<PathBuf, Syncing>>,
     serving: Mutex<Option<Serving>>,
     pub(crate) lost: Vec<Mounted>,
 }
@@ -87,6 +90,7 @@ impl Export {
             locks: Locks::default(),
             frozen: Mutex::default(),
             late: Mutex::default(),
+            late_syncs: Mutex::default(),
             serving: Mutex::default(),
             lost: Vec::new(),
             options,
@@ -109,6 +113,7 @@ impl Export {
             locks: Locks::default(),
             frozen: Mutex::default(),
             late: Mutex::default(),
+            late_syncs: Mutex::default(),
             serving: Mutex::default(),
             lost: Vec::new(),
             options,

@@ -23,6 +23,7 @@ mod locks;
 mod probe;
 mod process;
 mod serving;
+mod syncing;
 mod tools;
 
 use std::ffi::OsString;

@@ -17,6 +17,7 @@ mod images;
 mod proxy;
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -196,13 +197,24 @@ fn an_export_is_of_one_moment_while_the_file_is_written() {
 
 /// Runs the script as a timer would.
 fn back_up(appliance: &Appliance, directory: &Path, keep: &str, files: &[&str]) -> Output {
+    back_up_with(appliance, directory, keep, files, Path::new("/usr/bin"))
+}
+
+/// [`back_up`] with the tools of a folder before those of the machine.
+fn back_up_with(
+    appliance: &Appliance,
+    directory: &Path,
+    keep: &str,
+    files: &[&str],
+    tools: &Path,
+) -> Output {
     let program = Path::new(env!("CARGO_BIN_EXE_slackwater"));
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/backup/slackwater-backup");
     let path = std::env::var("PATH").unwrap();
     let child = Command::new(script)
         .arg(directory)
         .args(files)
-        .env("PATH", format!("{}:{path}", program.parent().unwrap().display()))
+        .env("PATH", format!("{}:{}:{path}", program.parent().unwrap().display(), tools.display()))
         .env("SLACKWATER_API", &appliance.url)
         .env("KEEP", keep)
         .stdin(Stdio::null())
@@ -315,4 +327,67 @@ fn a_backup_that_fails_leaves_what_was_there() {
         assert!(!output.status.success() && !output.stderr.is_empty(), "{keep} {files:?}");
     }
     assert_eq!(snapshot_count(&appliance), 1);
+}
+
+/// A `sync` that notes what it was called with, and whether an image was begun by then.
+fn noting_sync(tools: &Path, folder: &Path, log: &Path) {
+    fs::create_dir(tools).unwrap();
+    let script = format!(
+        "#!/bin/sh\nbegun=$(ls '{}' | grep -cx -e unfinished -e unfinished.partial)\n\
+         for path; do echo \"$begun ${{path##*/}} $(stat -c %s \"$path\")\"; done >>'{}'\n\
+         exec /usr/bin/sync \"$@\"\n",
+        folder.display(),
+        log.display()
+    );
+    let sync = tools.join("sync");
+    fs::write(&sync, script).unwrap();
+    fs::set_permissions(&sync, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn a_backup_syncs_the_notes_of_its_snapshot_before_it_relies_on_them() {
+    let appliance = Appliance::start();
+    let original = appliance.local("original.img");
+    image(&original, 4 * MIB, &[(0, 2)]);
+    appliance.ok(&["import", &original, "a.img"]);
+    let root = appliance.folder.path();
+    let (directory, tools, log) = (root.join("backup"), root.join("tools"), root.join("log"));
+    noting_sync(&tools, &directory.join("a.img"), &log);
+    let output = back_up_with(&appliance, &directory, "1", &["a.img"], &tools);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let image = PathBuf::from(text(&output.stdout).trim_end());
+    let id = image.with_extension("id");
+    let bytes = fs::metadata(&id).unwrap().len();
+    let synced = fs::read_to_string(&log).unwrap();
+    let at = |wanted: String| synced.lines().position(|line| line.starts_with(&wanted));
+    let noted = at(format!("0 unfinished.id {bytes}")).expect(&synced);
+    assert!(at("0 a.img ".to_owned()).expect(&synced) > noted, "the folder after it: {synced}");
+    let name = id.file_name().unwrap().to_str().unwrap();
+    at(format!("1 {name} {bytes}")).expect(&synced);
+}
+
+#[test]
+fn a_backup_goes_on_after_a_power_cut_that_emptied_its_notes() {
+    let appliance = Appliance::start();
+    let original = appliance.local("original.img");
+    image(&original, 4 * MIB, &[(0, 2)]);
+    appliance.ok(&["import", &original, "a.img"]);
+    let directory = appliance.folder.path().join("backup");
+    let mut newest = backed_up(&appliance, &directory, "3", "a.img");
+    // Of the run that was cut off; of the newest image, whose own snapshot is then left.
+    for (is_unfinished, snapshots) in [(true, 1), (false, 2)] {
+        let note = match is_unfinished {
+            true => newest.with_file_name("unfinished.id"),
+            false => newest.with_extension("id"),
+        };
+        fs::write(&note, "").unwrap();
+        let output = back_up(&appliance, &directory, "3", &["a.img"]);
+        let error = text(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        assert!(error.contains(&format!("{} is empty", note.display())), "{error}");
+        newest = PathBuf::from(text(&output.stdout).trim_end());
+        assert_same_content(&original, &newest);
+        assert_eq!(snapshot_count(&appliance), snapshots);
+        assert!(!newest.with_file_name("unfinished.id").exists());
+    }
 }

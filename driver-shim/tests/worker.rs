@@ -4,12 +4,16 @@
 
 mod support;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
 use slackwater_client::query::{ListFiles, ListSnapshots};
 use slackwater_driver::worker::{Access, Content, DockerExtra, Extra, Key, Worker, WorkerError};
 use support::{Appliance, Machine, mounts_below};
+
+/// Where the tools are of a test that runs itself again with others.
+const TOOLS: &str = "SLACKWATER_TEST_TOOLS";
 
 fn extra() -> Extra {
     Extra::Docker(DockerExtra::default())
@@ -127,6 +131,68 @@ async fn a_capture_is_of_its_moment_and_lives_when_bound() {
     assert_nothing_left(worker).await;
     let mounts = mounts_below(&machine.path().join("state/mounts"));
     assert_eq!(mounts, Vec::<std::path::PathBuf>::new());
+}
+
+/// Tools that note their calls; the second `sync` is told of lost writes, as by the kernel.
+fn noting_tools(directory: &Path) {
+    for (name, program) in [("sync", "/usr/bin/sync"), ("fsfreeze", "/usr/sbin/fsfreeze")] {
+        let log = directory.join("log");
+        let script = format!(
+            "#!/bin/sh\necho {name} $1 >>'{0}'\n\
+             if [ {name} = sync ] && [ $(grep -c sync '{0}') = 2 ]; then\n\
+             echo 'sync: error syncing: Input/output error' >&2; exit 1; fi\n\
+             exec {program} \"$@\"\n",
+            log.display()
+        );
+        std::fs::write(directory.join(name), script).unwrap();
+        let mode = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(directory.join(name), mode).unwrap();
+    }
+}
+
+#[test]
+fn a_capture_whose_freeze_lost_writes_is_refused() {
+    // What finds the tools is the environment, so the test runs itself again in another.
+    let Some(directory) = std::env::var_os(TOOLS) else {
+        let directory = tempfile::tempdir().unwrap();
+        noting_tools(directory.path());
+        let path = std::env::var("PATH").unwrap();
+        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+        again.args(["--exact", "a_capture_whose_freeze_lost_writes_is_refused", "--nocapture"]);
+        again.env("PATH", format!("{}:{path}", directory.path().display()));
+        let ended = again.env(TOOLS, directory.path()).output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert!(ended.status.success(), "{said}");
+        return;
+    };
+    let log = Path::new(&directory).join("log");
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let appliance = Appliance::start();
+        let machine = Machine::start(&appliance).await;
+        let worker = &machine.worker;
+        let live = create(worker, "live", None).await;
+        let path = worker.acquire(&live, Access::ReadWrite).await.unwrap();
+        std::fs::write(path.join("file"), "x").unwrap();
+        let error = worker.capture(&live).await.unwrap_err();
+        assert!(error.to_string().contains("Input/output error"), "{error}");
+        let calls = std::fs::read_to_string(&log).unwrap();
+        let expected = [
+            "sync --file-system",
+            "fsfreeze --freeze",
+            "fsfreeze --unfreeze",
+            "sync --file-system",
+        ];
+        assert_eq!(calls.lines().collect::<Vec<_>>(), expected);
+        // It is told once, and remembered; the disk can be written and removed.
+        let error = worker.capture(&live).await.unwrap_err();
+        assert!(matches!(error, WorkerError::Damaged { .. }), "{error}");
+        std::fs::write(path.join("file"), "y").unwrap();
+        worker.release(&live).await.unwrap();
+        worker.reconcile(Duration::ZERO).await.unwrap();
+        worker.remove(&live).await.unwrap();
+        assert_nothing_left(worker).await;
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -118,10 +118,7 @@ impl Worker {
                 return worker.settled(&key).await;
             };
             let target = worker.mount_disk(name).await?;
-            let taken = match worker.sync_disk(&key, &target).await {
-                Ok(()) => worker.take_frozen(&target, name, None).await,
-                Err(error) => Err(error),
-            };
+            let taken = worker.take_running(&key, &target, name).await;
             // It may have been unmounted before: then it is again.
             let volume = worker.existing(&key)?;
             if !volume.is_in_use() {
@@ -280,7 +277,7 @@ impl Worker {
         disk: Uuid,
         name: Option<String>,
     ) -> Result<Snapshot, WorkerError> {
-        let taken = self.take_frozen(target, disk, name).await;
+        let taken = self.take_frozen(target, disk, name).await.map(|(snapshot, _)| snapshot);
         let Err(WorkerError::Appliance { source }) = taken else {
             return taken;
         };
@@ -309,17 +306,36 @@ impl Worker {
         Err(error.into())
     }
 
-    /// Takes a snapshot of a mounted disk while its file system stands still (D4).
+    /// Takes a snapshot of a disk that is written meanwhile. A freeze writes back what got dirty
+    /// since the sync before it, and tells nobody if that fails: only another sync does. A frozen
+    /// file system cannot be synced, so one that does not thaw is as good as a failed sync. A
+    /// snapshot that is refused here has no name, and is deleted as one that nobody bound.
+    async fn take_running(
+        &self,
+        key: &Key,
+        target: &Path,
+        disk: Uuid,
+    ) -> Result<Snapshot, WorkerError> {
+        self.sync_disk(key, target).await?;
+        let (snapshot, thawed) = self.take_frozen(target, disk, None).await?;
+        thawed?;
+        self.sync_disk(key, target).await?;
+        Ok(snapshot)
+    }
+
+    /// Takes a snapshot of a mounted disk while its file system stands still (D4); whether it
+    /// moves again, too.
     async fn take_frozen(
         &self,
         target: &Path,
         disk: Uuid,
         name: Option<String>,
-    ) -> Result<Snapshot, WorkerError> {
+    ) -> Result<(Snapshot, Result<(), AttachError>), WorkerError> {
         let attach = self.attach().await?;
         attach.freeze(target).await?;
         let taken: Result<Snapshot, ClientError> = self.take_snapshot(disk, name).await;
-        if let Err(error) = attach.thaw(target).await {
+        let thawed = attach.thaw(target).await;
+        if let Err(error) = &thawed {
             tracing::error!(target = %target.display(), %error, "cannot thaw yet; trying on");
             let (attach, target) = (attach.clone(), target.to_owned());
             tokio::spawn(async move {
@@ -328,7 +344,7 @@ impl Worker {
                 }
             });
         }
-        Ok(taken?)
+        Ok((taken?, thawed))
     }
 
     /// Waits for the users of a disk to let go of it.
