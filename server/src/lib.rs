@@ -12,6 +12,7 @@
 pub mod check;
 pub mod config;
 pub mod error;
+pub mod heaps;
 pub mod memory;
 pub mod metrics;
 pub mod run;

@@ -5,14 +5,11 @@ use std::process::ExitCode;
 
 use slackwater_server::config::{self, Command, ConfigCommand, ParsedCommandLine};
 use slackwater_server::error::ServerError;
-use slackwater_server::{check, run};
-
-/// Bounds what lies unused between blocks of all sizes that many threads take and give back: with
-/// the C library's allocator the process grows past its budget (DECISIONS.md, 66).
-#[global_allocator]
-static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+use slackwater_server::{check, heaps, run};
 
 fn main() -> ExitCode {
+    // Before any thread is there, and anything is open.
+    heaps::limit();
     let parsed = match ParsedCommandLine::parse(std::env::args_os()) {
         Ok(parsed) => parsed,
         // Prints help and version too, and ends with 0 after those and 2 after a fault.

@@ -53,6 +53,29 @@ fn starts_serves_and_stops_cleanly() {
     assert!(second.stop().success());
 }
 
+/// More let the process grow past its budget.
+#[test]
+fn the_allocator_has_two_heaps_unless_somebody_chose_otherwise() {
+    let directory = TempDir::new().unwrap();
+    for (chosen, expected) in [(None, "2"), (Some("5"), "5")] {
+        let mut command = slackwaterd();
+        command.args(on_free_ports(directory.path()));
+        command.envs(chosen.map(|heaps| ("MALLOC_ARENA_MAX", heaps)));
+        let server = Server::start_with(&mut command);
+        let of_process = |file| {
+            let path = format!("/proc/{}/{file}", server.id());
+            String::from_utf8(std::fs::read(path).unwrap()).unwrap()
+        };
+        let environment = of_process("environ");
+        let variable = format!("MALLOC_ARENA_MAX={expected}");
+        assert!(environment.split('\0').any(|line| line == variable), "{environment}");
+        assert_eq!(of_process("comm").trim(), "slackwaterd");
+        let arguments = of_process("cmdline");
+        assert!(arguments.starts_with(env!("CARGO_BIN_EXE_slackwaterd")), "{arguments}");
+        assert!(server.stop().success());
+    }
+}
+
 #[test]
 fn every_signal_that_asks_for_it_stops_cleanly() {
     let directory = TempDir::new().unwrap();
