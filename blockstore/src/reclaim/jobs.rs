@@ -178,7 +178,10 @@ fn work(core: &Core, jobs: &[Job]) -> Result<u64> {
     // What the last slice noted holds for the job that it ended with, as long as no other had one.
     let from = core.aside.lock().reached(first);
     let mut prepared = vec![Prepared::new(core, first, from)?];
-    for &job in jobs.get(1..).unwrap_or_default() {
+    // A layer that used up a slice is likely to use up this one, too: others would be looked up, and
+    // their files kept from being committed, for nothing.
+    let others = if from.block > 0 { &[] } else { jobs.get(1..).unwrap_or_default() };
+    for &job in others {
         prepared.push(Prepared::new(core, job, Reached::default())?);
     }
     // A flush resolves the layers below its open layer before its transaction: they must not change

@@ -5,7 +5,7 @@ use super::*;
 use crate::disk::MemoryDisk;
 use crate::id::SnapshotId;
 use crate::kv::Write;
-use crate::name::FilePath;
+use crate::name::{FilePath, Name};
 use crate::namespace::{self, Removal};
 use crate::paths;
 use crate::testing::hooked::{self, During, Hook};
@@ -217,4 +217,42 @@ fn a_layer_that_is_queued_as_dead_and_is_not_keeps_what_it_has() {
     assert_eq!(job, Job::Reclaim(layer));
     assert!(error.to_string().contains("queued as dead"), "{error}");
     assert!(world.content(file) == expected);
+}
+
+#[test]
+fn the_slices_of_a_large_layer_keep_no_other_file_from_being_committed() {
+    const ENTRIES: u64 = 1200;
+    let hook = Hook::default();
+    let core = hooked::open((Arc::default(), MemoryDisk::new()), options(64 << 20), &hook);
+    let create = |name: &str| {
+        let path = FilePath::parse(name).unwrap();
+        paths::create_file(&core, &path, 1 << 30).unwrap().attributes.inode
+    };
+    let write = |inode, block: u64| {
+        let at = block * crate::units::BLOCK_BYTES_U64;
+        let stability = crate::types::Stability::Unstable;
+        crate::write::write(&core, inode, at, blocks(&[block + 1]), stability).unwrap();
+    };
+    let flush = |inode| crate::flush::flush(&core, &core.file(inode).unwrap()).unwrap();
+    let large = create("large");
+    (0..ENTRIES).for_each(|entry| write(large, entry * 2));
+    flush(large);
+    let other = create("other");
+    write(other, 0);
+    flush(other);
+    let path = FilePath::parse("other").unwrap();
+    let request = SnapshotRequest::default();
+    let id = crate::snapshot::create(&core, &path, request).unwrap().id;
+    write(other, 1);
+    flush(other);
+    crate::snapshot::delete(&core, id).unwrap();
+    namespace::remove(&core, InodeId::ROOT, &Name::new(b"large").unwrap(), Removal::Any).unwrap();
+    assert_eq!(next_jobs(&core, |_| true).unwrap().len(), 2);
+    assert!(visited(&core) < ENTRIES, "there is another slice");
+    let file = core.file(other).unwrap();
+    hook.set(During::Sync, move || assert!(file.flush.try_lock().is_some(), "it can be committed"));
+    visited(&core);
+    assert!(!hook.is_set());
+    while work_next(&core, |_| true).unwrap().is_some() {}
+    assert_eq!(core.committer.counters.read().layers, 1);
 }
