@@ -238,8 +238,11 @@ fn clean_once(core: &Core, bell: &Bell) -> Result<()> {
 /// What must not wait until all is compacted, which can take hours: snapshots that expire, reclaim
 /// and collapse, checkpoints.
 fn keep_up(core: &Core, bell: &Bell) -> Result<Left> {
-    // What the index says of the others may be readable all the same.
-    let expired = snapshot::expire_some(core);
+    // What the index says of all else may be readable all the same.
+    if let Err(error) = snapshot::expire_some(core) {
+        core.committer.healthy()?;
+        tracing::warn!(%error, "no snapshot expires, and it will be tried again");
+    }
     let left = reclaim_some(core, bell)?;
     if left == Left::Stop {
         return Ok(left);
@@ -257,7 +260,7 @@ fn keep_up(core: &Core, bell: &Bell) -> Result<Left> {
     if behind {
         checkpoint(core)?;
     }
-    expired.map(|()| left)
+    Ok(left)
 }
 
 /// Works off the queue of dead and collapsing layers, for one turn.
@@ -340,7 +343,8 @@ pub(crate) fn gc(core: &Core) -> Result<GcReport> {
     core.committer.healthy()?;
     let mut report = GcReport::default();
     let layers_before = core.committer.counters.read().layers;
-    let failure = snapshot::expire_all(core)?;
+    let failure = snapshot::expire_all(core).unwrap_or_else(Some);
+    core.committer.healthy()?;
     let failure = failure.or(reclaim_all(core, &mut report)?);
     report.layers = layers_before.saturating_sub(core.committer.counters.read().layers);
     // The open segment may hold the dead chunks: seal it, and make the index durable behind it.

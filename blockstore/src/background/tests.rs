@@ -113,3 +113,23 @@ fn cleaning_goes_on_while_clients_go_on_deleting() {
     assert_eq!(removed.load(Ordering::Relaxed), CHURN_MAX + 1);
     assert_eq!(core.committer.counters.read().dead_layers, 0);
 }
+
+/// A damaged key of the queue, of which nobody knows whose it is.
+#[test]
+fn cleaning_goes_on_though_no_snapshot_can_expire() {
+    let world = World::new(options(64 << 10), None);
+    world.six_segments();
+    seal(&world.core).unwrap();
+    checkpoint(&world.core).unwrap();
+    world.create("f");
+    world.remove("f");
+    let cut_off = [crate::record::key::QUEUE_EXPIRY, 0];
+    world.kv.tamper(crate::kv::Family::Queue, &cut_off, Some(Vec::new()));
+    clean_once(&world.core, &Bell::default()).unwrap();
+    assert_eq!(world.not_compacted(), Vec::<u64>::new());
+    assert_eq!(crate::stats::stats(&world.core).dead_layer_count, 0);
+    assert!(gc(&world.core).unwrap_err().to_string().contains("expiry key"));
+    world.kv.tamper(crate::kv::Family::Queue, &cut_off, None);
+    gc(&world.core).unwrap();
+    world.check();
+}
