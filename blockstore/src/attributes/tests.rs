@@ -100,3 +100,33 @@ fn a_write_behind_a_truncate_that_is_committed_stays() {
     assert_eq!(block_5(&core, inode), expected);
     assert_eq!(core.files.dirty_bytes(), 0);
 }
+
+/// It came while the size was being set, when nobody could see that yet: it counts as before it.
+#[test]
+fn a_write_that_comes_during_a_truncate_is_cut_off_with_the_rest() {
+    for inside in [0, 100] {
+        let hook = Hook::default();
+        let (core, _, inode) = with_a_dirty_block(&hook);
+        let other = Arc::clone(&core);
+        hook.set(During::Sync, move || {
+            let at = 4 * BLOCK_BYTES_U64;
+            write::write(&other, inode, at, blocks(&[60, 61, 62, 63, 64]), Stability::Unstable)
+                .unwrap();
+        });
+        let end = 4 * BLOCK_BYTES_U64 + inside;
+        let shorter = SetAttributes { size_bytes: Some(end), ..SIZE };
+        assert_eq!(set_in(&core, inode, &shorter, None).unwrap().after.size_bytes, end);
+        assert!(!hook.is_set());
+        let longer = SetAttributes { size_bytes: Some(8 * BLOCK_BYTES_U64), ..SIZE };
+        set_in(&core, inode, &longer, None).unwrap();
+        for is_committed in [false, true] {
+            if is_committed {
+                flush_locked(&core, &core.file(inode).unwrap()).unwrap();
+            }
+            let read = data::read(&core, Source::File(inode), end, 4 * BLOCK_BYTES).unwrap();
+            assert!(read.to_vec().iter().all(|&byte| byte == 0), "behind {end}, {is_committed}");
+            assert_eq!(read.to_vec().len(), 4 * BLOCK_BYTES - usize::try_from(inside).unwrap());
+        }
+        assert_eq!(core.files.dirty_bytes(), 0);
+    }
+}
