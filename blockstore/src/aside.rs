@@ -1,5 +1,6 @@
-//! Work of cleaning that failed: jobs of reclaim, files that compaction could not move, and snapshots that
-//! could not expire. What always fails, as over a chunk that is damaged, waits longer each time, and holds up none of what is behind it.
+//! Work of cleaning that failed: jobs of reclaim, files that compaction could not move, and snapshots
+//! that could not expire. What always fails, as over a chunk that is damaged, waits longer each time,
+//! and holds up none of what is behind it.
 
 use std::collections::HashMap;
 use std::hash::Hash;

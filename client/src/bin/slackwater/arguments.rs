@@ -88,7 +88,7 @@ pub(crate) enum Command {
     Top(top::TopArguments),
     /// Verify the store while it serves; exit code 6 if something is wrong
     Check(check::CheckArguments),
-    /// Reclaim and compact until nothing is left to do
+    /// Reclaim and compact all that waits for it now
     Gc,
     /// Tell what this machine lacks to attach disks of the appliance
     Doctor(doctor::DoctorArguments),

@@ -1,4 +1,4 @@
-//! `slackwater gc`: reclaims and compacts until nothing is left to do.
+//! `slackwater gc`: reclaims and compacts all that waits for it now.
 
 use crate::context::Context;
 use crate::failure::Failure;
