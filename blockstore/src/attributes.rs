@@ -16,10 +16,11 @@ use crate::layer_write::{Ground, write_blocks};
 use crate::mapping;
 use crate::reclaim;
 use crate::record::{Body, InodeRecord, LayerState, Run, Target};
+use crate::rights::Rights;
 use crate::snapshot::open_layer;
 use crate::time::Timestamp;
 use crate::transaction::Transaction;
-use crate::types::{Change, FileKind, SetAttributes, SetTime};
+use crate::types::{Attributes, Change, FileKind, SetAttributes, SetTime};
 use crate::units::{
     BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, WINDOW_BLOCKS, block_of, blocks_in,
 };
@@ -68,14 +69,25 @@ pub(crate) fn set_in(
     set: &SetAttributes,
     guard: Option<Timestamp>,
 ) -> Result<Change> {
+    set_judged(core, inode, set, guard, None)
+}
+
+pub(crate) fn set_judged(
+    core: &Core,
+    inode: InodeId,
+    set: &SetAttributes,
+    guard: Option<Timestamp>,
+    judged: Option<Rights>,
+) -> Result<Change> {
     let requested = Requested::new(set)?;
     if core.inode(inode)?.kind() == FileKind::File {
-        return set_file(core, inode, requested, guard);
+        return set_file(core, inode, requested, guard, judged);
     }
     if requested.size_bytes().is_some() {
         return Err(Error::WrongKind { what: format!("inode {inode}"), expected: "file" });
     }
     core.commit(move |txn| {
+        judged.map_or(Ok(()), |judged| judged.require(txn))?;
         let mut record = txn.inode(inode)?;
         let before = attributes_of(inode, &record);
         check_guard(inode, before.changed_at, guard)?;
@@ -101,19 +113,29 @@ fn set_file(
     inode: InodeId,
     requested: Requested,
     guard: Option<Timestamp>,
+    judged: Option<Rights>,
 ) -> Result<Change> {
     let file = core.file(inode)?;
     let _flush = file.flush.lock();
     let before = file.state.read().attributes(inode);
     check_guard(inode, before.changed_at, guard)?;
     let _aside = requested.size_bytes().map(|size_bytes| Aside::take(core, &file, size_bytes));
-    set_committed(core, &file, requested)?;
-    let after = file.state.read().attributes(inode);
-    Ok(Change { before, after })
+    set_committed(core, &file, requested, judged)
+}
+
+/// The attributes, and the time of the last write that is not flushed.
+fn seen(file: &File) -> (Attributes, Option<Timestamp>) {
+    let state = file.state.read();
+    (state.attributes(file.inode), state.pending.map(|pending| pending.modified_at))
 }
 
 /// The caller holds the flush lock.
-fn set_committed(core: &Core, file: &File, requested: Requested) -> Result<()> {
+fn set_committed(
+    core: &Core,
+    file: &File,
+    requested: Requested,
+    judged: Option<Rights>,
+) -> Result<Change> {
     let inode = file.inode;
     // What was written before is committed first, so that it cannot undo a size or a time that
     // is set here. Other attributes do not wait for data, nor for room for it.
@@ -124,7 +146,10 @@ fn set_committed(core: &Core, file: &File, requested: Requested) -> Result<()> {
         Some(size_bytes) => Some(file.unless_deleted(Cut::plan(core, file, size_bytes))?),
         None => None,
     };
+    let (before, written) = seen(file);
+    let shown_at = before.changed_at;
     core.commit(move |txn| {
+        judged.map_or(Ok(()), |judged| judged.require(txn))?;
         let mut record = txn.inode(inode)?;
         let now = txn.now();
         if let Some(cut) = cut {
@@ -133,10 +158,16 @@ fn set_committed(core: &Core, file: &File, requested: Requested) -> Result<()> {
             record.modified_at = now;
         }
         requested.apply_to(&mut record, now);
-        record.changed_at = now;
+        // The clock may be behind the one of before the last start.
+        record.changed_at = now.behind(shown_at);
         txn.put_inode(inode, &record);
         Ok(())
-    })
+    })?;
+    let (after, written_since) = seen(file);
+    // What others wrote meanwhile must not look as if it were of this change: the client would take
+    // what it has cached for current. It has not seen these attributes, and so drops that.
+    let before = if written_since == written { before } else { after };
+    Ok(Change { before, after })
 }
 
 /// Dirty blocks that a truncate cuts off are set aside, so that a full store need not find room for
@@ -201,9 +232,8 @@ impl Cut {
         if size_bytes >= old_bytes {
             return Ok(cut);
         }
-        let first = blocks_in(size_bytes);
         cut.used_gone =
-            if first == 0 { used } else { used_behind(core, layer, first, blocks_in(old_bytes))? };
+            used_gone(core, layer, (blocks_in(size_bytes), blocks_in(old_bytes)), used)?;
         let inside = usize::try_from(size_bytes % BLOCK_BYTES_U64).unwrap_or(0);
         if inside > 0 {
             let block = block_of(size_bytes);
@@ -264,8 +294,20 @@ fn hide(
     reclaim::layer_released(txn, frozen)
 }
 
+/// Of `used` visible blocks of data in `[0, old_end)` those from block `first` on. Each window of one side
+/// is looked at: of the shorter one, as what was cut off may be nearly all of a disk.
+fn used_gone(core: &Core, layer: LayerId, (first, old_end): (u64, u64), used: u64) -> Result<u64> {
+    if first == 0 {
+        return Ok(used);
+    }
+    if first <= old_end / 2 {
+        return Ok(used.saturating_sub(used_in(core, layer, (0, first))?));
+    }
+    used_in(core, layer, (first, old_end))
+}
+
 /// Visible blocks of data in `[first, end)`.
-fn used_behind(core: &Core, layer: LayerId, first: u64, end: u64) -> Result<u64> {
+fn used_in(core: &Core, layer: LayerId, (first, end): (u64, u64)) -> Result<u64> {
     let chain = core.resolver.chain(layer)?;
     let mut used = 0;
     let mut window = first / WINDOW_BLOCKS;
@@ -275,8 +317,8 @@ fn used_behind(core: &Core, layer: LayerId, first: u64, end: u64) -> Result<u64>
             break;
         }
         let resolved = core.resolver.window(layer, found)?;
-        let from = first.saturating_sub(start);
-        let parts = resolved.runs().iter().filter_map(|run| run.cut(from, WINDOW_BLOCKS));
+        let (from, to) = (first.saturating_sub(start), (end - start).min(WINDOW_BLOCKS));
+        let parts = resolved.runs().iter().filter_map(|run| run.cut(from, to));
         used += parts.map(|part| part.count).sum::<u64>();
         window = found + 1;
     }

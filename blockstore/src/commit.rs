@@ -500,6 +500,9 @@ fn apply(core: &Core, batch: &Batch, effects: Effects) -> Result<()> {
     if effects.moves_entries {
         core.resolver.note_move();
     }
+    if effects.moves_directory {
+        core.directory_moves.fetch_add(1, Ordering::AcqRel);
+    }
     let mut gone = Vec::new();
     for (layer, record) in effects.layers {
         core.resolver.layer_changed(layer, record.as_ref());

@@ -151,6 +151,8 @@ pub(crate) struct Core {
     /// Jobs of reclaim, and files that compaction could not move, that failed of late; and where the
     /// job under way is.
     pub(crate) aside: Mutex<Cleaning>,
+    /// How often directories got another parent: see `ancestry.rs`.
+    pub(crate) directory_moves: Arc<AtomicU64>,
     /// One slice of reclaim at a time.
     pub(crate) reclaim: Mutex<()>,
     /// One compaction at a time, and none beside what lists segments or enters their hashes.

@@ -88,6 +88,12 @@ pub enum Error {
         /// The inode's number.
         inode: u64,
     },
+    /// Owner, group, mode or entry are not those that the caller judged: it is to judge anew.
+    #[error("who may change inode {inode} changed at the same time")]
+    RightsChanged {
+        /// The inode's number.
+        inode: u64,
+    },
     /// The store is full, but for the reserve that lets deletes work.
     #[error(
         "no space: {used_bytes} bytes are used of {capacity_bytes}; delete files or snapshots, or enlarge the store"
@@ -268,7 +274,7 @@ impl Error {
             Self::TooManyLinks { .. } => ErrorKind::TooManyLinks,
             Self::NotSynchronized { .. } => ErrorKind::NotSynchronized,
             Self::NoSpace { .. } => ErrorKind::NoSpace,
-            Self::Busy { .. } => ErrorKind::Busy,
+            Self::Busy { .. } | Self::RightsChanged { .. } => ErrorKind::Busy,
             Self::Corrupt { .. }
             | Self::Lost { .. }
             | Self::Format { .. }

@@ -31,6 +31,9 @@ pub(crate) type Blocks = BTreeMap<u64, Bytes>;
 pub(crate) struct Pending {
     pub(crate) size_bytes: u64,
     pub(crate) modified_at: Timestamp,
+    /// Behind every stamp of a change that was shown before: after a restart the clock may be behind the
+    /// one that gave those, and a client's cache would not notice what was written.
+    pub(crate) changed_at: Timestamp,
 }
 
 /// The part of a file that changes under `state`.
@@ -81,8 +84,8 @@ impl FileState {
         let mut attributes = attributes_of(inode, &self.record);
         if let Some(pending) = self.pending {
             attributes.size_bytes = pending.size_bytes;
-            attributes.modified_at = attributes.modified_at.max(pending.modified_at);
-            attributes.changed_at = attributes.changed_at.max(pending.modified_at);
+            attributes.modified_at = pending.modified_at;
+            attributes.changed_at = attributes.changed_at.max(pending.changed_at);
         }
         attributes
     }
@@ -305,6 +308,7 @@ impl FileTable {
         }
         if let Some(pending) = &mut state.pending {
             pending.size_bytes = size_bytes;
+            pending.modified_at = state.record.modified_at;
         }
     }
 

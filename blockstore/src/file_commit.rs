@@ -29,10 +29,16 @@ pub(crate) fn commit_file(core: &Core, inode: InodeId) -> Result<(Change, u64)> 
     core.committer.healthy()?;
     let verifier = core.committer.verifier();
     let file = core.file(inode)?;
-    let before = file.state.read().attributes(inode);
     flush(core, &file)?;
     let after = file.state.read().attributes(inode);
-    Ok((Change { before, after }, verifier))
+    Ok((unchanged(after), verifier))
+}
+
+/// What a COMMIT changes in the attributes: nothing, as the writes did. What others wrote while it
+/// waited must not look as if it were of it: who commits would take what it has cached for current
+/// (RFC 1813 section 2.6 `wcc_data`).
+const fn unchanged(attributes: Attributes) -> Change {
+    Change { before: attributes, after: attributes }
 }
 
 /// What is told once a COMMIT is done.
@@ -51,9 +57,8 @@ pub(crate) fn commit_then(core: &Core, inode: InodeId, done: Committed) -> Optio
         }
     };
     let verifier = core.committer.verifier();
-    let before = file.state.read().attributes(inode);
     let told = move |outcome: Result<Attributes>| {
-        done(outcome.map(|after| (Change { before, after }, verifier)));
+        done(outcome.map(|after| (unchanged(after), verifier)));
     };
     {
         let mut waiting = file.waiting.lock();
@@ -115,16 +120,13 @@ pub(crate) fn join_commit(
 ) -> bool {
     let Some(file) = core.files.get(inode) else { return false };
     let verifier = core.committer.verifier();
-    let Some(before) = file.state.try_read().map(|state| state.attributes(inode)) else {
-        return false;
-    };
     let Some(mut waiting) = file.waiting.try_lock() else { return false };
     if !waiting.is_served {
         return false;
     }
     let done = done();
     waiting.told.push(Box::new(move |outcome: Result<Attributes>| {
-        done(outcome.map(|after| (Change { before, after }, verifier)));
+        done(outcome.map(|after| (unchanged(after), verifier)));
     }));
     true
 }

@@ -256,20 +256,21 @@ fn commit_part(
         }
     }
     let inode = file.inode;
-    let is_zeros = zeros > 0 && zeros == prepared.blocks.len();
+    // Or nothing but attributes: those of what a truncate cuts off.
+    let adds_nothing = zeros == prepared.blocks.len();
     let weight = Weight { bytes, alone: false };
     let dedup = commit(core, weight, move |txn| {
-        if is_zeros {
+        if adds_nothing {
             txn.frees();
-        } else if !prepared.blocks.is_empty() {
+        } else {
             txn.grows()?;
         }
         let mut record = txn.inode(inode)?;
         let dedup = write_blocks(txn, &mut record, prepared, &ground)?;
         if let Some(pending) = pending {
             record.size_bytes = pending.size_bytes;
-            record.modified_at = record.modified_at.max(pending.modified_at);
-            record.changed_at = record.changed_at.max(pending.modified_at);
+            record.modified_at = pending.modified_at;
+            record.changed_at = record.changed_at.max(pending.changed_at);
         }
         txn.put_inode(inode, &record);
         Ok(dedup)

@@ -11,7 +11,8 @@
 //!
 //! # Layout
 //! - `store` (this file): the interface. It knows no NFS, no HTTP and no async runtime.
-//! - `namespace`, `attributes`, `paths`: directories, names, links, SETATTR.
+//! - `namespace`, `ancestry`, `attributes`, `paths`: directories, names, links, SETATTR; `rights`: if
+//!   nothing that was judged has changed.
 //! - `data`, `write`, `file_commit`: READ, WRITE, COMMIT; `file`, `flush`: what is dirty.
 //! - `snapshot`, `diff`: snapshots, clones, what differs.
 //! - `commit`, `transaction`, `mapping`: the one way in which anything changes.
@@ -25,6 +26,7 @@
 //!
 //! The invariants are listed in ARCHITECTURE.md, the bytes on the disk in FORMAT.md.
 
+mod ancestry;
 mod aside;
 mod attributes;
 mod background;
@@ -66,6 +68,7 @@ mod record;
 mod repair;
 mod reserve;
 mod resolve;
+mod rights;
 mod scrub;
 mod segment_format;
 mod segments;
@@ -90,6 +93,7 @@ pub use id::{
 pub use name::{FilePath, Name, PATH_BYTES_MAX};
 pub use options::Options;
 pub use rebuild::Rebuilt;
+pub use rights::{EntryRights, Named, Rights};
 pub use store::Store;
 pub use time::Timestamp;
 pub use types::{

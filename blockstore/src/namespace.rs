@@ -2,7 +2,8 @@
 
 use std::ops::ControlFlow;
 
-use crate::attributes::{Requested, set_in};
+use crate::ancestry::{self, Ancestry};
+use crate::attributes::{Requested, set_judged};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::file::attributes_of;
@@ -12,6 +13,7 @@ use crate::name::Name;
 use crate::paths::{self, enter, entry_in, leave, random_generation};
 use crate::reclaim;
 use crate::record::{Body, DirentRecord, InodeRecord, LayerState, decode_cookie, key};
+use crate::rights::EntryRights;
 use crate::snapshot::{clone_deleted, open_layer};
 use crate::transaction::Transaction;
 use crate::types::{
@@ -24,6 +26,10 @@ const LINKS_MAX: u32 = 65_000;
 
 /// Cookies begin above those that NFS front ends give `.` and `..`.
 pub(crate) const FIRST_COOKIE: u64 = 3;
+
+/// Tries of a rename beside others that move directories: each of those is a commit, far slower than a
+/// look at the ancestors of a directory that is not very deep.
+const RENAME_TRIES: usize = 256;
 
 /// Default modes of new objects when the caller gives none.
 const FILE_MODE: u32 = 0o644;
@@ -135,15 +141,16 @@ fn before(txn: &Transaction<'_>, directory: InodeId) -> Result<Attributes> {
 
 pub(crate) fn create(
     core: &Core,
-    directory: InodeId,
-    name: &Name,
+    (directory, name): (InodeId, &Name),
     mode: CreateMode,
     set: &SetAttributes,
+    judged: Option<EntryRights>,
 ) -> Result<Created> {
     let requested = Requested::new(set)?;
     let generation = random_generation()?;
     let wanted = name.clone();
     let outcome = core.commit(move |txn| {
+        judged.map_or(Ok(()), |judged| judged.require(txn, &wanted))?;
         let before = before(txn, directory)?;
         if let Some(found) = entry_in(txn, directory, &wanted)? {
             return take_existing(txn, found, &wanted, mode)
@@ -170,7 +177,8 @@ pub(crate) fn create(
     match (is_old, mode, set.size_bytes) {
         (true, CreateMode::Unchecked, Some(size_bytes)) => {
             let size = SetAttributes { size_bytes: Some(size_bytes), ..SetAttributes::default() };
-            created.attributes = set_in(core, inode, &size, None)?.after;
+            let of_file = judged.and_then(EntryRights::object);
+            created.attributes = set_judged(core, inode, &size, None, of_file)?.after;
         }
         // Unflushed writes count too.
         (true, ..) => created.attributes = attributes(core, inode).unwrap_or(created.attributes),
@@ -327,8 +335,20 @@ pub(crate) fn remove(
     name: &Name,
     removal: Removal,
 ) -> Result<Change> {
+    remove_judged(core, (directory, name), removal, None)
+}
+
+pub(crate) fn remove_judged(
+    core: &Core,
+    (directory, name): (InodeId, &Name),
+    removal: Removal,
+    judged: Option<EntryRights>,
+) -> Result<Change> {
     let wanted = name.clone();
-    core.commit(move |txn| remove_in(txn, directory, &wanted, removal))
+    core.commit(move |txn| {
+        judged.map_or(Ok(()), |judged| judged.require(txn, &wanted))?;
+        remove_in(txn, directory, &wanted, removal)
+    })
 }
 
 fn remove_in(
@@ -390,32 +410,87 @@ pub(crate) fn link(
 /// Where a rename goes from or to.
 pub(crate) type Place = (InodeId, Name);
 
-pub(crate) fn rename(core: &Core, from: Place, to: Place) -> Result<(Change, Change)> {
-    core.commit(move |txn| {
-        let before_from = before(txn, from.0)?;
-        let before_to = before(txn, to.0)?;
-        rename_in(txn, &from, &to)?;
-        let after = |inode| Ok::<_, Error>(attributes_of(inode, &txn.inode(inode)?));
-        Ok((
-            Change { before: before_from, after: after(from.0)? },
-            Change { before: before_to, after: after(to.0)? },
-        ))
-    })
+pub(crate) fn rename(
+    core: &Core,
+    from: Place,
+    to: Place,
+    judged: Option<[EntryRights; 2]>,
+) -> Result<(Change, Change)> {
+    let mut missing = None;
+    for _ in 0..RENAME_TRIES {
+        let mut ancestry = Ancestry::look(core, &from, to.0)?;
+        missing = ancestry.take_missing();
+        let places = (from.clone(), to.clone());
+        let rights = judged;
+        let done = core.commit(move |txn| {
+            if let Some([of_from, of_to]) = rights {
+                of_from.require(txn, &places.0.1)?;
+                of_to.require(txn, &places.1.1)?;
+            }
+            rename_once(txn, &places, &ancestry)
+        })?;
+        if let Some(done) = done {
+            return Ok(done);
+        }
+    }
+    let busy = || Error::Busy {
+        what: format!("`{}`", from.1),
+        reason: "directories above it are moved all the time; try again".to_owned(),
+    };
+    Err(missing.unwrap_or_else(busy))
+}
+
+/// `None`: what was looked up before may have changed.
+fn rename_once(
+    txn: &mut Transaction<'_>,
+    (from, to): &(Place, Place),
+    ancestry: &Ancestry,
+) -> Result<Option<(Change, Change)>> {
+    let before_from = before(txn, from.0)?;
+    let before_to = before(txn, to.0)?;
+    if !rename_in(txn, from, to, |txn, moved| Ok(ancestry.is_below(txn, moved)))? {
+        return Ok(None);
+    }
+    let after = |inode| Ok::<_, Error>(attributes_of(inode, &txn.inode(inode)?));
+    Ok(Some((
+        Change { before: before_from, after: after(from.0)? },
+        Change { before: before_to, after: after(to.0)? },
+    )))
+}
+
+/// Renames in a transaction, from and to paths, which are no longer than a path may be.
+pub(crate) fn rename_path_in(txn: &mut Transaction<'_>, from: &Place, to: &Place) -> Result<()> {
+    let is_below = |txn: &Transaction<'_>, moved| {
+        ancestry::lies_below(moved, to.0, |inode| txn.inode(inode)).map(Some)
+    };
+    rename_in(txn, from, to, is_below).map(|_| ())
 }
 
 /// RFC 1813 section 3.3.14: a target of a like kind is replaced; the same file is left alone.
-pub(crate) fn rename_in(txn: &mut Transaction<'_>, from: &Place, to: &Place) -> Result<()> {
+/// `is_below`: whether the target's directory lies below the inode that moves. If that is not known nothing
+/// is done, and the answer is `false`.
+fn rename_in(
+    txn: &mut Transaction<'_>,
+    from: &Place,
+    to: &Place,
+    is_below: impl FnOnce(&Transaction<'_>, InodeId) -> Result<Option<bool>>,
+) -> Result<bool> {
     let ((from_directory, from_name), (to_directory, to_name)) = (from, to);
     let moved = entry_in(txn, *from_directory, from_name)?
         .ok_or_else(|| Error::not_found(format!("`{from_name}`")))?;
     let mut record = txn.inode(moved.inode)?;
     let is_directory = record.kind() == FileKind::Directory;
-    if is_directory {
-        refuse_cycle(txn, moved.inode, *to_directory)?;
+    let is_moved = is_directory && from_directory != to_directory;
+    if is_moved {
+        match is_below(txn, moved.inode)? {
+            Some(false) => txn.moves_directory(),
+            Some(true) => return Err(Error::invalid("a directory cannot be moved into itself")),
+            None => return Ok(false),
+        }
     }
     if let Some(target) = entry_in(txn, *to_directory, to_name)? {
         if target.inode == moved.inode {
-            return Ok(());
+            return Ok(true);
         }
         let target_is_directory = txn.inode(target.inode)?.kind() == FileKind::Directory;
         match (is_directory, target_is_directory) {
@@ -437,22 +512,7 @@ pub(crate) fn rename_in(txn: &mut Transaction<'_>, from: &Place, to: &Place) -> 
         *parent = *to_directory;
     }
     txn.put_inode(moved.inode, &record);
-    Ok(())
-}
-
-/// A directory cannot be moved into itself or below itself.
-fn refuse_cycle(txn: &Transaction<'_>, moved: InodeId, to: InodeId) -> Result<()> {
-    let mut ancestor = to;
-    while ancestor != InodeId::ROOT {
-        if ancestor == moved {
-            return Err(Error::invalid("a directory cannot be moved into itself"));
-        }
-        let Body::Directory { parent, .. } = txn.inode(ancestor)?.body else {
-            return Err(Error::NotDirectory { what: format!("inode {ancestor}") });
-        };
-        ancestor = parent;
-    }
-    Ok(())
+    Ok(true)
 }
 
 pub(crate) fn read_directory(

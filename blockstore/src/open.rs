@@ -246,6 +246,7 @@ pub(crate) fn open_core(
         much_dirty: Arc::default(),
         scrub: Scrub::default(),
         aside: Mutex::default(),
+        directory_moves: Arc::default(),
         reclaim: Mutex::new(()),
         gc: Mutex::new(()),
         options,

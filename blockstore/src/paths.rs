@@ -1,16 +1,18 @@
 //! Paths inside transactions, and the file calls of the REST face.
 
+use crate::attributes;
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::file::attributes_of;
-use crate::id::InodeId;
+use crate::id::{InodeId, SnapshotId};
 use crate::kv::{Family, KvRead};
 use crate::name::{FilePath, Name, PATH_BYTES_MAX};
 use crate::namespace::{self, Removal};
 use crate::record::{Body, DirentRecord, InodeRecord, LayerRecord, encode_cookie, key};
 use crate::snapshot::open_layer;
+use crate::store::Store;
 use crate::transaction::Transaction;
-use crate::types::{Attributes, FileInfo, FileKind};
+use crate::types::{Attributes, FileInfo, FileKind, SetAttributes};
 use crate::units::{BLOCK_BYTES_U64, FILE_BYTES_MAX};
 
 /// Entries of a directory that a listing reads at once.
@@ -189,6 +191,23 @@ pub(crate) fn info(
     })
 }
 
+/// A file that was just made. It is told without another look at the index: a failure now would say of
+/// what is done that it was not.
+pub(crate) fn made(
+    path: &FilePath,
+    inode: InodeId,
+    record: &InodeRecord,
+    origin: Option<SnapshotId>,
+) -> FileInfo {
+    FileInfo {
+        path: path.clone(),
+        attributes: attributes_of(inode, record),
+        unique_bytes: 0,
+        origin_snapshot: origin,
+        created_at: record.created_at,
+    }
+}
+
 pub(crate) fn file_info(core: &Core, path: &FilePath) -> Result<FileInfo> {
     let inode = resolve(core, path)?;
     info(core, path.clone(), inode, &core.inode(inode)?)
@@ -226,25 +245,107 @@ pub(crate) fn create_file(core: &Core, path: &FilePath, size_bytes: u64) -> Resu
         enter(txn, directory, &name, inode, false)?;
         Ok((inode, record))
     })?;
-    info(core, path.clone(), inode, &record)
+    Ok(made(path, inode, &record, None))
 }
 
 pub(crate) fn rename(core: &Core, from: &FilePath, to: &FilePath) -> Result<()> {
     let (from, to) = (from.clone(), to.clone());
     core.commit(move |txn| {
-        let (directories, name) = from.split();
-        let mut directory = InodeId::ROOT;
-        for step in directories {
-            let found = entry_in(txn, directory, step)?;
-            directory = found.ok_or_else(|| Error::not_found(format!("`{from}`")))?.inode;
-        }
-        if entry_in(txn, directory, name)?.is_none() {
-            return Err(Error::not_found(format!("`{from}`")));
-        }
-        let (to_directory, to_name) = parent_or_make(txn, &to)?;
-        refuse_existing(txn, to_directory, &to_name, &to)?;
-        namespace::rename_in(txn, &(directory, name.clone()), &(to_directory, to_name))
+        let moved = find_in(txn, &from)?;
+        move_in(txn, (&from, moved), &to)
     })
+}
+
+/// Where a path leads.
+type FoundPath = (InodeId, DirentRecord);
+
+/// The directory of what is at a path, and its entry.
+fn find_in(txn: &Transaction<'_>, path: &FilePath) -> Result<FoundPath> {
+    let missing = || Error::not_found(format!("`{path}`"));
+    let (directories, name) = path.split();
+    let mut directory = InodeId::ROOT;
+    for step in directories {
+        directory = entry_in(txn, directory, step)?.ok_or_else(missing)?.inode;
+    }
+    Ok((directory, entry_in(txn, directory, name)?.ok_or_else(missing)?))
+}
+
+fn move_in(
+    txn: &mut Transaction<'_>,
+    (from, (directory, _)): (&FilePath, FoundPath),
+    to: &FilePath,
+) -> Result<()> {
+    let (to_directory, to_name) = parent_or_make(txn, to)?;
+    refuse_existing(txn, to_directory, &to_name, to)?;
+    let from = (directory, from.split().1.clone());
+    namespace::rename_path_in(txn, &from, &(to_directory, to_name))
+}
+
+/// Bytes of blocks that the file alone maps.
+fn unique_bytes(txn: &Transaction<'_>, record: &InodeRecord) -> Result<u64> {
+    match record.body {
+        Body::File { layer, .. } => Ok(txn.layer(layer)?.blocks * BLOCK_BYTES_U64),
+        Body::Directory { .. } | Body::Symlink { .. } => Ok(0),
+    }
+}
+
+pub(crate) fn rename_file(core: &Core, from: &FilePath, to: &FilePath) -> Result<FileInfo> {
+    let (old, new) = (from.clone(), to.clone());
+    let (inode, record, unique_bytes) = core.commit(move |txn| {
+        let moved = find_in(txn, &old)?;
+        let inode = moved.1.inode;
+        if txn.inode(inode)?.kind() != FileKind::File {
+            return Err(Error::WrongKind { what: format!("`{old}`"), expected: "file" });
+        }
+        move_in(txn, (&old, moved), &new)?;
+        let record = txn.inode(inode)?;
+        let unique_bytes = unique_bytes(txn, &record)?;
+        Ok((inode, record, unique_bytes))
+    })?;
+    // Unflushed writes count too.
+    let file = core.files.get(inode);
+    let attributes = file
+        .map_or_else(|| attributes_of(inode, &record), |file| file.state.read().attributes(inode));
+    let moved = made(to, inode, &record, origin_of(&record));
+    Ok(FileInfo { attributes, unique_bytes, ..moved })
+}
+
+fn origin_of(record: &InodeRecord) -> Option<SnapshotId> {
+    match record.body {
+        Body::File { origin, .. } => origin,
+        Body::Directory { .. } | Body::Symlink { .. } => None,
+    }
+}
+
+pub(crate) fn resize_file(core: &Core, path: &FilePath, size_bytes: u64) -> Result<FileInfo> {
+    let inode = resolve_file(core, path)?;
+    let record = core.inode(inode)?;
+    let set = SetAttributes { size_bytes: Some(size_bytes), ..SetAttributes::default() };
+    let attributes = attributes::set_in(core, inode, &set, None)?.after;
+    // It is resized, though it may be gone by now.
+    let unique_bytes =
+        core.inode(inode).and_then(|record| info(core, path.clone(), inode, &record));
+    let unique_bytes = unique_bytes.map_or(0, |info| info.unique_bytes);
+    let resized = made(path, inode, &record, origin_of(&record));
+    Ok(FileInfo { attributes, unique_bytes, ..resized })
+}
+
+impl Store {
+    /// Renames a file; the directories of `to` are made. Never replaces.
+    ///
+    /// # Errors
+    /// As [`Store::rename_path`], and `WrongKind`. Then nothing is renamed.
+    pub fn rename_file(&self, from: &FilePath, to: &FilePath) -> Result<FileInfo> {
+        rename_file(&self.core, from, to)
+    }
+
+    /// Sets the size of the file at `path`.
+    ///
+    /// # Errors
+    /// `NotFound`, `WrongKind`, `FileTooBig`. Then it has the size that it had.
+    pub fn resize_file(&self, path: &FilePath, size_bytes: u64) -> Result<FileInfo> {
+        resize_file(&self.core, path, size_bytes)
+    }
 }
 
 pub(crate) fn remove(core: &Core, path: &FilePath) -> Result<()> {
@@ -403,3 +504,6 @@ impl Walk<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -124,12 +124,17 @@ pub(crate) fn apply_to_index<'a>(
 
 /// Tries, and with the reserve of a store that is being opened if there was no room: for up to
 /// [`INDEX_PATIENCE`], as an index that found none looks for some every few seconds only.
-pub(crate) fn or_give_back<T>(
+pub(crate) fn or_give_back<T>(disk: &dyn Disk, attempt: impl FnMut() -> Result<T>) -> Result<T> {
+    until_there_is_room(disk, false, attempt)
+}
+
+/// `is_given`: the reserve was given back just now.
+fn until_there_is_room<T>(
     disk: &dyn Disk,
+    mut is_given: bool,
     mut attempt: impl FnMut() -> Result<T>,
 ) -> Result<T> {
     let deadline = Instant::now() + INDEX_PATIENCE;
-    let mut is_given = false;
     loop {
         match attempt() {
             Err(error) if is_full(&error) && disk.reserved_bytes() > 0 => {
@@ -148,10 +153,16 @@ pub(crate) fn or_give_back<T>(
 /// Applies a batch to the index of a store that is being opened, which gets the reserve before its
 /// next flush needs it.
 pub(crate) fn fill_index(kv: &dyn Kv, disk: &dyn Disk, batch: &Batch) -> Result<()> {
-    if disk.reserved_bytes() > 0 && disk.space()?.available_bytes < kv.needed_bytes() {
+    fill(disk, kv.needed_bytes(), || kv.apply(batch))
+}
+
+fn fill(disk: &dyn Disk, needed_bytes: u64, attempt: impl FnMut() -> Result<()>) -> Result<()> {
+    let is_short = disk.reserved_bytes() > 0 && disk.space()?.available_bytes < needed_bytes;
+    if is_short {
         disk.reserve(0)?;
     }
-    or_give_back(disk, || kv.apply(batch))
+    // A flush in the background may have found no room before that.
+    until_there_is_room(disk, is_short, attempt)
 }
 
 /// Whether the disk refused a call for want of room.
@@ -190,6 +201,25 @@ impl Space {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::disk::MemoryDisk;
+
+    #[test]
+    fn an_index_that_found_no_room_before_it_got_the_reserve_is_waited_for() {
+        let disk = MemoryDisk::new();
+        disk.set_capacity(1 << 20);
+        disk.reserve(1 << 19).unwrap();
+        let mut tries = 0;
+        let attempt = || {
+            tries += 1;
+            match tries {
+                // What it noted in the background.
+                1 => Err(Error::io("flush", "the index", ErrorKind::StorageFull.into())),
+                _ => Ok(()),
+            }
+        };
+        fill(&disk, 1 << 20, attempt).unwrap();
+        assert_eq!((tries, disk.reserved_bytes()), (2, 0));
+    }
 
     #[test]
     fn a_quota_that_is_used_up_is_a_full_disk() {

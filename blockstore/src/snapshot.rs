@@ -320,7 +320,7 @@ pub(crate) fn clone(core: &Core, id: SnapshotId, path: &FilePath) -> Result<File
         paths::enter(txn, directory, &name, inode, false)?;
         Ok((inode, record))
     })?;
-    paths::info(core, path.clone(), inode, &record)
+    Ok(paths::made(path, inode, &record, Some(id)))
 }
 
 /// A clone is gone: its snapshot counts one fewer, and may go with the last one.

@@ -200,7 +200,7 @@ impl Store {
         mode: CreateMode,
         set: &SetAttributes,
     ) -> Result<Created> {
-        namespace::create(&self.core, directory, name, mode, set)
+        namespace::create(&self.core, (directory, name), mode, set, None)
     }
 
     /// MKDIR.
@@ -259,7 +259,8 @@ impl Store {
         to: InodeId,
         to_name: &Name,
     ) -> Result<(Change, Change)> {
-        namespace::rename(&self.core, (from, from_name.clone()), (to, to_name.clone()))
+        let (from, to) = ((from, from_name.clone()), (to, to_name.clone()));
+        namespace::rename(&self.core, from, to, None)
     }
 
     /// LINK of a file or symbolic link. Answers its attributes after, and what changed in the
@@ -547,6 +548,13 @@ impl Store {
     }
 
     // ---- care
+
+    /// The moment by the clock that dates files and snapshots and ends those that expire. It is the
+    /// machine's, but does not go back.
+    #[must_use]
+    pub fn now(&self) -> Timestamp {
+        self.core.clock.now()
+    }
 
     /// Counts and sizes of this moment; in memory.
     #[must_use]

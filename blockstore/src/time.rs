@@ -28,6 +28,11 @@ impl Timestamp {
         self.0
     }
 
+    /// This stamp, or the first one behind `before` if it is not behind that.
+    pub(crate) fn behind(self, before: Self) -> Self {
+        self.max(Self(before.0.saturating_add(1)))
+    }
+
     /// Whole seconds since the epoch.
     #[must_use]
     pub const fn seconds(self) -> u64 {

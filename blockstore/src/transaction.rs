@@ -68,6 +68,8 @@ pub(crate) struct Effects {
     /// Entries moved between layers, or left a layer that nothing names: a reader that is under
     /// way may hold a layer that no longer shows what it did.
     pub(crate) moves_entries: bool,
+    /// A directory got another parent.
+    pub(crate) moves_directory: bool,
     /// Chunks that are no longer stored.
     pub(crate) dropped: Vec<(ChunkId, ContentHash)>,
 }
@@ -114,6 +116,7 @@ pub(crate) struct Transaction<'a> {
     windows: Vec<Touched>,
     cuts: Vec<(InodeId, u64)>,
     moves_entries: bool,
+    moves_directory: bool,
     savepoint: Option<Savepoint>,
     room_bytes: u64,
     /// Whether the op under way, and any of the group, gives room back.
@@ -146,6 +149,7 @@ impl<'a> Transaction<'a> {
             windows: Vec::new(),
             cuts: Vec::new(),
             moves_entries: false,
+            moves_directory: false,
             savepoint: None,
             room_bytes,
             op_frees: false,
@@ -250,6 +254,7 @@ impl<'a> Transaction<'a> {
             windows: self.windows,
             cuts: self.cuts.into_iter().collect(),
             moves_entries: self.moves_entries,
+            moves_directory: self.moves_directory,
             dropped: self.dropped,
             ..Effects::default()
         };
@@ -441,6 +446,16 @@ impl<'a> Transaction<'a> {
     /// This op takes entries out of layers that readers may still look at.
     pub(crate) fn moves_entries(&mut self) {
         self.moves_entries = true;
+    }
+
+    /// This op gives a directory another parent.
+    pub(crate) fn moves_directory(&mut self) {
+        self.moves_directory = true;
+    }
+
+    /// An op of this commit does, or would have if it had not failed.
+    pub(crate) const fn has_moved_directory(&self) -> bool {
+        self.moves_directory
     }
 
     // ---- chunks (I1: a chunk's count equals the map blocks naming it)

@@ -14,7 +14,8 @@ use crate::error::{Error, Result};
 use crate::file::{File, FileState, Pending};
 use crate::flush::{flush, flush_locked};
 use crate::id::InodeId;
-use crate::types::{Change, Stability, Written};
+use crate::store::Store;
+use crate::types::{Attributes, Change, Stability, Written};
 use crate::units::{BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, block_of, blocks_in};
 
 /// Unflushed bytes of one file beyond which its writers wait: enough for a part that is being
@@ -28,12 +29,41 @@ const SMALL_WRITE_BYTES_MAX: usize = 16 << 10;
 /// How often a writer that waits for room looks whether it has to make it itself.
 const ROOM_PERIOD: Duration = Duration::from_millis(50);
 
+impl Store {
+    /// Like [`Store::write`], for a caller that may give up while the store waits for the disk, and
+    /// write the same, or something newer, by another way. `is_given_up` is asked in the moment in which
+    /// the data would be taken: nothing is written then.
+    ///
+    /// # Errors
+    /// As [`Store::write`], and `Busy` for a write that was given up.
+    pub fn write_unless(
+        &self,
+        inode: InodeId,
+        offset_bytes: u64,
+        data: Bytes,
+        stability: Stability,
+        is_given_up: &dyn Fn() -> bool,
+    ) -> Result<Written> {
+        write_unless(&self.core, inode, (offset_bytes, data), stability, is_given_up)
+    }
+}
+
 pub(crate) fn write(
     core: &Core,
     inode: InodeId,
     offset_bytes: u64,
     data: Bytes,
     stability: Stability,
+) -> Result<Written> {
+    write_unless(core, inode, (offset_bytes, data), stability, &|| false)
+}
+
+fn write_unless(
+    core: &Core,
+    inode: InodeId,
+    (offset_bytes, data): (u64, Bytes),
+    stability: Stability,
+    is_given_up: &dyn Fn() -> bool,
 ) -> Result<Written> {
     core.committer.healthy()?;
     let length = u64::try_from(data.len()).unwrap_or(u64::MAX);
@@ -50,7 +80,7 @@ pub(crate) fn write(
         // What is dirty stays so until there is room: taking more would only fill the memory.
         return Err(core.space().full());
     }
-    let change = dirty(core, &file, offset_bytes, &data)?;
+    let change = dirty(core, &file, (offset_bytes, &data), is_given_up)?;
     // After the data, not before it: a client that hears nothing for long sends the same write
     // again, and one that waited here in between would put its old bytes over newer ones. Over
     // the budget by what the callers bring at once, which the lanes of NFS and REST bound.
@@ -62,8 +92,10 @@ pub(crate) fn write(
         return Ok(Written { file: change, stability, verifier });
     }
     flush(core, &file)?;
-    let after = file.state.read().attributes(inode);
-    let file = Change { before: change.before, after };
+    // What others wrote meanwhile is no part of this change: its client would take what it has
+    // cached for current.
+    let used_bytes = file.state.read().attributes(inode).used_bytes;
+    let file = Change { after: Attributes { used_bytes, ..change.after }, ..change };
     Ok(Written { file, stability: Stability::FileSync, verifier })
 }
 
@@ -139,8 +171,13 @@ fn flush_fullest(core: &Core, own: &Arc<File>) -> Result<()> {
     }
 }
 
-/// Puts data into the file's dirty blocks.
-fn dirty(core: &Core, file: &File, offset_bytes: u64, data: &Bytes) -> Result<Change> {
+/// Puts data into the file's dirty blocks, unless that was given up meanwhile.
+fn dirty(
+    core: &Core,
+    file: &File,
+    (offset_bytes, data): (u64, &Bytes),
+    is_given_up: &dyn Fn() -> bool,
+) -> Result<Change> {
     let behind = offset_bytes + u64::try_from(data.len()).unwrap_or(0);
     {
         let mut state = file.state.write();
@@ -148,6 +185,7 @@ fn dirty(core: &Core, file: &File, offset_bytes: u64, data: &Bytes) -> Result<Ch
             |block: u64| state.unflushed(block).is_some() || block >= blocks_in(state.size_bytes());
         let partial_known = partial_blocks(offset_bytes, behind).into_iter().flatten().all(known);
         if partial_known {
+            refuse_given_up(file, is_given_up)?;
             return put_dirty(core, file, &mut state, (offset_bytes, data), &[]);
         }
     }
@@ -164,7 +202,18 @@ fn dirty(core: &Core, file: &File, offset_bytes: u64, data: &Bytes) -> Result<Ch
         committed.push((block, file.unless_deleted(read_committed(core, layer, block))?));
     }
     let mut state = file.state.write();
+    refuse_given_up(file, is_given_up)?;
     put_dirty(core, file, &mut state, (offset_bytes, data), &committed)
+}
+
+/// A flush may have been waited for, for as long as the disk took. Who gave up meanwhile may have sent
+/// the same again and something newer since, and that may have waited for nothing: it must stay.
+fn refuse_given_up(file: &File, is_given_up: &dyn Fn() -> bool) -> Result<()> {
+    if is_given_up() {
+        let (what, reason) = (format!("inode {}", file.inode), "the write was given up".to_owned());
+        return Err(Error::Busy { what, reason });
+    }
+    Ok(())
 }
 
 /// The first and the last block of a range, where it covers only part of them.
@@ -220,9 +269,11 @@ fn put_dirty(
         at += part;
     }
     let end = offset_bytes + u64::try_from(data.len()).unwrap_or(0);
+    let now = core.clock.now();
     state.pending = Some(Pending {
         size_bytes: if data.is_empty() { before.size_bytes } else { before.size_bytes.max(end) },
-        modified_at: core.clock.now(),
+        modified_at: now,
+        changed_at: now.behind(before.changed_at),
     });
     state.dirty_since.get_or_insert_with(Instant::now);
     Ok(Change { before, after: state.attributes(file.inode) })

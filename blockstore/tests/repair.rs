@@ -67,6 +67,13 @@ fn a_value_that_cannot_be_decoded_is_replaced_where_others_tell_it() {
     // Directory 2 is `dir`; its first cookie is 3.
     let cookie = [2_u64.to_be_bytes(), 3_u64.to_be_bytes()].concat();
     tampered(Family::Cookie, &cookie, wrong.clone());
+    // A file's name, which its cookie knows.
+    let name = [&2_u64.to_be_bytes()[..], b"two"].concat();
+    let fixture = tampered(Family::Dirent, &name, wrong.clone());
+    let found = fixture.store.resolve(&path("dir/two")).unwrap();
+    let expected = bytes(77, 5 * BLOCK_BYTES).to_vec();
+    assert_eq!(content(&fixture.store, Source::File(found.inode)), expected);
+    assert!(fixture.store.resolve(&path("lost+found")).is_err());
     let page = (1_u64 << 24).to_be_bytes();
     tampered(Family::Refs, &page, wrong.clone());
     tampered(Family::Hash, &[7; 8], Some((1_u64 << 24).to_be_bytes().to_vec()));
@@ -136,8 +143,8 @@ fn a_repair_changes_nothing_while_only_a_rebuild_brings_all_back() {
         assert!(fixture.kv.entries(family).iter().any(|(known, _)| *known == key), "{told}");
         fixture.kv.tamper(family, &key, value);
         // Something beside it that a repair would mend.
-        let ghost = [&1_u64.to_be_bytes()[..], b"ghost"].concat();
-        fixture.kv.tamper(Family::Dirent, &ghost, Some(vec![9]));
+        let ghost = [1_u64.to_be_bytes(), 99_u64.to_be_bytes()].concat();
+        fixture.kv.tamper(Family::Cookie, &ghost, Some(vec![9]));
         let report = fixture.store.repair().unwrap();
         let needs_rebuild = |problem: &String| problem.contains("--rebuild");
         assert!(report.after.problems.iter().any(needs_rebuild), "{told}: {:#?}", report.after);
@@ -166,7 +173,8 @@ fn a_repair_leaves_to_a_rebuild_what_is_gone_without_a_trace() {
     let gone = |family: Family, key: Vec<u8>| (family, key, None);
     let numbers = |first: u64, second: u64| [first.to_be_bytes(), second.to_be_bytes()].concat();
     // Inode 2 is `empty`, 3 is `link`, 4 is `one`, of layer 1 until its snapshot, then of layer 2.
-    for (number, told) in ["empty", "link", "snapshot", "map", "map garbage"].iter().enumerate() {
+    let told = ["empty", "link", "snapshot", "map", "map garbage", "name garbage"];
+    for (number, told) in told.iter().enumerate() {
         let fixture = Fixture::new();
         let (store, root) = (&fixture.store, InodeId::ROOT);
         let name = |text: &str| Name::new(text.as_bytes()).unwrap();
@@ -183,7 +191,13 @@ fn a_repair_leaves_to_a_rebuild_what_is_gone_without_a_trace() {
             1 => gone(Family::Inode, 3_u64.to_be_bytes().to_vec()),
             2 => gone(Family::Snapshot, [&b"i"[..], id.as_bytes()].concat()),
             3 => gone(Family::Map, numbers(2, 0)),
-            _ => (Family::Map, numbers(2, 0), Some(vec![9, 9])),
+            4 => (Family::Map, numbers(2, 0), Some(vec![9, 9])),
+            _ => {
+                // The first name of the root, whose cookie is gone, too.
+                fixture.kv.tamper(Family::Cookie, &numbers(1, 3), None);
+                let name = [&1_u64.to_be_bytes()[..], b"empty"].concat();
+                (Family::Dirent, name, Some(vec![9, 9]))
+            }
         };
         assert!(fixture.kv.entries(family).iter().any(|(known, _)| *known == key), "{told}");
         fixture.kv.tamper(family, &key, value);

@@ -9,9 +9,9 @@ use crate::disk::{Fault, MemoryDisk};
 use crate::error::ErrorKind;
 use crate::name::FilePath;
 use crate::testing::hooked::{self, During, Hook};
-use crate::testing::{blocks, options};
+use crate::testing::{World, blocks, options};
 use crate::types::{Source, Stability};
-use crate::{data, paths, write};
+use crate::{data, file_commit, namespace, paths, write};
 
 const SIZE: SetAttributes = SetAttributes {
     size_bytes: Some(4 * BLOCK_BYTES_U64),
@@ -86,7 +86,7 @@ fn a_write_behind_a_truncate_that_is_committed_stays() {
     let flushing = file.flush.lock();
     let requested = Requested::new(&SIZE).unwrap();
     let aside = Aside::take(&core, &file, 4 * BLOCK_BYTES_U64);
-    set_committed(&core, &file, requested).unwrap();
+    set_committed(&core, &file, requested, None).unwrap();
     assert_eq!(file.state.read().size_bytes(), 4 * BLOCK_BYTES_U64, "anybody may see it");
     let (at, data) = (5 * BLOCK_BYTES_U64 + 7, Bytes::from_static(b"anew"));
     let written = write::write(&core, inode, at, data, Stability::Unstable).unwrap();
@@ -128,5 +128,68 @@ fn a_write_that_comes_during_a_truncate_is_cut_off_with_the_rest() {
             assert_eq!(read.to_vec().len(), 4 * BLOCK_BYTES - usize::try_from(inside).unwrap());
         }
         assert_eq!(core.files.dirty_bytes(), 0);
+    }
+}
+
+/// What is cut off may be nearly all of a disk: what is left is looked through then.
+#[test]
+fn a_truncate_looks_at_the_side_of_its_end_that_is_shorter() {
+    const WINDOWS: u64 = 10;
+    for (left, is_seen) in [(1, false), (WINDOWS - 1, true)] {
+        let world = World::new(options(1 << 20), None);
+        let inode = world.create("one");
+        for window in 0..WINDOWS {
+            world.put(inode, window * WINDOW_BLOCKS, &[window + 1, 0, window + 100]);
+        }
+        let path = FilePath::parse("one").unwrap();
+        crate::snapshot::create(&world.core, &path, crate::SnapshotRequest::default()).unwrap();
+        let world = world.restart();
+        let below = world
+            .core
+            .resolver
+            .chain(world.core.file(inode).unwrap().state.read().layer().unwrap())
+            .unwrap()[1];
+        let end = left * WINDOW_BLOCKS * BLOCK_BYTES_U64 + 1;
+        let shorter = SetAttributes { size_bytes: Some(end), ..SIZE };
+        let after = set_in(&world.core, inode, &shorter, None).unwrap().after;
+        // The last one is cut in the first of its blocks.
+        assert_eq!(after.used_bytes, (2 * left + 1) * BLOCK_BYTES_U64);
+        let is_resolved = |window| world.core.resolver.cached(below, window).is_some();
+        assert_eq!(is_resolved(WINDOWS - 1), is_seen);
+        assert_eq!(is_resolved(0), !is_seen);
+        world.check();
+    }
+}
+
+/// A client whose own change seems to bring another one's keeps what it has cached of that
+/// (RFC 1813 section 2.6 `wcc_data`).
+#[test]
+fn what_others_write_meanwhile_is_no_part_of_a_change() {
+    let hook = Hook::default();
+    let (core, _, inode) = with_a_dirty_block(&hook);
+    let mode = SetAttributes { mode: Some(0o600), size_bytes: None, ..SIZE };
+    type Work = fn(&Core, InodeId, &SetAttributes) -> Change;
+    let works: [Work; 4] = [
+        |core, inode, _| {
+            let data = blocks(&[9]);
+            write::write(core, inode, 0, data, Stability::FileSync).unwrap().file
+        },
+        |core, inode, _| file_commit::commit_file(core, inode).unwrap().0,
+        |core, inode, mode| set_in(core, inode, mode, None).unwrap(),
+        |core, inode, _| set_in(core, inode, &SIZE, None).unwrap(),
+    ];
+    for (number, work) in (0_u64..).zip(works) {
+        // There is something to sync.
+        let own = write::write(&core, inode, 0, blocks(&[1]), Stability::Unstable).unwrap();
+        let (other, behind) = (Arc::clone(&core), (100 + number) * BLOCK_BYTES_U64);
+        hook.set(During::Sync, move || {
+            write::write(&other, inode, behind, blocks(&[7]), Stability::Unstable).unwrap();
+        });
+        let change = work(&core, inode, &mode);
+        assert!(!hook.is_set());
+        let now = namespace::attributes(&core, inode).unwrap();
+        let is_seen = change.after.changed_at == now.changed_at;
+        // The writer's last look shows that there was more.
+        assert!(!is_seen || change.before.changed_at > own.file.after.changed_at, "{number}");
     }
 }

@@ -7,7 +7,7 @@ use super::findings::differs;
 use super::{Check, EVERYTHING_END, Findings, Fix, behind, each, number};
 use crate::error::Result;
 use crate::id::InodeId;
-use crate::kv::{Family, KvRead};
+use crate::kv::{Family, KvRead, prefix_end};
 use crate::record::{
     Body, Counters, DirentRecord, InodeRecord, decode_cookie, encode_cookie, key, split_two,
 };
@@ -89,7 +89,13 @@ fn entry(
     let entry = match DirentRecord::decode(value) {
         Ok(entry) => entry,
         Err(error) => {
-            findings.wrong(format!("I7: {shown}: {error}"), remove);
+            let problem = format!("I7: {shown}: {error}");
+            match told_by_cookie(view, directory, name)? {
+                Some(told) => findings
+                    .wrong(problem, || Fix::put(Family::Dirent, entry_key.to_vec(), told.encode())),
+                // What it named would lose its name: the log has it.
+                None => findings.missing(&problem, remove),
+            }
             return Ok(());
         }
     };
@@ -142,7 +148,7 @@ fn stray(
 ) -> Result<()> {
     let prefix = key::dirent(parent, b"");
     let mut has_entry = false;
-    view.scan(Family::Dirent, &prefix, &crate::kv::prefix_end(&prefix), &mut |_, value| {
+    view.scan(Family::Dirent, &prefix, &prefix_end(&prefix), &mut |_, value| {
         has_entry |= DirentRecord::decode(value).is_ok_and(|other| other.inode == entry.inode);
         Ok(if has_entry { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
@@ -168,6 +174,23 @@ fn put_directory(
         *next = next_cookie;
     }
     Fix::put(Family::Inode, key::inode(inode), record.encode())
+}
+
+/// What the cookie record of an entry that cannot be decoded tells of it.
+fn told_by_cookie(
+    view: &dyn KvRead,
+    directory: InodeId,
+    name: &[u8],
+) -> Result<Option<DirentRecord>> {
+    let mut told = None;
+    let prefix = directory.get().to_be_bytes();
+    view.scan(Family::Cookie, &prefix, &prefix_end(&prefix), &mut |cookie_key, value| {
+        let (_, cookie) = split_two("cookie key", cookie_key)?;
+        let same = decode_cookie(value).ok().filter(|(_, other)| *other == name);
+        told = same.map(|(inode, _)| DirentRecord { inode, cookie });
+        Ok(if told.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    Ok(told)
 }
 
 /// The entry's cookie record says the same.
@@ -221,7 +244,11 @@ fn cookies(view: &dyn KvRead, findings: &mut Findings) -> Result<()> {
             Ok((inode, name)) => {
                 let entry =
                     view.get(Family::Dirent, &key::dirent(InodeId::new(directory), name))?;
-                let entry = entry.as_deref().and_then(|entry| DirentRecord::decode(entry).ok());
+                let entry = match entry.as_deref().map(DirentRecord::decode) {
+                    // That was told, and this says what it was.
+                    Some(Err(_)) => return Ok(()),
+                    decoded => decoded.and_then(Result::ok),
+                };
                 entry.filter(|entry| entry.inode == inode && entry.cookie == cookie)
             }
             Err(_) => None,
@@ -273,7 +300,11 @@ fn count_names(view: &dyn KvRead, part: &mut Part) -> Result<()> {
     // Directories and inodes may be in different parts: the kind is looked up where it matters.
     each(view, Family::Dirent, |entry_key, value| {
         let directory = InodeId::new(number(entry_key)?);
-        let Ok(entry) = DirentRecord::decode(value) else { return Ok(()) };
+        let entry = match DirentRecord::decode(value) {
+            Ok(entry) => Some(entry),
+            Err(_) => told_by_cookie(view, directory, entry_key.get(8..).unwrap_or_default())?,
+        };
+        let Some(entry) = entry else { return Ok(()) };
         let known = part.get_mut(&entry.inode).map(|counted| {
             counted.names += 1;
             counted.kind

@@ -125,11 +125,11 @@ fn nobody_joins_where_nobody_commits() {
     assert!(!join_commit(&world.core, inode, never), "nobody serves");
     assert!(!join_commit(&world.core, InodeId::new(1 << 40), never), "there is no such file");
     let file = world.core.file(inode).unwrap();
-    file.waiting.lock().is_served = true;
-    let writing = file.state.write();
+    let mut waiting = file.waiting.lock();
+    waiting.is_served = true;
     assert!(!join_commit(&world.core, inode, never), "it would have to wait");
-    drop(writing);
-    file.waiting.lock().is_served = false;
+    waiting.is_served = false;
+    drop(waiting);
     let (sender, outcomes) = channel();
     commit_then(&world.core, InodeId::new(1 << 40), told(&sender));
     assert_eq!(outcomes.recv().unwrap().unwrap_err().kind(), ErrorKind::Stale);

@@ -182,7 +182,8 @@ fn commit_as(world: &World, inode: InodeId, prepared: Prepared, count: u64) {
     let file = world.core.file(inode).unwrap();
     let _flush = file.flush.lock();
     let size_bytes = count * crate::units::BLOCK_BYTES_U64;
-    let pending = Pending { size_bytes, modified_at: world.core.clock.now() };
+    let now = world.core.clock.now();
+    let pending = Pending { size_bytes, modified_at: now, changed_at: now };
     commit_part(&world.core, &file, prepared, Some(pending)).unwrap();
 }
 

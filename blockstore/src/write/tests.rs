@@ -7,8 +7,10 @@ use std::thread;
 use super::*;
 use crate::disk::Fault;
 use crate::error::ErrorKind;
+use crate::kv::Family;
 use crate::options::Options;
 use crate::testing::{World, blocks, options};
+use crate::time::Timestamp;
 
 const MIB: usize = 1 << 20;
 
@@ -247,4 +249,89 @@ fn blocks_that_hold_large_writes_count_by_what_they_hold() {
     }
     assert_eq!(held.load(Ordering::SeqCst), 0);
     assert_eq!(world.core.files.held_bytes(), 0);
+}
+
+/// It waits for a flush, as a part of a block is laid on what is committed; its client sends it again
+/// meanwhile, and something newer.
+#[test]
+fn a_write_that_was_given_up_while_it_waited_is_not_carried_out() {
+    let world = world();
+    let inode = world.create("f");
+    world.put(inode, 0, &[1]);
+    let file = world.core.file(inode).unwrap();
+    let late = || (10, Bytes::from(vec![7; 100]));
+    let has_left = AtomicUsize::new(0);
+    let is_given_up = || has_left.load(Ordering::SeqCst) == 1;
+    let try_late = || write_unless(&world.core, inode, late(), Stability::Unstable, &is_given_up);
+    thread::scope(|scope| {
+        let flushing = file.flush.lock();
+        let writer = scope.spawn(try_late);
+        has_left.store(1, Ordering::SeqCst);
+        drop(flushing);
+        let error = writer.join().unwrap().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Busy, "{error}");
+    });
+    assert!(world.content(inode) == blocks(&[1]));
+    // Nor if it need not have waited.
+    world.write(inode, 0, blocks(&[2]));
+    assert_eq!(try_late().unwrap_err().kind(), ErrorKind::Busy);
+    assert!(world.content(inode) == blocks(&[2]));
+    has_left.store(0, Ordering::SeqCst);
+    try_late().unwrap();
+    assert!(world.content(inode) != blocks(&[2]));
+}
+
+/// The clock was ahead before the last start, or a client has set a time that is to come: what is
+/// written is noticed all the same.
+#[test]
+fn a_write_changes_both_stamps_though_they_are_ahead_of_the_clock() {
+    let world = world();
+    let inode = world.create("f");
+    let key = crate::record::key::inode(inode);
+    let ahead = Timestamp::new(1 << 33, 0).unwrap();
+    let mut record = world.core.inode(inode).unwrap();
+    (record.modified_at, record.changed_at) = (ahead, ahead);
+    world.kv.tamper(Family::Inode, &key, Some(record.encode()));
+    let mut before = (ahead, ahead);
+    for number in 0..4 {
+        world.write(inode, 0, blocks(&[number + 1]));
+        let file = world.core.file(inode).unwrap();
+        for is_committed in [false, true] {
+            if is_committed {
+                flush(&world.core, &file).unwrap();
+            }
+            let now = file.state.read().attributes(inode);
+            assert!(now.modified_at < ahead, "it was modified now");
+            assert!(is_committed == (now.changed_at == before.1), "{now:?}");
+            assert!(is_committed || now.changed_at > before.1, "{now:?}");
+            before = (now.modified_at, now.changed_at);
+        }
+    }
+    let world = world.restart();
+    let now = world.core.inode(inode).unwrap();
+    assert_eq!((now.modified_at, now.changed_at), before);
+}
+
+#[test]
+fn the_time_of_change_grows_though_the_clock_was_set_back() {
+    let world = world();
+    let inode = world.create("f");
+    let last = Timestamp::from_nanos(1 << 62);
+    let ahead = world.core.commit(move |txn| {
+        let mut record = txn.inode(inode)?;
+        record.changed_at = last;
+        txn.put_inode(inode, &record);
+        Ok(())
+    });
+    ahead.unwrap();
+    let mut seen = last;
+    for _ in 0..2 {
+        world.write(inode, 0, piece(1));
+        let unflushed = world.core.file(inode).unwrap().state.read().attributes(inode);
+        flush(&world.core, &world.core.file(inode).unwrap()).unwrap();
+        let flushed = world.core.file(inode).unwrap().state.read().attributes(inode);
+        assert!(unflushed.changed_at > seen && flushed.changed_at == unflushed.changed_at);
+        seen = flushed.changed_at;
+    }
+    assert!(world.core.clock.now() < last, "others are not moved ahead with it");
 }
