@@ -253,13 +253,7 @@ impl Reader {
     }
 
     async fn take_calls(&mut self, guest: &Guest) -> Result<(), Ended> {
-        let limit = self.shared.patience.first_call;
-        let first = async {
-            // No buffer is taken for one that says nothing.
-            self.records.begun().await?;
-            self.records.next(&self.budget).await
-        };
-        let mut next = timeout(limit, first).await.map_err(|_| Ended::Silent { limit })??;
+        let mut next = self.first_record().await?;
         while let Some(record) = next {
             if self.peer.access.is_some() && !guest.has_place() {
                 self.take_place(guest, &record).await?;
@@ -275,6 +269,19 @@ impl Reader {
             next = self.records.next(&self.budget).await?;
         }
         Ok(())
+    }
+
+    async fn first_record(&mut self) -> Result<Option<Record>, Ended> {
+        let limit = self.shared.patience.first_call;
+        let first = async {
+            // No buffer is taken for one that says nothing.
+            self.records.begun(limit).await?;
+            self.records.first(&self.budget, limit).await
+        };
+        first.await.map_err(|error| match error {
+            RecordError::TooSlow { limit: had } if had == limit => Ended::Silent { limit },
+            error => error.into(),
+        })
     }
 
     /// Waits for a place, but no longer than the client is there: what it may have sent again since
@@ -344,6 +351,7 @@ impl Reader {
             }
             None => self.charge(purpose(&request), request.charged_bytes()).await?,
         };
+        self.check_presence(&request)?;
         match request.check_resent(&self.shared) {
             Resent::No => {}
             Resent::Drop => return Ok(()),
@@ -372,6 +380,19 @@ impl Reader {
         Ok(())
     }
 
+    /// Refuses to begin a change of a client that has left. Its call may have lain in the socket for
+    /// long, as while this thread waited for the disk: the client has then sent it again by another
+    /// connection, and other changes since, which this one would undo. The duplicate-request cache
+    /// knows no WRITE, and of the others it forgets. A COMMIT undoes nothing.
+    fn check_presence(&self, request: &Request) -> Result<(), Ended> {
+        let changes = purpose(request) == Purpose::Change
+            && request.procedure != Procedure::Nfs(NfsProcedure::Commit);
+        if changes && self.records.source().is_gone() {
+            return Err(RecordError::Gone.into());
+        }
+        Ok(())
+    }
+
     fn would_overtake(&self, write: &Request) -> bool {
         let writes = &self.shared.lane_writes;
         !writes.is_empty() && write.file(&self.shared).is_some_and(|file| writes.contains(file))
@@ -379,8 +400,12 @@ impl Reader {
 
     /// Has the request run by its lane's threads, and its reply sent from there. A COMMIT that
     /// another thread will carry out along with its own needs none.
-    fn submit(&self, request: Box<Request>, charge: Charge, is_write: bool) {
+    fn submit(&self, mut request: Box<Request>, charge: Charge, is_write: bool) {
+        request.detach();
         let (shared, outlet) = (Arc::clone(&self.shared), self.outlet.clone());
+        if is_write {
+            request.may_outlast(&outlet);
+        }
         let lane = request.lane();
         let file = if is_write { request.file(&shared) } else { None };
         let write = file.map(|file| LaneWrite::new(&shared.lane_writes, file));
@@ -394,8 +419,9 @@ impl Reader {
         let Err((request, send)) = answer::join(request, &shared, Box::new(send)) else { return };
         let job = move || {
             // A client whose connection is gone has sent its writes again on another, and may
-            // have sent newer ones since: what waited here must not come after those. Changes of
-            // names are carried out all the same; the duplicate-request cache knows them.
+            // have sent newer ones since: what waited here must not come after those, nor what is
+            // yet to wait for a flush of its file (`Call::is_given_up`). Changes of names are carried
+            // out all the same; the duplicate-request cache knows them.
             if lane == Lane::Data && outlet.is_abandoned() {
                 return;
             }

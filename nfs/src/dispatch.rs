@@ -16,8 +16,10 @@ use slackwater_blockstore::{Change, Error, InodeId};
 
 use crate::auth::{self, Caller};
 use crate::duplicate::{DuplicateKey, Seen, Ticket};
+use crate::limits;
 use crate::mount;
 use crate::options::{ClientAccess, NfsOptions};
+use crate::outlet::Outlet;
 use crate::portmap::{self, Program};
 use crate::proc::{self, Call, NotRun};
 use crate::procedure::{Lane, MountProcedure, NfsProcedure, PortmapProcedure, Procedure};
@@ -71,6 +73,8 @@ pub(crate) struct Request {
     received: Instant,
     /// Present for calls that must not be run twice.
     ticket: Option<Ticket>,
+    /// Tells whether the client has given the call up; present once it may wait.
+    outlet: Option<Outlet>,
 }
 
 /// A reply that is ready to be sent.
@@ -105,9 +109,17 @@ pub(crate) fn plan(frame: &Bytes, peer: Peer, received: Instant) -> Plan {
     }
     let CallHeader { xid, claim, arguments_at, .. } = header;
     let frame = frame.clone();
-    let ticket = None;
-    let request = Request { xid, procedure, claim, frame, arguments_at, peer, received, ticket };
-    Plan::Run(Box::new(request))
+    Plan::Run(Box::new(Request {
+        xid,
+        procedure,
+        claim,
+        frame,
+        arguments_at,
+        peer,
+        received,
+        ticket: None,
+        outlet: None,
+    }))
 }
 
 /// The procedure that a call is for.
@@ -179,8 +191,21 @@ impl Request {
         self.frame.len() + reply
     }
 
+    /// Has it hold no more memory than it is charged: a small record is a part of the connection's
+    /// read buffer, all of which would wait with it.
+    pub(crate) fn detach(&mut self) {
+        if self.frame.len() <= limits::FRAME_BYTES_SMALL {
+            self.frame = Bytes::copy_from_slice(&self.frame);
+        }
+    }
+
     fn arguments(&self) -> Decoder<'_> {
         Decoder::at(&self.frame, self.arguments_at)
+    }
+
+    /// The request may wait from now on, and its client end the connection meanwhile.
+    pub(crate) fn may_outlast(&mut self, outlet: &Outlet) {
+        self.outlet = Some(outlet.clone());
     }
 
     /// Looks the request up among those that were run lately, if it is of the kind that must
@@ -336,7 +361,7 @@ impl Request {
         // Only NULL comes here from refused clients.
         let access = self.peer.access.unwrap_or(ClientAccess::ReadOnly);
         let caller = Caller { credentials, access };
-        let call = Call { shared, caller: &caller, may_block };
+        let call = Call { shared, caller: &caller, may_block, outlet: self.outlet.as_ref() };
         let mut reply = rpc::success(self.xid);
         let status = put(&call, &mut self.arguments(), &mut reply)?;
         Ok((status, reply))
@@ -361,7 +386,7 @@ mod tests {
 
     use slackwater_blockstore::{Options, Store};
 
-    use crate::limits::{self, Patience};
+    use crate::limits::Patience;
     use crate::metrics::NfsMetrics;
 
     fn frame(program: u32, version: u32, procedure: u32) -> Bytes {
@@ -446,6 +471,20 @@ mod tests {
             other => panic!("{other:?}"),
         }
         shared.store.close().unwrap();
+    }
+
+    #[test]
+    fn a_call_that_waits_keeps_nothing_but_itself() {
+        let call = frame(100_003, 3, 12);
+        let buffer = Bytes::from([&call[..], &[0; limits::READ_BUFFER_BYTES]].concat());
+        let Plan::Run(mut request) =
+            plan(&buffer.slice(..call.len()), peer(LISTED), Instant::now())
+        else {
+            panic!("refused")
+        };
+        assert!(!buffer.is_unique());
+        request.detach();
+        assert!(buffer.is_unique() && request.frame == call);
     }
 
     #[tokio::test]

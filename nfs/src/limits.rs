@@ -130,10 +130,10 @@ pub(crate) const SEND_ROUNDS_MAX: usize = 8;
 /// largest reply, which a client that keeps up takes in about a millisecond.
 pub(crate) const SEND_BYTES_MAX: usize = TRANSFER_BYTES_MAX;
 
-/// Payload of a WRITE up to which it is copied out of the read buffer. Otherwise one dirty block
-/// would keep the whole buffer, which is charged to nobody; a copy of this much takes about a
-/// microsecond.
-pub(crate) const COPIED_BYTES_MAX: usize = 16 << 10;
+/// Payload of a WRITE up to which it is copied out of the read buffer: any that came in one. Otherwise
+/// one dirty block would keep the whole buffer, which is charged to nobody; a copy of this much takes
+/// two microseconds.
+pub(crate) const COPIED_BYTES_MAX: usize = FRAME_BYTES_SMALL;
 
 /// Threads that serve connections: one for each processor, and beyond these the store and the
 /// network are what calls wait for.
@@ -142,7 +142,8 @@ pub(crate) const REACTORS_MAX: usize = 16;
 /// The times after which a connection is given up, and the server's own patience at its end.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
-    /// A new connection that has not sent one whole call: nobody is there.
+    /// A new connection that sends nothing, or then no whole call, for so long: nobody is there. The
+    /// wait for the memory of a large one does not count.
     pub(crate) first_call: Duration,
     /// A record that has begun must be whole: 1 MiB in this time is under 10 KiB/s.
     pub(crate) record: Duration,

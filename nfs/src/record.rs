@@ -76,7 +76,7 @@ pub(crate) enum RecordError {
         /// The time it had.
         limit: Duration,
     },
-    /// The client closed its end while one of its calls waited for the budget.
+    /// The client closed its end before one of its calls was begun.
     #[error("the client is gone, and its calls were not begun")]
     Gone,
     /// Reading failed.
@@ -152,9 +152,10 @@ impl<'a> Assembly<'a> {
 }
 
 impl RecordReader<OwnedReadHalf> {
-    /// Completes when the first bytes are there, or the end.
-    pub(crate) async fn begun(&self) -> Result<(), RecordError> {
-        Ok(self.source.readable().await?)
+    /// Completes when the first bytes are there, or the end; they have so much time.
+    pub(crate) async fn begun(&self, within: Duration) -> Result<(), RecordError> {
+        let begun = timeout(within, self.source.readable()).await;
+        Ok(begun.map_err(|_| RecordError::TooSlow { limit: within })??)
     }
 }
 
@@ -195,6 +196,26 @@ impl<R: Source> RecordReader<R> {
         budget: &ConnectionBudget,
     ) -> Result<Option<Record>, RecordError> {
         self.deadline = None;
+        self.assemble(budget).await
+    }
+
+    /// The same of the first one, which has no longer than `within` to come, or to have its memory. The
+    /// wait for that memory does not count; afterwards it has as long again.
+    pub(crate) async fn first(
+        &mut self,
+        budget: &ConnectionBudget,
+        within: Duration,
+    ) -> Result<Option<Record>, RecordError> {
+        let patience = self.patience;
+        self.patience = patience.min(within);
+        self.deadline = None;
+        self.start_clock();
+        let first = self.assemble(budget).await;
+        self.patience = patience;
+        first
+    }
+
+    async fn assemble(&mut self, budget: &ConnectionBudget) -> Result<Option<Record>, RecordError> {
         let mut assembly = Assembly::new(budget);
         loop {
             let Some(mark) = self.mark(&mut assembly).await? else {

@@ -4,6 +4,7 @@ use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::{Change, Timestamp};
 
 use super::encode::{self, WantedAttributes};
+use super::judged::{Outdated, judged};
 use super::{Call, Failure, NotRun, handle};
 use crate::handle::Target;
 use crate::options::ClientAccess;
@@ -62,7 +63,7 @@ pub(super) fn set_attributes(
     reply: &mut Encoder,
 ) -> Result<nfsstat3, NotRun> {
     let arguments = SetArguments::decode(arguments)?;
-    match try_set_attributes(call, &arguments) {
+    match judged(|outdated| try_set_attributes(call, &arguments, outdated)) {
         Ok(change) => {
             encode::status(reply, nfsstat3::NFS3_OK);
             call.put_change(reply, &change);
@@ -76,7 +77,11 @@ pub(super) fn set_attributes(
     }
 }
 
-fn try_set_attributes(call: &Call<'_>, arguments: &SetArguments<'_>) -> Result<Change, Failure> {
+fn try_set_attributes(
+    call: &Call<'_>,
+    arguments: &SetArguments<'_>,
+    outdated: &mut Outdated,
+) -> Result<Change, Failure> {
     let object = call.changeable(arguments.handle)?;
     let failure = |status| Failure { status, attributes: Some(object) };
     let guard = match arguments.guard {
@@ -87,10 +92,12 @@ fn try_set_attributes(call: &Call<'_>, arguments: &SetArguments<'_>) -> Result<C
     let wanted = arguments.wanted.checked().map_err(failure)?;
     let set =
         permission::set_attributes(&object, &call.caller.credentials, &wanted).map_err(failure)?;
-    call.shared
-        .store
-        .set_attributes(object.inode, &set, guard)
-        .map_err(|error| call.failure(object.inode, &error))
+    let outcome =
+        call.shared.store.set_attributes_judged(object.inode, &set, guard, call.judge(&object));
+    outcome.map_err(|error| {
+        outdated.note(&error);
+        call.failure(object.inode, &error)
+    })
 }
 
 pub(super) fn access(

@@ -3,10 +3,11 @@
 
 use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::{
-    Attributes, CreateMode, Created, FileKind, Name, SYMLINK_BYTES_MAX, SetAttributes,
+    Attributes, CreateMode, Created, EntryRights, FileKind, Name, SYMLINK_BYTES_MAX, SetAttributes,
 };
 
 use super::encode::{self, WantedAttributes};
+use super::judged::{Outdated, judged};
 use super::{Call, Failure, NotRun, Place};
 use crate::limits;
 use crate::permission;
@@ -118,7 +119,7 @@ pub(super) fn make_node(
 }
 
 fn make(call: &Call<'_>, place: &Place<'_>, new: &New<'_>, reply: &mut Encoder) -> nfsstat3 {
-    match try_make(call, place, new) {
+    match judged(|outdated| try_make(call, place, new, outdated)) {
         Ok(created) => {
             encode::status(reply, nfsstat3::NFS3_OK);
             encode::some_handle(reply, &call.inode_handle(&created.attributes));
@@ -136,24 +137,32 @@ fn put_failure(call: &Call<'_>, failure: &Failure, reply: &mut Encoder) -> nfsst
     failure.status
 }
 
-fn try_make(call: &Call<'_>, place: &Place<'_>, new: &New<'_>) -> Result<Created, Failure> {
+fn try_make(
+    call: &Call<'_>,
+    place: &Place<'_>,
+    new: &New<'_>,
+    outdated: &mut Outdated,
+) -> Result<Created, Failure> {
     let directory = call.changeable_directory(place.directory)?;
     let failure = |status| Failure { status, attributes: Some(directory) };
     let name = call.new_entry_name(&directory, place).map_err(failure)?;
     let wanted = new.wanted().map_err(failure)?;
     let user = &call.caller.credentials;
     let set = permission::new_object(&directory, user, new.kind(), &wanted, new.default_mode());
-    check_truncation(call, &directory, &name, new, &set).map_err(failure)?;
+    let judged = judge_truncation(call, (&directory, &name), new, &set).map_err(failure)?;
     if let New::Symlink { target, .. } = new {
         check_symlink_target(target).map_err(failure)?;
     }
     let store = &call.shared.store;
     let outcome = match *new {
-        New::File { mode, .. } => store.create(directory.inode, &name, mode, &set),
+        New::File { mode, .. } => store.create_judged((directory.inode, &name), mode, &set, judged),
         New::Directory { .. } => store.make_directory(directory.inode, &name, &set),
         New::Symlink { target, .. } => store.make_symlink(directory.inode, &name, target, &set),
     };
-    outcome.map_err(|error| call.failure(directory.inode, &error))
+    outcome.map_err(|error| {
+        outdated.note(&error);
+        call.failure(directory.inode, &error)
+    })
 }
 
 fn check_symlink_target(target: &[u8]) -> Result<(), nfsstat3> {
@@ -167,22 +176,22 @@ fn check_symlink_target(target: &[u8]) -> Result<(), nfsstat3> {
 }
 
 /// An UNCHECKED create that finds a file truncates it, which takes the right to write it.
-fn check_truncation(
+fn judge_truncation(
     call: &Call<'_>,
-    directory: &Attributes,
-    name: &Name,
+    (directory, name): (&Attributes, &Name),
     new: &New<'_>,
     set: &SetAttributes,
-) -> Result<(), nfsstat3> {
+) -> Result<Option<EntryRights>, nfsstat3> {
     let is_unchecked = matches!(new, New::File { mode: CreateMode::Unchecked, .. });
-    if !is_unchecked || set.size_bytes.is_none() || call.caller.credentials.is_root() {
-        return Ok(());
+    if !is_unchecked || set.size_bytes.is_none() {
+        return Ok(None);
     }
-    match call.entry(directory.inode, name)? {
-        Some(file) if !permission::may_write_data(&file, &call.caller.credentials) => {
+    let entry = call.judge_entry(directory, name, true)?;
+    match &entry.found {
+        Some(file) if !permission::may_write_data(file, &call.caller.credentials) => {
             Err(nfsstat3::NFS3ERR_ACCES)
         }
-        _ => Ok(()),
+        _ => Ok(entry.rights),
     }
 }
 

@@ -9,6 +9,7 @@ mod commit;
 mod create;
 mod encode;
 mod fsinfo;
+mod judged;
 mod link;
 mod lookup;
 mod read;
@@ -26,6 +27,7 @@ use crate::auth::Caller;
 use crate::handle::{Handle, Target};
 use crate::limits;
 use crate::options::ClientAccess;
+use crate::outlet::Outlet;
 use crate::permission::{self, Permission};
 use crate::procedure::NfsProcedure;
 use crate::server::Shared;
@@ -71,6 +73,8 @@ pub(crate) struct Call<'a> {
     pub(crate) caller: &'a Caller,
     /// Whether it may wait for the disk.
     pub(crate) may_block: bool,
+    /// Where its reply goes, if it may wait.
+    pub(crate) outlet: Option<&'a Outlet>,
 }
 
 /// An object that a handle names, as it is now.
@@ -168,6 +172,12 @@ impl<'a> Place<'a> {
 }
 
 impl Call<'_> {
+    /// Whether the client has ended its connection while the call waited, and may have sent it again by
+    /// another.
+    fn is_given_up(&self) -> bool {
+        self.outlet.is_some_and(Outlet::is_abandoned)
+    }
+
     /// The handle of an object with these attributes.
     fn handle_of(&self, target: Target) -> Handle {
         self.shared.handles.encode(target)

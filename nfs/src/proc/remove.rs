@@ -3,6 +3,7 @@
 use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::{Attributes, Change, Name};
 
+use super::judged::{JudgedEntry, Outdated, judged};
 use super::{Call, Failure, NotRun, Place, encode};
 use crate::permission;
 use crate::xdr::{Decoder, Encoder};
@@ -37,7 +38,7 @@ fn remove_entry(
     reply: &mut Encoder,
 ) -> Result<nfsstat3, NotRun> {
     let place = Place::decode(arguments)?;
-    match try_remove(call, victim, &place) {
+    match judged(|outdated| try_remove(call, victim, &place, outdated)) {
         Ok(change) => {
             encode::status(reply, nfsstat3::NFS3_OK);
             call.put_change(reply, &change);
@@ -51,17 +52,27 @@ fn remove_entry(
     }
 }
 
-fn try_remove(call: &Call<'_>, victim: Victim, place: &Place<'_>) -> Result<Change, Failure> {
+fn try_remove(
+    call: &Call<'_>,
+    victim: Victim,
+    place: &Place<'_>,
+    outdated: &mut Outdated,
+) -> Result<Change, Failure> {
     let directory = call.changeable_directory(place.directory)?;
     let failure = |status| Failure { status, attributes: Some(directory) };
     let name = removable_name(victim, &directory, place).map_err(failure)?;
-    call.check_sticky(&directory, &name).map_err(failure)?;
+    let is_guarded = permission::is_guarded_by_sticky(&directory, &call.caller.credentials);
+    let entry = call.judge_entry(&directory, &name, is_guarded).map_err(failure)?;
+    call.check_sticky(&directory, &entry).map_err(failure)?;
     let store = &call.shared.store;
     let outcome = match victim {
-        Victim::FileOrLink => store.remove(directory.inode, &name),
-        Victim::Directory => store.remove_directory(directory.inode, &name),
+        Victim::FileOrLink => store.remove_judged(directory.inode, &name, entry.rights),
+        Victim::Directory => store.remove_directory_judged(directory.inode, &name, entry.rights),
     };
-    outcome.map_err(|error| call.failure(directory.inode, &error))
+    outcome.map_err(|error| {
+        outdated.note(&error);
+        call.failure(directory.inode, &error)
+    })
 }
 
 fn removable_name(
@@ -84,13 +95,14 @@ fn removable_name(
 impl Call<'_> {
     /// Checks that the sticky bit of the directory lets the caller remove the entry, if there
     /// is one.
-    pub(super) fn check_sticky(&self, directory: &Attributes, name: &Name) -> Result<(), nfsstat3> {
+    pub(super) fn check_sticky(
+        &self,
+        directory: &Attributes,
+        entry: &JudgedEntry,
+    ) -> Result<(), nfsstat3> {
         let user = &self.caller.credentials;
-        if !permission::is_guarded_by_sticky(directory, user) {
-            return Ok(());
-        }
-        match self.entry(directory.inode, name)? {
-            Some(entry) if !permission::may_remove(directory, &entry, user) => {
+        match &entry.found {
+            Some(found) if !permission::may_remove(directory, found, user) => {
                 Err(nfsstat3::NFS3ERR_ACCES)
             }
             _ => Ok(()),

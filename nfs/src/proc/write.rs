@@ -15,6 +15,8 @@ struct Arguments<'a> {
     count: u32,
     stability: Stability,
     data: Bytes,
+    /// Nothing follows the data, which then is nearly all of the frame that it is a part of.
+    ends_frame: bool,
 }
 
 impl<'a> Arguments<'a> {
@@ -31,7 +33,8 @@ impl<'a> Arguments<'a> {
             }
         };
         let data = arguments.opaque_shared(limits::FRAME_BYTES_MAX)?;
-        Ok(Self { handle, offset_bytes, count, stability, data })
+        let ends_frame = arguments.rest().is_empty();
+        Ok(Self { handle, offset_bytes, count, stability, data, ends_frame })
     }
 
     /// The data, cut to the largest WRITE; the reply's count tells the client so.
@@ -111,14 +114,17 @@ fn put(
     if !call.may_block && arguments.stability != Stability::Unstable {
         return Ok(None);
     }
-    // A small one is part of the connection's read buffer, and the store keeps what it is given.
-    let data = if data.len() <= limits::COPIED_BYTES_MAX {
+    // The store keeps what it is given, and with it the frame, or the connection's read buffer, of which
+    // a small one is a part until it may wait (`Request::detach`).
+    let is_in_buffer = !call.may_block && data.len() <= limits::COPIED_BYTES_MAX;
+    let data = if is_in_buffer || !arguments.ends_frame {
         Bytes::copy_from_slice(data)
     } else {
         data.clone()
     };
     if call.may_block {
-        store.write(file, offset_bytes, data, arguments.stability).map(Some)
+        let is_given_up = || call.is_given_up();
+        store.write_unless(file, offset_bytes, data, arguments.stability, &is_given_up).map(Some)
     } else {
         store.try_write(file, offset_bytes, &data).transpose()
     }

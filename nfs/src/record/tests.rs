@@ -263,3 +263,42 @@ async fn a_large_record_is_charged_when_its_bytes_come_not_by_its_mark() {
     drop(record);
     assert_eq!(metrics.snapshot().bytes_in_flight, 0);
 }
+
+/// An honest client is not cut off as it connects while others hold all the memory.
+#[tokio::test]
+async fn the_wait_for_memory_is_not_the_first_calls_slowness() {
+    let metrics = Arc::new(NfsMetrics::new());
+    let all = Budget::new(limits::IN_FLIGHT_BYTES_MIN, Arc::clone(&metrics));
+    let (holder, one) = (all.connection(), all.connection());
+    let half = usize::try_from(limits::IN_FLIGHT_BYTES_MIN / 2).unwrap();
+    let held = holder.charge(Purpose::Change, half).await;
+    let (mut client, server) = tokio::io::duplex(2 << 20);
+    let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
+    let record = fragment(&vec![7; 1 << 20], true);
+    client.write_all(&record[..1 << 19]).await.unwrap();
+    let within = Duration::from_secs(1);
+    let first = tokio::spawn(async move { (reader.first(&one, within).await, reader.patience) });
+    while !holder.is_wanted() {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::sleep(within).await;
+    drop(held);
+    while metrics.snapshot().bytes_in_flight == 0 && !first.is_finished() {
+        tokio::task::yield_now().await;
+    }
+    // Behind what it reads at once.
+    tokio::task::yield_now().await;
+    client.write_all(&record[1 << 19..]).await.unwrap();
+    let (record, patience) = first.await.unwrap();
+    assert_eq!(record.unwrap().unwrap().bytes.len(), 1 << 20);
+    assert_eq!(patience, PATIENCE, "that of the next ones");
+    // One that stops half way, or says nothing, has no more.
+    let within = Duration::from_millis(20);
+    for sent in [&fragment(b"half", true)[..6], &[]] {
+        let (mut client, server) = tokio::io::duplex(64);
+        let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
+        client.write_all(sent).await.unwrap();
+        let error = reader.first(&holder, within).await.unwrap_err();
+        assert!(matches!(error, RecordError::TooSlow { limit } if limit == within), "{error}");
+    }
+}

@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use slackwater_blockstore::{CreateMode, InodeId, Name, Options, SetAttributes};
+use slackwater_blockstore::{
+    Attributes, CreateMode, InodeId, Name, Options, SetAttributes, Source, Stability,
+};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
@@ -13,10 +15,12 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::auth::{Caller, Credentials};
+use crate::crowd::Crowd;
 use crate::handle::Target;
 use crate::options::ClientAccess;
 use crate::proc::{self, Call};
 use crate::procedure::NfsProcedure;
+use crate::record::Source as _;
 use crate::xdr::{Decoder, Encoder};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -139,19 +143,120 @@ async fn a_client_that_never_reads_does_not_hold_up_the_end_for_ever() {
     assert!(matches!(outcome, Err(NfsError::Drain { connections: 1, .. })), "{outcome:?}");
 }
 
+/// A file that everybody may write.
+fn open_file(shared: &Shared) -> Attributes {
+    let name = Name::new(b"file").unwrap();
+    let set = SetAttributes { mode: Some(0o666), ..SetAttributes::default() };
+    let made = shared.store.create(InodeId::ROOT, &name, CreateMode::Guarded, &set);
+    made.unwrap().attributes
+}
+
+/// A call of nobody in particular, for this file.
+fn call(shared: &Shared, procedure: u32, file: &Attributes) -> Encoder {
+    let mut call = Encoder::new();
+    [7, 0, 2, 100_003, 3, procedure, 0, 0, 0, 0].into_iter().for_each(|word| call.u32(word));
+    let Attributes { inode, generation, .. } = *file;
+    call.opaque(&shared.handles.encode(Target::Inode { inode, generation }));
+    call
+}
+
+/// The server's end of a connection by which the client sent this; it has left unless it `stays`.
+async fn connection_after(sent: &[u8], stays: bool) -> (TcpStream, Option<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    client.write_all(sent).await.unwrap();
+    let (stream, _) = listener.accept().await.unwrap();
+    if stays {
+        return (stream, Some(client));
+    }
+    drop(client);
+    let (read_half, write_half) = stream.into_split();
+    while !read_half.is_gone() {
+        tokio::task::yield_now().await;
+    }
+    (read_half.reunite(write_half).unwrap(), None)
+}
+
+/// Its thread may have been held up so long that the client has sent all again by another
+/// connection, and other changes since.
+#[tokio::test]
+async fn what_a_client_sent_before_it_left_is_not_begun_after_it() {
+    let fixture = Fixture::start(patient()).await;
+    let shared = &fixture.shared;
+    let file = open_file(shared);
+    let mut write = call(shared, 7, &file);
+    write.u64(0);
+    [3, 0].into_iter().for_each(|word| write.u32(word));
+    write.opaque(b"old");
+    let mut truncate = call(shared, 2, &file);
+    [0, 0, 0, 1, 0, 1, 0, 0, 0].into_iter().for_each(|word| truncate.u32(word));
+    for (call, done) in [(write, &b"old"[..]), (truncate, b"n")] {
+        let call = call.finish().0;
+        for stays in [false, true] {
+            let data = bytes::Bytes::from_static(b"new");
+            shared.store.write(file.inode, 0, data, Stability::FileSync).unwrap();
+            let (stream, client) = connection_after(&call, stays).await;
+            let (crowd, stop) = (Crowd::new(1), watch::Sender::new(false));
+            let guest = crowd.admit();
+            assert!(guest.take_place().await);
+            let peer = Peer::new("127.0.0.1:1".parse().unwrap(), &shared.options);
+            let shared = Arc::clone(shared);
+            let store = Arc::clone(&shared.store);
+            let serving = connection::serve(shared, stream, peer, &guest, stop.subscribe());
+            let ending = async {
+                if let Some(mut client) = client {
+                    client.read_u32().await.unwrap();
+                }
+            };
+            timeout(LIMIT, async { tokio::join!(serving, ending) }).await.unwrap();
+            let found = store.read(Source::File(file.inode), 0, 3).unwrap().to_vec();
+            assert_eq!(found, if stays { done } else { b"new" });
+        }
+    }
+    fixture.end().await;
+}
+
+/// Dirty blocks keep the memory that their data came in, which is counted by the data.
+#[tokio::test]
+async fn what_follows_the_data_of_a_write_is_not_kept_with_it() {
+    let fixture = Fixture::start(patient()).await;
+    let shared = &fixture.shared;
+    let file = open_file(shared);
+    let Attributes { inode, generation, .. } = file;
+    let data = vec![7; limits::COPIED_BYTES_MAX + 4096];
+    let caller =
+        Caller { credentials: Credentials::new(0, 0, &[]), access: ClientAccess::ReadWrite };
+    for may_block in [false, true] {
+        for rest in [0, 1 << 19] {
+            let call = Call { shared, caller: &caller, may_block, outlet: None };
+            let mut arguments = Encoder::new();
+            arguments.opaque(&shared.handles.encode(Target::Inode { inode, generation }));
+            arguments.u64(0);
+            [u32::try_from(data.len()).unwrap(), 0]
+                .into_iter()
+                .for_each(|word| arguments.u32(word));
+            arguments.opaque(&data);
+            let frame = bytes::Bytes::from([arguments.finish().0, vec![0; rest]].concat());
+            let mut reply = Encoder::new();
+            // Behind the record's mark.
+            let mut decoder = Decoder::at(&frame, 4);
+            proc::run(NfsProcedure::Write, &call, &mut decoder, &mut reply).unwrap();
+            assert_eq!(frame.is_unique(), rest > 0, "{may_block} {rest}");
+        }
+    }
+    fixture.end().await;
+}
+
 #[tokio::test]
 async fn a_handle_of_another_generation_is_stale() {
     let fixture = Fixture::start(patient()).await;
     let shared = &fixture.shared;
-    let root = shared.store.attributes(InodeId::ROOT).unwrap();
-    let name = Name::new(b"file").unwrap();
-    let set = SetAttributes { mode: Some(0o666), ..SetAttributes::default() };
-    let file = shared.store.create(root.inode, &name, CreateMode::Guarded, &set).unwrap();
+    let file = open_file(shared);
     let credentials = Credentials::new(0, 0, &[]);
     let caller = Caller { credentials, access: ClientAccess::ReadWrite };
-    let call = Call { shared, caller: &caller, may_block: true };
+    let call = Call { shared, caller: &caller, may_block: true, outlet: None };
     let status = |procedure, generation, rest: &[u32]| {
-        let target = Target::Inode { inode: file.attributes.inode, generation };
+        let target = Target::Inode { inode: file.inode, generation };
         let mut arguments = Encoder::new();
         arguments.opaque(&shared.handles.encode(target));
         rest.iter().for_each(|word| arguments.u32(*word));
@@ -159,7 +264,7 @@ async fn a_handle_of_another_generation_is_stale() {
         let mut reply = Encoder::new();
         proc::run(procedure, &call, &mut Decoder::new(&arguments), &mut reply).unwrap() as u32
     };
-    let right = file.attributes.generation;
+    let right = file.generation;
     let calls = [
         (NfsProcedure::GetAttributes, &[][..]),
         (NfsProcedure::Read, &[0, 0, 10]),

@@ -145,6 +145,30 @@ async fn what_waits_of_a_client_that_leaves_is_not_written() {
     }
 }
 
+/// A part of a block waits for a flush of its file, begun already, while its client leaves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_waits_for_a_flush_of_a_client_that_leaves_is_not_written() {
+    for departure in DEPARTURES {
+        let options = NfsOptions { io_threads: 4, ..root_options() };
+        let mut fixture = Fixture::with(options).await;
+        let shut = fixture.gate.shut();
+        let mut flushing = fixture.server.client().await;
+        let behind = write_args(&fixture.file, 4096, &LATE, FILE_SYNC);
+        flushing.send(&record(&call(0, NFS, proc::WRITE, &Cred::user(0, 0), &behind))).await;
+        fixture.gate.wait_for_a_sync().await;
+        let mut leaver = fixture.server.client().await;
+        leaver.send(&write_call(1, &fixture.file, &LATE[..10], UNSTABLE)).await;
+        fixture.server.wait_until(|counters| counters.calls_in_flight == 2).await;
+        // By now a thread of the lane has it, most likely.
+        fixture.let_the_server_notice().await;
+        let _leaver = leave(leaver, departure).await;
+        fixture.let_the_server_notice().await;
+        drop(shut);
+        fixture.server.wait_until(|counters| counters.calls_in_flight == 0).await;
+        assert!(fixture.content().await == OLD, "{departure:?}");
+    }
+}
+
 /// A reader that waits for room among the calls in flight sees that its client has left, and does not
 /// begin what that client has sent again since.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
