@@ -1,5 +1,7 @@
 //! The store's values as the REST types show them, and back.
 
+use std::time::Duration;
+
 use slackwater_blockstore as store;
 
 use crate::failure::Failure;
@@ -23,6 +25,12 @@ pub(crate) fn parse_snapshot_id(text: &str) -> Result<store::SnapshotId, Failure
 
 pub(crate) fn timestamp(stamp: store::Timestamp) -> types::Timestamp {
     types::Timestamp::from_nanos(stamp.as_nanos())
+}
+
+/// So long from `now`; `None`: no stamp is as late.
+pub(crate) fn moment_after(now: store::Timestamp, seconds: u64) -> Option<store::Timestamp> {
+    let nanos = u64::try_from(Duration::from_secs(seconds).as_nanos()).ok()?;
+    now.as_nanos().checked_add(nanos).map(store::Timestamp::from_nanos)
 }
 
 pub(crate) fn store_timestamp(stamp: types::Timestamp) -> store::Timestamp {

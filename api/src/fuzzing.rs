@@ -239,7 +239,7 @@ fn value(choices: &mut Unstructured<'_>, known: &Known) -> Chosen<Value> {
 }
 
 fn body(choices: &mut Unstructured<'_>, known: &Known) -> Chosen<Vec<u8>> {
-    const FIELDS: [&str; 22] = [
+    const FIELDS: [&str; 23] = [
         "path",
         "path",
         "size_bytes",
@@ -247,6 +247,7 @@ fn body(choices: &mut Unstructured<'_>, known: &Known) -> Chosen<Vec<u8>> {
         "labels",
         "deletion_policy",
         "expires_at",
+        "expires_in_seconds",
         "snapshot_id",
         "data",
         "file",

@@ -28,6 +28,7 @@ use crate::error::ProblemCode;
 use crate::extract::{BodyShare, read_body};
 use crate::failure::Failure;
 use crate::paths::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_BYTES_MAX, IDEMPOTENCY_REPLAYED};
+use crate::router::Place;
 use crate::state::Shared;
 
 /// How long an answer is kept: longer than any sensible client tries again.
@@ -228,6 +229,7 @@ async fn carry_out(
 ) {
     // The one who asked may hang up.
     let _share = request.extensions().get::<BodyShare>().cloned();
+    let _place = request.extensions().get::<Place>().cloned();
     let mut unfinished = Unfinished { state: Arc::clone(&state), key, finished: false };
     let response = next.run(request).await;
     let (parts, body) = response.into_parts();

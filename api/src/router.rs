@@ -18,6 +18,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, on};
 use slackwater_blockstore::Store;
+use tokio::sync::OwnedSemaphorePermit;
 
 use crate::error::ProblemCode;
 use crate::extract::BodyShare;
@@ -117,16 +118,26 @@ async fn observe(State(state): State<Shared>, request: Request, next: Next) -> R
     response
 }
 
+/// A request's place among those under way; an extension of the request, for what goes on though its
+/// caller has gone.
+#[derive(Clone, Debug)]
+pub(crate) struct Place(
+    #[expect(dead_code, reason = "held, not looked at")] Arc<OwnedSemaphorePermit>,
+);
+
 /// Refuses a request at once when too many are under way, rather than let all become late.
 async fn admit(State(state): State<Shared>, mut request: Request, next: Next) -> Response {
-    let Ok(_permit) = state.requests.try_acquire() else {
+    let Ok(permit) = Arc::clone(&state.requests).try_acquire_owned() else {
         let detail = format!("{} requests are under way", state.options.requests_max);
         return Failure::new(ProblemCode::Overloaded, detail).into_response();
     };
     // Held here until the answer is there; what reads the body takes it.
-    let share = BodyShare::default();
+    let (share, place) = (BodyShare::default(), Place(Arc::new(permit)));
     request.extensions_mut().insert(share.clone());
-    next.run(request).await
+    request.extensions_mut().insert(place.clone());
+    let response = next.run(request).await;
+    drop((share, place));
+    response
 }
 
 /// Ends the wait for a call that takes too long.

@@ -282,6 +282,10 @@ pub struct CreateSnapshot {
     /// The appliance deletes it some time after this, if it has no clones then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
+    /// Instead of `expires_at`: so long from now by the appliance's clock, for a caller whose own may be
+    /// wrong.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_in_seconds: Option<u64>,
 }
 
 /// Changes a snapshot's labels; its content never changes.

@@ -11,6 +11,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -357,8 +358,11 @@ impl Upload {
     async fn write(&mut self, piece: Bytes) -> Result<(), Failure> {
         let (inode, offset_bytes) = (self.inode, self.next_bytes);
         let length_bytes = u64::try_from(piece.len()).unwrap_or(u64::MAX);
+        let waiting = Waiting::default();
+        let is_given_up = Arc::clone(&waiting.is_over);
         let write = move |store: &slackwater_blockstore::Store| {
-            store.write(inode, offset_bytes, piece, Stability::Unstable)
+            let is_given_up = || is_given_up.load(Ordering::Acquire);
+            store.write_unless(inode, offset_bytes, piece, Stability::Unstable, &is_given_up)
         };
         let written = self.state.call_step(write).await?;
         self.verifier.get_or_insert(written.verifier);
@@ -377,6 +381,19 @@ impl Upload {
             )),
             _ => Ok(file.after.size_bytes),
         }
+    }
+}
+
+/// Somebody waits for a piece to be written. Once that is over, as its client has left or was told that
+/// it took too long, the piece must not be written over what the client sends next.
+#[derive(Debug, Default)]
+struct Waiting {
+    is_over: Arc<AtomicBool>,
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Release);
     }
 }
 

@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderName, Method, StatusCode, header};
-use slackwater_blockstore::{FileInfo, FilePath, Name, SetAttributes};
+use slackwater_blockstore::{FileInfo, FilePath, Name};
 
 use crate::convert;
 use crate::extract::{JsonBody, Segment};
@@ -126,23 +126,12 @@ pub(crate) async fn update(
     let path = file_path(&path)?;
     let info = match (request.size_bytes, request.path) {
         (Some(size_bytes), None) => {
-            let set = SetAttributes { size_bytes: Some(size_bytes), ..SetAttributes::default() };
-            let resize = move |store: &slackwater_blockstore::Store| {
-                let inode = store.file_info(&path)?.attributes.inode;
-                store.set_attributes(inode, &set, None)?;
-                store.file_info(&path)
-            };
-            state.call(resize).await?
+            state.call(move |store| store.resize_file(&path, size_bytes)).await?
         }
         (None, Some(target)) => {
             let target = file_path(&target)?;
-            let rename = move |store: &slackwater_blockstore::Store| {
-                // Directories are renamed over NFS; here the path is to be a file's.
-                store.file_info(&path)?;
-                store.rename_path(&path, &target)?;
-                store.file_info(&target)
-            };
-            state.call(rename).await?
+            // Directories are renamed over NFS; here the path is to be a file's.
+            state.call(move |store| store.rename_file(&path, &target)).await?
         }
         _ => return Err(Failure::invalid("give either size_bytes or path, not both")),
     };

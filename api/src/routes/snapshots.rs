@@ -5,6 +5,7 @@ use axum::extract::{RawQuery, State};
 use axum::http::{HeaderName, Method, StatusCode, header};
 use slackwater_blockstore::{
     Result as StoreResult, SnapshotFilter, SnapshotId as StoreSnapshotId, SnapshotRequest, Store,
+    Timestamp as StoreTimestamp,
 };
 
 use crate::convert::{self, parse_snapshot_id};
@@ -123,10 +124,10 @@ pub(crate) async fn create(
     let path = file_path(&request.path)?;
     let name = request.name.clone();
     let request = SnapshotRequest {
+        expires_at: expiry(&request, state.store.now())?,
         name: request.name,
         labels: request.labels,
         deletion: convert::store_deletion_policy(request.deletion_policy),
-        expires_at: request.expires_at.map(convert::store_timestamp),
     };
     match state.call(move |store| store.snapshot(&path, request)).await {
         Ok(snapshot) => {
@@ -141,6 +142,24 @@ pub(crate) async fn create(
             Err(failure.with_existing_snapshot(id))
         }
         Err(failure) => Err(failure),
+    }
+}
+
+fn expiry(
+    request: &CreateSnapshot,
+    now: StoreTimestamp,
+) -> Result<Option<StoreTimestamp>, Failure> {
+    match (request.expires_at, request.expires_in_seconds) {
+        (Some(_), Some(_)) => {
+            Err(Failure::invalid("give either expires_at or expires_in_seconds, not both"))
+        }
+        (at, None) => Ok(at.map(convert::store_timestamp)),
+        (None, Some(seconds)) => match convert::moment_after(now, seconds) {
+            Some(moment) => Ok(Some(moment)),
+            None => Err(Failure::invalid(format!(
+                "expires_in_seconds is {seconds}, which ends after the year 2554"
+            ))),
+        },
     }
 }
 

@@ -1,7 +1,6 @@
 //! How the appliance is: figures, metrics, health, and the care of the store.
 
 use std::borrow::Cow;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::extract::State;
@@ -16,7 +15,7 @@ use crate::openapi;
 use crate::paths;
 use crate::router::Mount;
 use crate::state::Shared;
-use crate::types::{CheckReport, CheckRequest, GcReport, Health, Stats, Timestamp};
+use crate::types::{CheckReport, CheckRequest, GcReport, Health, Stats};
 
 /// Media type of OpenMetrics' text format, which Prometheus reads.
 const METRICS_MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -40,15 +39,14 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 pub(crate) async fn stats(State(state): State<Shared>) -> Result<Json<Stats>, Failure> {
     let export_path = state.options.export_path.clone();
     let read = move |store: &slackwater_blockstore::Store| {
-        Ok(convert::stats(store.stats(), store.store_id(), &export_path, now()))
+        Ok(convert::stats(
+            store.stats(),
+            store.store_id(),
+            &export_path,
+            convert::timestamp(store.now()),
+        ))
     };
     Ok(Json(state.call(read).await?))
-}
-
-/// The moment, by this machine's clock.
-fn now() -> Timestamp {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    Timestamp::from_nanos(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
 }
 
 /// Verifies the store while it serves

@@ -4,7 +4,9 @@ use axum::http::header;
 use serde_json::json;
 use slackwater_api::block_map::BlockMap;
 use slackwater_api::error::ProblemCode;
-use slackwater_api::types::{DeletionPolicy, DiffPage, ExtentKind, File, Snapshot, SnapshotPage};
+use slackwater_api::types::{
+    DeletionPolicy, DiffPage, ExtentKind, File, Snapshot, SnapshotPage, Stats,
+};
 
 use crate::harness::{Face, noise};
 
@@ -41,6 +43,24 @@ async fn a_snapshot_keeps_what_it_was_given() {
     face.delete(&route).await.problem(ProblemCode::NotFound);
     face.patch(&route, json!({"labels": {}})).await.problem(ProblemCode::NotFound);
     face.get("/v1/files/clone").await.expect(200);
+}
+
+/// A caller's clock may be wrong: the appliance counts.
+#[tokio::test]
+async fn a_snapshot_lives_so_long_by_the_appliances_clock() {
+    let face = Face::new();
+    face.make_file("a", 1).await;
+    let now = async || face.get("/v1/stats").await.parse::<Stats>().now.unwrap().as_nanos();
+    let (before, hour) = (now().await, 3_600_000_000_000);
+    let taken = face.post("/v1/snapshots", json!({"path": "a", "expires_in_seconds": 3600})).await;
+    let ends = taken.expect(201).parse::<Snapshot>().expires_at.unwrap().as_nanos();
+    assert!((before + hour..now().await + hour).contains(&ends));
+    let both = json!({
+        "path": "a", "expires_in_seconds": 1, "expires_at": "2100-01-02T03:04:05Z",
+    });
+    for wrong in [both, json!({"path": "a", "expires_in_seconds": u64::MAX})] {
+        face.post("/v1/snapshots", wrong).await.problem(ProblemCode::InvalidValue);
+    }
 }
 
 #[tokio::test]

@@ -102,6 +102,32 @@ async fn a_call_that_takes_too_long_is_ended() {
     Face::with(options).get("/v1/stats").await.problem(ProblemCode::Timeout);
 }
 
+/// It waits for a thread here; a part of a block waits so for a flush of its file. Its client sends it
+/// again, and something newer then.
+#[test]
+fn what_took_too_long_is_not_written_later() {
+    let mut runtime = tokio::runtime::Builder::new_current_thread();
+    let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
+    runtime.block_on(async {
+        let request_timeout = Duration::from_millis(500);
+        let face = Face::with(ApiOptions { request_timeout, ..ApiOptions::default() });
+        face.make_file("a", 5).await;
+        let (release, held) = std::sync::mpsc::channel::<()>();
+        // By now the file was looked up.
+        let body = futures_util::stream::once(async move {
+            drop(tokio::task::spawn_blocking(move || held.recv()));
+            Ok::<_, std::io::Error>(Bytes::from_static(b"late"))
+        });
+        let late = face.put("/v1/files/a/data", Body::from_stream(body)).await;
+        late.problem(ProblemCode::Timeout);
+        release.send(()).unwrap();
+        // Behind what waits.
+        tokio::task::spawn_blocking(|| ()).await.unwrap();
+        let answer = face.get("/v1/files/a/data").await.expect(200);
+        assert_eq!(answer.body[..], [0; 5]);
+    });
+}
+
 #[tokio::test]
 async fn a_body_that_stops_coming_is_told_from_a_slow_call() {
     let options = ApiOptions { body_timeout: Duration::from_millis(20), ..ApiOptions::default() };
@@ -189,4 +215,27 @@ async fn the_store_is_let_go() {
     let store: std::sync::Weak<Store> = std::sync::Arc::downgrade(&face.store);
     drop(face);
     assert!(store.upgrade().is_none());
+}
+
+/// A request with a key is carried out though its caller has gone: it counts until it ends.
+#[tokio::test]
+async fn what_goes_on_without_its_caller_keeps_its_place() {
+    let options = ApiOptions {
+        // No turn ever comes.
+        store_calls_max: 0,
+        queue_timeout: Duration::from_secs(3600),
+        request_timeout: Duration::from_millis(20),
+        requests_max: 1,
+        ..ApiOptions::default()
+    };
+    let router = Face::with(options).router;
+    for (key, status) in [(None, 504), (None, 504), (Some("a"), 504), (Some("b"), 503)] {
+        let mut request =
+            Request::post("/v1/files").header(header::CONTENT_TYPE, "application/json");
+        if let Some(key) = key {
+            request = request.header("idempotency-key", key);
+        }
+        let request = request.body(Body::from(r#"{"path":"a","size_bytes":1}"#)).unwrap();
+        assert_eq!(router.clone().oneshot(request).await.unwrap().status(), status, "{key:?}");
+    }
 }

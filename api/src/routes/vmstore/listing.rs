@@ -21,12 +21,20 @@ const SCAN_MAX: usize = 100_000;
 /// Snapshots that are read from the store in one go.
 const BATCH: usize = 64;
 
+/// Bytes of a text that count for the order: what tells snapshots apart comes first. With the longest
+/// labels those of all would take hundreds of MiB.
+const SORTED_BYTES_MAX: usize = 128;
+
 /// Labels under which what VMstore's clients say about a snapshot is kept.
 pub(crate) const LABEL_DESCRIPTION: &str = "vmstore/description";
 pub(crate) const LABEL_VM_NAME: &str = "vmstore/vm-name";
 pub(crate) const LABEL_VM_UUID: &str = "vmstore/vm-uuid";
 pub(crate) const LABEL_INSTANCE_ID: &str = "vmstore/instance-id";
 pub(crate) const LABEL_CREATOR: &str = "vmstore/creator";
+
+/// All of them.
+const LABELS: [&str; 5] =
+    [LABEL_DESCRIPTION, LABEL_VM_NAME, LABEL_VM_UUID, LABEL_INSTANCE_ID, LABEL_CREATOR];
 
 /// The type of snapshots that were taken through this face.
 pub(crate) const TYPE_CINDER: &str = "CINDER_GENERATED_SNAPSHOT";
@@ -188,7 +196,7 @@ pub(crate) struct Found {
 }
 
 /// What a snapshot is sorted by; all that is kept of one while a list is made.
-type Place = (String, u64, Timestamp, SnapshotId);
+type Place = (Vec<u8>, u64, Timestamp, SnapshotId);
 
 /// Reads the snapshots in small batches, keeps the places of those that match, sorts them, and
 /// reads those of the page again.
@@ -219,13 +227,19 @@ pub(crate) fn find(store: &Store, listing: &Listing) -> StoreResult<Found> {
     let mut items = Vec::new();
     for (.., id) in places.into_iter().skip(first).take(listing.limit) {
         match store.snapshot_info(id) {
-            Ok(snapshot) => items.push(snapshot),
+            Ok(snapshot) => items.push(shown(snapshot)),
             // Deleted since: the list is as of its end.
             Err(error) if error.kind() == slackwater_blockstore::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
     }
     Ok(Found { items, matched, seen, overflow })
+}
+
+/// The snapshot with what of it is shown: those of a page with all their labels could take a GiB.
+fn shown(mut snapshot: Snapshot) -> Snapshot {
+    snapshot.labels.retain(|label, _| LABELS.contains(&label.as_str()));
+    snapshot
 }
 
 fn place(snapshot: &Snapshot, listing: &Listing) -> Place {
@@ -235,7 +249,8 @@ fn place(snapshot: &Snapshot, listing: &Listing) -> Place {
         SortKey::VmName => (vm_name(snapshot), 0),
         SortKey::CloneReferenceCount => ("", snapshot.clone_count),
     };
-    (text.to_owned(), number, snapshot.created_at, snapshot.id)
+    let text = text.as_bytes().iter().take(SORTED_BYTES_MAX).copied().collect();
+    (text, number, snapshot.created_at, snapshot.id)
 }
 
 #[cfg(test)]
@@ -275,6 +290,17 @@ mod tests {
         assert_eq!(matching("type=SCHEDULED_SNAPSHOT,CINDER_GENERATED_SNAPSHOT"), (true, true));
         assert_eq!(matching("type=USER_GENERATED_SNAPSHOT"), (false, false));
         assert_eq!(matching("contain=o&hasClone=No&refresh=TRUE"), (true, false));
+    }
+
+    #[test]
+    fn no_more_of_a_snapshot_is_kept_than_is_needed() {
+        let long = "d".repeat(4096);
+        let mut snapshot = snapshot(&long, 1, 0);
+        let listing = Listing::decode("sortedBy=description").unwrap();
+        assert_eq!(place(&snapshot, &listing).0, vec![b'd'; SORTED_BYTES_MAX]);
+        snapshot.labels.extend((0..63).map(|number| (number.to_string(), long.clone())));
+        let shown = shown(snapshot);
+        assert_eq!((shown.labels.len(), description(&shown)), (1, &*long));
     }
 
     #[test]

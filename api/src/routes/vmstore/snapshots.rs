@@ -1,7 +1,5 @@
 //! Snapshot, list, delete and clone in VMstore's words.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
-
 use axum::Json;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
@@ -11,6 +9,7 @@ use slackwater_blockstore::{
     SnapshotRequest, Store, Timestamp,
 };
 
+use crate::convert;
 use crate::error::ProblemCode;
 use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
@@ -133,7 +132,7 @@ pub(crate) async fn create(
     let request = SnapshotRequest {
         name: None,
         deletion: deletion(spec.deletion_policy.as_deref())?,
-        expires_at: spec.retention_minutes.and_then(expiry),
+        expires_at: spec.retention_minutes.and_then(|minutes| expiry(state.store.now(), minutes)),
         labels: labels(spec),
     };
     let snapshot = state.call(move |store| store.snapshot(&path, request)).await?;
@@ -151,11 +150,9 @@ fn deletion(policy: Option<&str>) -> Result<DeletionPolicy, Failure> {
     }
 }
 
-fn expiry(retention_minutes: i64) -> Option<Timestamp> {
+fn expiry(now: Timestamp, retention_minutes: i64) -> Option<Timestamp> {
     let minutes = u64::try_from(retention_minutes).ok()?;
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let until = now.checked_add(Duration::from_secs(minutes.checked_mul(60)?))?;
-    u64::try_from(until.as_nanos()).ok().map(Timestamp::from_nanos)
+    convert::moment_after(now, minutes.checked_mul(60)?)
 }
 
 fn labels(spec: CinderSnapshotSpec) -> Labels {
@@ -345,9 +342,10 @@ mod tests {
             assert_eq!(deletion(Some(listing::deletion_policy(policy))).unwrap(), policy);
         }
         assert!(deletion(Some("NEVER")).is_err());
-        assert_eq!(expiry(-1), None);
-        assert!(expiry(1).is_some());
-        assert_eq!(expiry(i64::MAX), None);
+        let now = Timestamp::from_nanos(7);
+        assert_eq!(expiry(now, -1), None);
+        assert_eq!(expiry(now, 1), Some(Timestamp::from_nanos(60_000_000_007)));
+        assert_eq!(expiry(now, i64::MAX), None);
     }
 
     #[test]
