@@ -13,6 +13,14 @@ use rustix::fs::{FileType, Stat};
 use crate::error::{ArchiveError, failed};
 use crate::root::{Entry, Place, Root, is_directory, modified};
 
+/// Memory of the paths that [`changes`] holds: those of a million and more changes, at usual
+/// lengths. A container makes as many and as long ones as it likes, and the daemon that is asked
+/// for them serves others, too.
+const PATHS_BYTES_MAX: usize = 256 << 20;
+
+/// What a path takes in memory beside its text.
+const PATH_BYTES: usize = 96;
+
 /// How a path changed. The numbers are those of Docker's protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -37,10 +45,10 @@ pub struct Change {
 /// What changed from the tree `older` (nothing, if there is none) to the tree `newer`, sorted.
 ///
 /// # Errors
-/// A tree cannot be read.
+/// A tree cannot be read, or there are more changes than memory is given to.
 pub fn changes(older: Option<&Path>, newer: &Path) -> Result<Vec<Change>, ArchiveError> {
     let older = older.map(Root::open).transpose()?;
-    let found = Comparison::run(older.as_ref(), &Root::open(newer)?)?;
+    let found = Comparison::run(PATHS_BYTES_MAX, older.as_ref(), &Root::open(newer)?)?;
     let from_root = |(path, kind)| Change { path: Path::new("/").join(path), kind };
     Ok(found.into_iter().map(from_root).collect())
 }
@@ -53,6 +61,9 @@ pub(crate) struct Comparison<'a> {
     older: Option<&'a Root>,
     newer: &'a Root,
     found: BTreeMap<PathBuf, ChangeKind>,
+    bytes_max: usize,
+    /// What the paths of this take.
+    bytes: usize,
     older_links: Links,
     newer_links: Links,
     /// The inode of each path of `older_links`.
@@ -60,8 +71,9 @@ pub(crate) struct Comparison<'a> {
 }
 
 impl<'a> Comparison<'a> {
-    /// What changed, by path below the root.
+    /// What changed, by path below the root; paths take at most `bytes_max` of memory.
     pub(crate) fn run(
+        bytes_max: usize,
         older: Option<&'a Root>,
         newer: &'a Root,
     ) -> Result<BTreeMap<PathBuf, ChangeKind>, ArchiveError> {
@@ -69,6 +81,8 @@ impl<'a> Comparison<'a> {
             older,
             newer,
             found: BTreeMap::new(),
+            bytes_max,
+            bytes: 0,
             older_links: Links::new(),
             newer_links: Links::new(),
             older_inodes: HashMap::new(),
@@ -76,9 +90,10 @@ impl<'a> Comparison<'a> {
         // A list of what is to be done and no recursion: a tree may be deep.
         let mut directories = vec![(PathBuf::new(), older.is_some())];
         while let Some((path, is_in_both)) = directories.pop() {
+            comparison.bytes = comparison.bytes.saturating_sub(bytes_of(&path));
             comparison.directory(&path, is_in_both, &mut directories)?;
         }
-        comparison.compare_links();
+        comparison.compare_links()?;
         Ok(comparison.found)
     }
 
@@ -97,39 +112,58 @@ impl<'a> Comparison<'a> {
             let here = path.join(&name);
             let before = older.remove(&name);
             match &before {
-                None => self.mark(&here, ChangeKind::Added),
+                None => self.mark(&here, ChangeKind::Added)?,
                 Some(before) => {
-                    note_link(&mut self.older_links, &here, before);
-                    if !is_directory(before) && before.st_nlink > 1 {
+                    if note_link(&mut self.older_links, &here, before) {
+                        self.take(2 * bytes_of(&here))?;
                         self.older_inodes.insert(here.clone(), before.st_ino);
                     }
                     if self.differs(&here, before, &stat)? {
-                        self.mark(&here, ChangeKind::Modified);
+                        self.mark(&here, ChangeKind::Modified)?;
                     }
                 }
             }
-            note_link(&mut self.newer_links, &here, &stat);
+            if note_link(&mut self.newer_links, &here, &stat) {
+                self.take(bytes_of(&here))?;
+            }
             if is_directory(&stat) {
+                self.take(bytes_of(&here))?;
                 directories.push((here, before.as_ref().is_some_and(is_directory)));
             }
         }
         for name in older.into_keys() {
-            self.mark(&path.join(name), ChangeKind::Deleted);
+            self.mark(&path.join(name), ChangeKind::Deleted)?;
         }
         Ok(())
     }
 
     /// Takes a change in, and with it the directories it is in.
-    fn mark(&mut self, path: &Path, kind: ChangeKind) {
-        self.found.insert(path.to_owned(), kind);
+    fn mark(&mut self, path: &Path, kind: ChangeKind) -> Result<(), ArchiveError> {
+        self.insert(path, kind)?;
         let parents = path.ancestors().skip(1).filter(|parent| !parent.as_os_str().is_empty());
         for parent in parents {
             if self.found.contains_key(parent) {
                 // With all of its own.
-                return;
+                return Ok(());
             }
-            self.found.insert(parent.to_owned(), ChangeKind::Modified);
+            self.insert(parent, ChangeKind::Modified)?;
         }
+        Ok(())
+    }
+
+    fn insert(&mut self, path: &Path, kind: ChangeKind) -> Result<(), ArchiveError> {
+        self.take(bytes_of(path))?;
+        self.found.insert(path.to_owned(), kind);
+        Ok(())
+    }
+
+    /// Counts memory that paths take.
+    fn take(&mut self, bytes: usize) -> Result<(), ArchiveError> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes > self.bytes_max {
+            return Err(ArchiveError::Changes { limit_mib: self.bytes_max >> 20 });
+        }
+        Ok(())
     }
 
     /// Whether something is not what it was.
@@ -164,7 +198,7 @@ impl<'a> Comparison<'a> {
 
     /// Finds files that became one, or ceased to be. Only paths of both trees are in the older
     /// links, so that a link which was deleted makes no difference to the others.
-    fn compare_links(&mut self) {
+    fn compare_links(&mut self) -> Result<(), ArchiveError> {
         let nothing = BTreeSet::new();
         let mut linked = HashSet::new();
         let mut differing = Vec::new();
@@ -184,9 +218,10 @@ impl<'a> Comparison<'a> {
         }
         for path in differing {
             if !self.found.contains_key(&path) {
-                self.mark(&path, ChangeKind::Modified);
+                self.mark(&path, ChangeKind::Modified)?;
             }
         }
+        Ok(())
     }
 
     /// Whether the attributes of the roots themselves differ.
@@ -212,8 +247,42 @@ fn attributes(stat: &Stat) -> (u32, u32, u32, u64) {
     (stat.st_mode, stat.st_uid, stat.st_gid, if is_device { stat.st_rdev } else { 0 })
 }
 
-fn note_link(links: &mut Links, path: &Path, stat: &Stat) {
-    if !is_directory(stat) && stat.st_nlink > 1 {
+/// What a path takes in memory.
+fn bytes_of(path: &Path) -> usize {
+    PATH_BYTES + path.as_os_str().len()
+}
+
+/// Notes a path if its file has several; whether it has.
+fn note_link(links: &mut Links, path: &Path, stat: &Stat) -> bool {
+    let has_several = !is_directory(stat) && stat.st_nlink > 1;
+    if has_several {
         links.entry(stat.st_ino).or_default().insert(path.to_owned());
+    }
+    has_several
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_take_no_more_memory_than_they_are_given() {
+        let folder = tempfile::tempdir().unwrap();
+        let [older, newer] = ["older", "newer"].map(|name| folder.path().join(name));
+        std::fs::create_dir_all(older.join("both")).unwrap();
+        std::fs::create_dir_all(newer.join("both/new")).unwrap();
+        std::fs::write(newer.join("both/one"), "").unwrap();
+        std::fs::hard_link(newer.join("both/one"), newer.join("both/two")).unwrap();
+        let [older, newer] = [older, newer].map(|path| Root::open(&path).unwrap());
+        let run = |bytes_max, older| Comparison::run(bytes_max, older, &newer);
+        // `both`, what is new in it, and each of the links once more.
+        let bytes =
+            |names: &[&str]| -> usize { names.iter().map(|name| bytes_of(Path::new(name))).sum() };
+        let two = ["both/one", "both/two"];
+        let needed = bytes(&["both", "both/new", "both/new"]) + 2 * bytes(&two);
+        assert_eq!(run(needed, Some(&older)).unwrap().len(), 4);
+        let error = run(needed - 1, Some(&older)).unwrap_err();
+        assert!(matches!(error, ArchiveError::Changes { .. }), "{error}");
+        assert_eq!(run(needed, None).unwrap().len(), 4, "nothing stays of what was looked at");
     }
 }

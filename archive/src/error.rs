@@ -53,6 +53,26 @@ pub enum ArchiveError {
         /// The name that escapes: the member's own, or its link's.
         name: String,
     },
+    /// More members than are remembered.
+    #[error("the layer has more than {limit} members; split it into several layers")]
+    Members {
+        /// The limit.
+        limit: u64,
+    },
+    /// More directories than are remembered.
+    #[error(
+        "the paths of the layer's directories take more than {limit_mib} MiB; split it into several layers"
+    )]
+    Directories {
+        /// The limit.
+        limit_mib: usize,
+    },
+    /// More changed than can be listed.
+    #[error("so much changed that the paths take more than {limit_mib} MiB: too much to be listed")]
+    Changes {
+        /// The limit.
+        limit_mib: usize,
+    },
     /// A member that cannot be made.
     #[error("member `{member}`: {reason}")]
     Member {

@@ -12,7 +12,6 @@
 //! A content is kept here (`K`) when a later member of the same archive took its file away. A
 //! recording has its name only once it is whole and synced.
 
-use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufWriter, Read, Write};
@@ -34,15 +33,15 @@ const RECORDS_BYTES: usize = 256 << 10;
 /// Bytes of one raw record and of one kept part.
 const PART_BYTES: usize = 128 << 10;
 
+/// Room that a recording leaves on its disk: the driver's state lies beside it, and a driver that
+/// cannot write that stands still.
+const ROOM_BYTES_MIN: u64 = 128 << 20;
+
+/// Of a small disk an eighth; of one that tells no size, none.
+const ROOM_SHARE: u64 = 8;
+
 /// Bytes of a chunk before compression; a reader refuses more.
 pub(crate) const CHUNK_BYTES_MAX: usize = 1 << 20;
-
-/// A file whose content the recording does not hold.
-#[derive(Debug)]
-struct Referenced {
-    number: u64,
-    path: PathBuf,
-}
 
 /// The writer of a recording. Removes it when dropped before [`Recorder::finish`].
 #[derive(Debug)]
@@ -53,9 +52,8 @@ pub(crate) struct Recorder {
     records: Vec<u8>,
     hasher: blake3::Hasher,
     size_bytes: u64,
-    contents: u64,
-    /// By inode: a removal knows its file by that.
-    referenced: HashMap<u64, Referenced>,
+    contents: u32,
+    room_bytes_min: u64,
     is_finished: bool,
 }
 
@@ -66,6 +64,9 @@ impl Recorder {
         name.push(".partial");
         let temporary = PathBuf::from(name);
         let file = File::create(&temporary).map_err(failed("create", &temporary))?;
+        let disk = rustix::fs::fstatvfs(&file).map_err(failed("look up", &temporary))?;
+        let size_bytes = disk.f_blocks.saturating_mul(disk.f_frsize);
+        let room_bytes_min = ROOM_BYTES_MIN.min(size_bytes / ROOM_SHARE);
         let mut file = BufWriter::new(file);
         file.write_all(MAGIC).map_err(failed("write", &temporary))?;
         Ok(Self {
@@ -76,7 +77,7 @@ impl Recorder {
             hasher: blake3::Hasher::new(),
             size_bytes: 0,
             contents: 0,
-            referenced: HashMap::new(),
+            room_bytes_min,
             is_finished: false,
         })
     }
@@ -104,10 +105,9 @@ impl Recorder {
     pub(crate) fn content(
         &mut self,
         path: &Path,
-        inode: u64,
         size_bytes: u64,
         hash: blake3::Hash,
-    ) -> Result<(), ArchiveError> {
+    ) -> Result<u32, ArchiveError> {
         let path_bytes = path.as_os_str().as_bytes();
         let length = u16::try_from(path_bytes.len()).map_err(|_| {
             failed::<rustix::io::Errno>("record", path)(rustix::io::Errno::NAMETOOLONG)
@@ -117,29 +117,27 @@ impl Recorder {
         self.records.extend_from_slice(hash.as_bytes());
         self.records.extend_from_slice(&length.to_le_bytes());
         self.records.extend_from_slice(path_bytes);
-        let referenced = Referenced { number: self.contents, path: path.to_owned() };
-        self.referenced.insert(inode, referenced);
+        let number = self.contents;
+        // The bound on members comes long before.
         self.contents += 1;
-        self.store_records(RECORDS_BYTES)
+        self.store_records(RECORDS_BYTES)?;
+        Ok(number)
     }
 
-    /// Whether a content is read from this path, which is about to go.
-    pub(crate) fn refers_to(&self, inode: u64, path: &Path) -> bool {
-        self.referenced.get(&inode).is_some_and(|referenced| referenced.path == path)
-    }
-
-    /// Keeps the content of a file that is about to go.
-    pub(crate) fn keep(&mut self, inode: u64, file: File) -> Result<(), ArchiveError> {
-        let Some(Referenced { number, path }) = self.referenced.remove(&inode) else {
-            return Ok(());
-        };
-        let mut part = number.to_le_bytes().to_vec();
+    /// Keeps a content, whose file at `path` is about to go.
+    pub(crate) fn keep(
+        &mut self,
+        number: u32,
+        path: &Path,
+        file: File,
+    ) -> Result<(), ArchiveError> {
+        let mut part = u64::from(number).to_le_bytes().to_vec();
         let header_bytes = part.len();
         loop {
             part.truncate(header_bytes);
             let limit = PART_BYTES as u64;
             let read = (&file).take(limit).read_to_end(&mut part);
-            if read.map_err(failed("read", &path))? == 0 {
+            if read.map_err(failed("read", path))? == 0 {
                 return Ok(());
             }
             self.store(CHUNK_KEPT, &part)?;
@@ -156,6 +154,7 @@ impl Recorder {
 
     fn store(&mut self, kind: u8, bytes: &[u8]) -> Result<(), ArchiveError> {
         assert!(bytes.len() <= CHUNK_BYTES_MAX, "a chunk that no reader takes");
+        self.require_room()?;
         let stored = lz4_flex::block::compress(bytes);
         let mut head = vec![kind];
         for length in [bytes.len(), stored.len()] {
@@ -164,6 +163,17 @@ impl Recorder {
         }
         let written = self.file.write_all(&head).and_then(|()| self.file.write_all(&stored));
         written.map_err(failed("write", &self.temporary))
+    }
+
+    /// Refuses to fill the disk up.
+    fn require_room(&self) -> Result<(), ArchiveError> {
+        let disk = rustix::fs::fstatvfs(self.file.get_ref());
+        let disk = disk.map_err(failed("look up", &self.temporary))?;
+        if disk.f_bavail.saturating_mul(disk.f_frsize) < self.room_bytes_min {
+            let full = rustix::io::Errno::NOSPC;
+            return Err(failed("write", &self.temporary)(full));
+        }
+        Ok(())
     }
 
     /// Ends the recording, syncs it and gives it its name.
@@ -189,5 +199,23 @@ impl Drop for Recorder {
             // Nobody looks for the name; what stays behind is overwritten by the next attempt.
             let _ = std::fs::remove_file(&self.temporary);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_recording_does_not_fill_its_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("recording");
+        let mut recorder = Recorder::create(&target).unwrap();
+        recorder.raw(&[7; 2 * RECORDS_BYTES]).unwrap();
+        recorder.room_bytes_min = u64::MAX;
+        let error = recorder.raw(&[7; 2 * RECORDS_BYTES]).unwrap_err().to_string();
+        assert!(error.contains("recording") && error.contains("No space"), "{error}");
+        drop(recorder);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

@@ -1,6 +1,5 @@
 //! The way back: the tar that was unpacked, byte for byte, from its recording and its files.
 
-use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
@@ -35,8 +34,9 @@ struct Recording {
     file: File,
     /// The chunks of records, in order.
     records: Vec<Chunk>,
-    /// The chunks of kept contents, by their number.
-    kept: HashMap<u64, Vec<Chunk>>,
+    /// The chunks of kept contents with their number, in the order of that; those of one content
+    /// in the order of its bytes.
+    kept: Vec<(u64, Chunk)>,
     end: Vec<u8>,
 }
 
@@ -93,7 +93,7 @@ impl Recording {
             path: path.to_owned(),
             file,
             records: Vec::new(),
-            kept: HashMap::new(),
+            kept: Vec::new(),
             end: Vec::new(),
         };
         let file = recording.file.try_clone().map_err(failed("open the recording", path))?;
@@ -117,6 +117,8 @@ impl Recording {
         if offset != size_bytes {
             return Err(recording.bad("something follows its end".to_owned()));
         }
+        // They stand in the order in which their files went.
+        recording.kept.sort_by_key(|(number, _)| *number);
         Ok(recording)
     }
 
@@ -140,7 +142,7 @@ impl Recording {
             CHUNK_KEPT => {
                 let bytes = self.read(chunk)?;
                 let number = Fields { rest: &bytes, recording: self }.array()?;
-                self.kept.entry(u64::from_le_bytes(number)).or_default().push(chunk);
+                self.kept.push((u64::from_le_bytes(number), chunk));
             }
             CHUNK_END => self.end = self.read(chunk)?,
             other => return Err(self.bad(format!("a chunk of unknown kind {other}"))),
@@ -155,6 +157,13 @@ impl Recording {
         let bytes = lz4_flex::block::decompress(&stored, chunk.bytes);
         let bytes = bytes.ok().filter(|bytes| bytes.len() == chunk.bytes && !bytes.is_empty());
         bytes.ok_or_else(|| self.bad(format!("the chunk at byte {}", chunk.offset)))
+    }
+
+    /// The chunks of a kept content; none if it is not kept.
+    fn kept(&self, number: u64) -> &[(u64, Chunk)] {
+        let start = self.kept.partition_point(|(other, _)| *other < number);
+        let length = self.kept[start..].partition_point(|(other, _)| *other == number);
+        &self.kept[start..start + length]
     }
 
     fn bad(&self, reason: String) -> ArchiveError {
@@ -215,8 +224,9 @@ impl Content {
             size_bytes += bytes.len() as u64;
             output.write(bytes)
         };
-        if let Some(chunks) = recording.kept.get(&self.number) {
-            for chunk in chunks {
+        let kept = recording.kept(self.number);
+        if !kept.is_empty() {
+            for (_, chunk) in kept {
                 pass_on(&recording.read(*chunk)?[size_of::<u64>()..])?;
             }
         } else {

@@ -166,6 +166,17 @@ impl Root {
         Ok(resolved)
     }
 
+    /// The names in a directory by its resolved path, in no order: however many they are, they are
+    /// not all in memory.
+    pub(crate) fn listing(&self, path: &Path) -> Result<Listing, ArchiveError> {
+        let open = || -> Result<Listing, Errno> {
+            let directory = self.directory(path)?;
+            let entries = Dir::read_from(&directory)?;
+            Ok(Listing { directory, entries, path: path.to_owned() })
+        };
+        open().map_err(failed("list the directory", path))
+    }
+
     /// The entries of a directory by its resolved path, in the order of their bytes.
     pub(crate) fn entries(&self, path: &Path) -> Result<Vec<Entry>, ArchiveError> {
         let list = || -> Result<Vec<Entry>, Errno> {
@@ -182,6 +193,40 @@ impl Root {
             Ok(entries)
         };
         list().map_err(failed("list the directory", path))
+    }
+}
+
+/// A directory that is read entry by entry.
+pub(crate) struct Listing {
+    directory: OwnedFd,
+    entries: Dir,
+    path: PathBuf,
+}
+
+impl Listing {
+    /// The next name, and whether it is of a directory. What was listed may be removed meanwhile.
+    pub(crate) fn next(&mut self) -> Result<Option<(OsString, bool)>, ArchiveError> {
+        let mut next = || -> Result<Option<(OsString, bool)>, Errno> {
+            while let Some(entry) = self.entries.read() {
+                let entry = entry?;
+                let name = OsString::from_vec(entry.file_name().to_bytes().to_vec());
+                if name == "." || name == ".." {
+                    continue;
+                }
+                let kind = match entry.file_type() {
+                    // Not every file system tells.
+                    FileType::Unknown => {
+                        let flags = AtFlags::SYMLINK_NOFOLLOW;
+                        let stat = rustix::fs::statat(&self.directory, &name, flags)?;
+                        FileType::from_raw_mode(stat.st_mode)
+                    }
+                    kind => kind,
+                };
+                return Ok(Some((name, kind == FileType::Directory)));
+            }
+            Ok(None)
+        };
+        next().map_err(failed("list the directory", &self.path))
     }
 }
 

@@ -5,15 +5,17 @@
 //!   this same archive made, wherever in the archive they stand. Other names that begin with
 //!   `.wh..wh.` are notes of AUFS and mean nothing.
 //! - Times of directories are set at the end, when nothing changes them any more.
+//! - What is remembered of members until the end is bounded, whatever the archive lists.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid, makedev};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid, makedev};
 use rustix::io::Errno;
 
 use crate::error::{ArchiveError, failed, shown};
@@ -29,6 +31,35 @@ const OPAQUE_NAME: &[u8] = b".wh..wh..opq";
 
 /// Bytes moved at once.
 const BUFFER_BYTES: usize = 256 << 10;
+
+/// What a listed directory takes in memory beside its path.
+const DIRECTORY_BYTES: usize = 96;
+
+/// What an archive may list.
+#[derive(Debug, Clone, Copy)]
+struct Bounds {
+    /// Members: an ext4 of 64 GiB has no more inodes, and 24 bytes are kept of each.
+    members: u64,
+    /// Memory of the paths and times of its directories: those of more than half a million, at
+    /// usual lengths.
+    directory_bytes: usize,
+}
+
+const BOUNDS: Bounds = Bounds { members: 4 << 20, directory_bytes: 128 << 20 };
+
+/// A path by its hash, as the text of millions of long ones would take gigabytes. Who finds two
+/// paths with the same (2^64 tries) spoils his own layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct PathHash([u8; 16]);
+
+impl PathHash {
+    fn of(path: &Path) -> Self {
+        let hash = blake3::hash(path.as_os_str().as_bytes());
+        let mut first = [0; 16];
+        first.copy_from_slice(&hash.as_bytes()[..16]);
+        Self(first)
+    }
+}
 
 /// What was unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -50,11 +81,22 @@ pub fn unpack(
     root: &Path,
     recording: Option<&Path>,
 ) -> Result<Unpacked, ArchiveError> {
+    unpack_within(BOUNDS, reader, root, recording)
+}
+
+fn unpack_within(
+    bounds: Bounds,
+    reader: impl Read,
+    root: &Path,
+    recording: Option<&Path>,
+) -> Result<Unpacked, ArchiveError> {
     let unpacker = Unpacker {
+        bounds,
         root: Root::open(root)?,
         recorder: recording.map(Recorder::create).transpose()?,
-        own: HashSet::new(),
+        own: HashMap::new(),
         directory_times: BTreeMap::new(),
+        directory_bytes: 0,
         buffer: vec![0; BUFFER_BYTES],
     };
     unpacker.run(&mut Members::new(reader))
@@ -62,12 +104,16 @@ pub fn unpack(
 
 /// An unpacking under way.
 struct Unpacker {
+    bounds: Bounds,
     root: Root,
     recorder: Option<Recorder>,
     /// The resolved paths of what this archive made or listed: no whiteout of it hides that. Not
-    /// by inode: a lower file to which the archive makes a link is not its own for that.
-    own: HashSet<PathBuf>,
+    /// by inode: a lower file to which the archive makes a link is not its own for that. With the
+    /// number of the content that the recording reads from there.
+    own: HashMap<PathHash, Option<u32>>,
     directory_times: BTreeMap<PathBuf, Time>,
+    /// What these take.
+    directory_bytes: usize,
     buffer: Vec<u8>,
 }
 
@@ -78,6 +124,9 @@ impl Unpacker {
             match members.next()? {
                 Next::End(raw) => break raw,
                 Next::Member(member) => {
+                    if unpacked.entries >= self.bounds.members {
+                        return Err(ArchiveError::Members { limit: self.bounds.members });
+                    }
                     self.record(&member.raw)?;
                     self.apply(&member, members)?;
                     self.record(&members.padding()?)?;
@@ -132,15 +181,13 @@ impl Unpacker {
         let present = place.stat()?;
         let stays = member.kind == Kind::Directory && present.as_ref().is_some_and(is_directory);
         if let (Some(stat), false) = (&present, stays) {
-            self.remove(&place.path, stat, false)?;
+            self.remove(&place.path, is_directory(stat), false)?;
         }
-        if !stays {
-            self.create(member, &place, members)?;
-        }
+        let content = if stays { None } else { self.create(member, &place, members)? };
         if member.kind != Kind::HardLink {
             self.set_attributes(member, &place)?;
         }
-        self.own.insert(place.path);
+        self.own.insert(PathHash::of(&place.path), content);
         Ok(())
     }
 
@@ -176,41 +223,64 @@ impl Unpacker {
         let hidden = directory.join(std::ffi::OsStr::from_bytes(hidden));
         let place = self.root.resolved(&hidden).map_err(failed("open the parent of", &hidden))?;
         match place.stat()? {
-            Some(stat) => self.remove(&hidden, &stat, true),
+            Some(stat) => self.remove(&hidden, is_directory(&stat), true),
             None => Ok(()),
         }
     }
 
     /// Removes a file or a whole directory, but for what this archive made if `keeps_own`.
-    fn remove(&mut self, path: &Path, stat: &Stat, keeps_own: bool) -> Result<(), ArchiveError> {
-        if is_directory(stat) {
+    fn remove(
+        &mut self,
+        path: &Path,
+        is_directory: bool,
+        keeps_own: bool,
+    ) -> Result<(), ArchiveError> {
+        if is_directory {
             self.clear(path.to_owned(), keeps_own)?;
         }
-        self.remove_one(path, stat, keeps_own)
+        self.remove_one(path, is_directory, keeps_own)
     }
 
     /// Removes what is in a directory.
     fn clear(&mut self, directory: PathBuf, keeps_own: bool) -> Result<(), ArchiveError> {
         enum Step {
-            Enter(PathBuf),
-            Leave(PathBuf, Stat),
+            Enter(OsString),
+            Leave,
         }
-        // A list of what is to be done and no recursion: a tree may be deep.
-        let mut steps = vec![Step::Enter(directory)];
+        // A list of what is to be done and no recursion: a tree may be deep. Names of directories
+        // alone: a directory may hold millions of files, and its path be long.
+        let mut here = directory;
+        let mut steps = Vec::new();
+        self.remove_files(&here, keeps_own, |name| steps.push(Step::Enter(name)))?;
         while let Some(step) = steps.pop() {
             match step {
-                Step::Leave(path, stat) => self.remove_one(&path, &stat, keeps_own)?,
-                Step::Enter(directory) => {
-                    for entry in self.root.entries(&directory)? {
-                        let path = directory.join(&entry.name);
-                        if is_directory(&entry.stat) {
-                            steps.push(Step::Leave(path.clone(), entry.stat));
-                            steps.push(Step::Enter(path));
-                        } else {
-                            self.remove_one(&path, &entry.stat, keeps_own)?;
-                        }
-                    }
+                Step::Enter(name) => {
+                    here.push(name);
+                    steps.push(Step::Leave);
+                    self.remove_files(&here, keeps_own, |name| steps.push(Step::Enter(name)))?;
                 }
+                Step::Leave => {
+                    self.remove_one(&here, true, keeps_own)?;
+                    here.pop();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what is in a directory and is none itself, and gives the others.
+    fn remove_files(
+        &mut self,
+        directory: &Path,
+        keeps_own: bool,
+        mut on_directory: impl FnMut(OsString),
+    ) -> Result<(), ArchiveError> {
+        let mut listing = self.root.listing(directory)?;
+        while let Some((name, is_directory)) = listing.next()? {
+            if is_directory {
+                on_directory(name);
+            } else {
+                self.remove_one(&directory.join(name), false, keeps_own)?;
             }
         }
         Ok(())
@@ -221,34 +291,36 @@ impl Unpacker {
     fn remove_one(
         &mut self,
         path: &Path,
-        stat: &Stat,
+        is_directory: bool,
         keeps_own: bool,
     ) -> Result<(), ArchiveError> {
-        if keeps_own && self.own.contains(path) {
+        let hash = PathHash::of(path);
+        let own = self.own.get(&hash).copied();
+        if keeps_own && own.is_some() {
             return Ok(());
         }
-        let inode = stat.st_ino;
-        if let Some(recorder) = self.recorder.as_mut().filter(|it| it.refers_to(inode, path)) {
-            recorder.keep(inode, self.root.file(path).map_err(failed("read", path))?)?;
+        if let (Some(Some(number)), Some(recorder)) = (own, self.recorder.as_mut()) {
+            recorder.keep(number, path, self.root.file(path).map_err(failed("read", path))?)?;
         }
         let place = self.root.resolved(path).map_err(failed("open the parent of", path))?;
-        let flags = if is_directory(stat) { AtFlags::REMOVEDIR } else { AtFlags::empty() };
+        let flags = if is_directory { AtFlags::REMOVEDIR } else { AtFlags::empty() };
         match rustix::fs::unlinkat(&place.parent, &place.name, flags) {
             // Something of this archive is below.
             Err(Errno::NOTEMPTY) if keeps_own => return Ok(()),
             result => result.map_err(failed("remove", path))?,
         }
-        self.own.remove(path);
+        self.own.remove(&hash);
         Ok(())
     }
 
-    /// Makes what a member is, where nothing is.
+    /// Makes what a member is, where nothing is. Gives the number of the content that the
+    /// recording reads from there.
     fn create<R: Read>(
         &mut self,
         member: &Member,
         place: &Place,
         members: &mut Members<R>,
-    ) -> Result<(), ArchiveError> {
+    ) -> Result<Option<u32>, ArchiveError> {
         let (parent, name) = (&place.parent, &place.name);
         // Nobody else's until its attributes are set.
         let mode = Mode::from_raw_mode(0o600);
@@ -259,14 +331,14 @@ impl Unpacker {
         let made = match &member.kind {
             Kind::File => return self.write_file(member, place, None, members),
             Kind::Sparse { parts } => return self.write_file(member, place, Some(parts), members),
-            Kind::HardLink => return self.link(member, place),
+            Kind::HardLink => return self.link(member, place).map(|()| None),
             Kind::Symlink => rustix::fs::symlinkat(&member.link[..], parent, name),
             Kind::Character => special(FileType::CharacterDevice),
             Kind::Block => special(FileType::BlockDevice),
             Kind::Fifo => special(FileType::Fifo),
             Kind::Directory => rustix::fs::mkdirat(parent, name, Mode::from_raw_mode(0o700)),
         };
-        made.map_err(failed("create", &place.path))
+        made.map_err(failed("create", &place.path)).map(|()| None)
     }
 
     /// Makes a hard link to a file of this tree.
@@ -295,7 +367,7 @@ impl Unpacker {
         place: &Place,
         parts: Option<&[(u64, u64)]>,
         members: &mut Members<R>,
-    ) -> Result<(), ArchiveError> {
+    ) -> Result<Option<u32>, ArchiveError> {
         let flags =
             OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(0o600);
@@ -304,7 +376,9 @@ impl Unpacker {
         let mut file = File::from(file);
         if let Some(parts) = parts {
             file.set_len(member.size_bytes).map_err(failed("write", &place.path))?;
-            return parts.iter().try_for_each(|part| self.write_part(*part, &file, place, members));
+            let mut parts = parts.iter();
+            parts.try_for_each(|part| self.write_part(*part, &file, place, members))?;
+            return Ok(None);
         }
         let mut hasher = blake3::Hasher::new();
         loop {
@@ -319,12 +393,11 @@ impl Unpacker {
                 recorder.count(bytes);
             }
         }
-        match (&mut self.recorder, place.stat()?) {
-            (Some(recorder), Some(stat)) if member.size_bytes > 0 => {
-                let hash = hasher.finalize();
-                recorder.content(&place.path, stat.st_ino, member.size_bytes, hash)
+        match &mut self.recorder {
+            Some(recorder) if member.size_bytes > 0 => {
+                recorder.content(&place.path, member.size_bytes, hasher.finalize()).map(Some)
             }
-            _ => Ok(()),
+            _ => Ok(None),
         }
     }
 
@@ -371,10 +444,24 @@ impl Unpacker {
         xattrs.retain(|name, _| !(is_link && name.starts_with(b"user.")));
         place.set_xattrs(&xattrs)?;
         if member.kind == Kind::Directory {
-            self.directory_times.insert(place.path.clone(), member.modified);
-            return Ok(());
+            return self.note_time(place, member.modified);
         }
         place.set_modified(member.modified)
+    }
+
+    /// Remembers the time of a directory.
+    fn note_time(&mut self, place: &Place, time: Time) -> Result<(), ArchiveError> {
+        if let Some(known) = self.directory_times.get_mut(&place.path) {
+            *known = time;
+            return Ok(());
+        }
+        self.directory_bytes += DIRECTORY_BYTES + place.path.as_os_str().len();
+        if self.directory_bytes > self.bounds.directory_bytes {
+            let limit_mib = self.bounds.directory_bytes >> 20;
+            return Err(ArchiveError::Directories { limit_mib });
+        }
+        self.directory_times.insert(place.path.clone(), time);
+        Ok(())
     }
 
     /// Sets the times of the directories that the archive listed, unless something took one away.
@@ -390,5 +477,48 @@ impl Unpacker {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::header::{self, BLOCK_BYTES, Builder};
+
+    /// An archive of members without content.
+    fn archive(members: &[(u8, &str)]) -> Vec<u8> {
+        let header = |(kind, name): &(u8, &str)| {
+            let builder = Builder::new(*kind).text(header::NAME, name.as_bytes());
+            builder.number(header::MODE, 0o755).finish()
+        };
+        let mut archive = members.iter().flat_map(header).collect::<Vec<_>>();
+        archive.resize(archive.len() + 2 * BLOCK_BYTES, 0);
+        archive
+    }
+
+    fn unpack_here(bounds: Bounds, members: &[(u8, &str)]) -> Result<Unpacked, ArchiveError> {
+        let root = tempfile::tempdir().unwrap();
+        unpack_within(bounds, &archive(members)[..], root.path(), None)
+    }
+
+    #[test]
+    fn members_without_number_are_refused_also_if_they_are_all_of_one_name() {
+        let bounds = Bounds { members: 3, ..BOUNDS };
+        for name in ["a", "b"] {
+            let members = [(b'0', "a"), (b'0', ".wh.x"), (b'0', "a"), (b'0', name)];
+            assert_eq!(unpack_here(bounds, &members[..3]).unwrap().entries, 3);
+            let error = unpack_here(bounds, &members).unwrap_err().to_string();
+            assert!(error.contains("more than 3 members"), "{error}");
+        }
+    }
+
+    #[test]
+    fn directories_without_bound_are_refused_and_each_counts_once() {
+        let bounds = Bounds { directory_bytes: 2 * (DIRECTORY_BYTES + 1), ..BOUNDS };
+        let mut members = vec![(b'5', "a"), (b'5', "b"), (b'5', "a/"), (b'0', "file")];
+        assert_eq!(unpack_here(bounds, &members).unwrap().entries, 4);
+        members.push((b'5', "c"));
+        let error = unpack_here(bounds, &members).unwrap_err();
+        assert!(matches!(error, ArchiveError::Directories { .. }), "{error}");
     }
 }

@@ -239,6 +239,20 @@ fn a_deep_tree_is_made_and_removed() {
 }
 
 #[test]
+fn a_wide_tree_is_removed_while_it_is_listed() {
+    let place = Place::new();
+    // More than the kernel lists in one call.
+    for index in 0..600 {
+        let name = format!("lower/{index}-{}", "n".repeat(100));
+        fs::create_dir_all(place.root().join(&name)).unwrap();
+        fs::write(place.root().join(&name).with_extension("file"), "").unwrap();
+    }
+    let archive = Tar::new().file("lower/own", b"").file("lower/.wh..wh..opq", b"");
+    place.unpack(&archive.end()).unwrap();
+    assert_eq!(paths(&place.root()), "lower/ lower/own");
+}
+
+#[test]
 fn impossible_sizes_end_early() {
     let place = Place::new();
     for size in [1 << 32, 1 << 62, i64::MAX.unsigned_abs()] {

@@ -95,8 +95,9 @@ impl Attach {
         to_the_end(async move { export.mount(source.borrow(), &target, access).await }).await
     }
 
-    /// Unmounts and removes the directory; Ok if that is so already. What was written is on the
-    /// appliance then. The loop device is free, or will be when the last mount namespace or
+    /// Unmounts and removes the directory; Ok if that is so already. Whether what was written came
+    /// to the appliance only a `sync` before tells: the kernel drops what it cannot write, and
+    /// says nothing. `LostWrites` if one that was needed here failed. The loop device is free, or will be when the last mount namespace or
     /// process that uses the disk lets go: see `is_released`.
     pub async fn unmount(&self, target: &Path) -> Result<(), AttachError> {
         let (export, target) = (self.export.clone(), target.to_owned());
@@ -120,7 +121,7 @@ impl Attach {
         to_the_end(async move { export.thaw(&target).await }).await
     }
 
-    /// Brings all data to the appliance, committed there. One that was given up goes on; the next
+    /// Brings all data to the appliance, committed there; `LostWrites` if some of it was lost. One that was given up goes on; the next
     /// of that target waits for it, and fails if it did: the kernel tells of a lost write once.
     pub async fn sync(&self, target: &Path) -> Result<(), AttachError> {
         let (export, target) = (self.export.clone(), target.to_owned());

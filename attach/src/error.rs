@@ -90,6 +90,15 @@ pub enum AttachError {
         /// What the tool said.
         reason: String,
     },
+    /// Writes to a mounted disk did not reach the appliance, and never will. The kernel tells of
+    /// that once.
+    #[error("what was written last to the disk at {} is lost: {reason}", target.display())]
+    LostWrites {
+        /// Where it is mounted.
+        target: PathBuf,
+        /// What the tool said.
+        reason: String,
+    },
     /// Nothing of ours is mounted there.
     #[error("nothing is mounted at {}", target.display())]
     NotMounted {

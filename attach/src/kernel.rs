@@ -13,6 +13,7 @@ use crate::AttachError;
 
 const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 const BLOCK_DEVICES: &str = "/sys/block";
+const EXT4_FILE_SYSTEMS: &str = "/sys/fs/ext4";
 
 /// What the kernel appends to the path of a file whose name it has dropped.
 const DELETED_SUFFIX: &[u8] = b" (deleted)";
@@ -43,6 +44,14 @@ pub(crate) fn mount_points() -> Result<Vec<MountPoint>, AttachError> {
 /// What is mounted at `target`, on top of whatever else is.
 pub(crate) fn mounted_at(target: &Path) -> Result<Option<MountPoint>, AttachError> {
     Ok(mount_points()?.into_iter().rfind(|point| point.target == target))
+}
+
+/// Whether the ext4 that is mounted from the device met an error, then or before. If that is not told, it
+/// may have.
+pub(crate) fn has_ext4_errors(device: &Path) -> bool {
+    let name = device.file_name().unwrap_or_default();
+    let count = fs::read_to_string(Path::new(EXT4_FILE_SYSTEMS).join(name).join("errors_count"));
+    count.map_or(true, |count| count.trim() != "0")
 }
 
 /// `36 35 98:0 / /mnt rw,noatime shared:1 - ext4 /dev/loop0 rw,errors=remount-ro`

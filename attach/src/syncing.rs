@@ -11,6 +11,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::AttachError;
 use crate::disk::target_path;
 use crate::export::Export;
+use crate::kernel::{self, LoopDevice};
 use crate::tools::{SYNC, TOOL_TIME_LIMIT, timed_out};
 
 /// A call of `sync`, which goes on by itself and keeps its outcome.
@@ -29,7 +30,18 @@ impl Export {
         let target = target_path(target)?;
         let _turn = self.locks.lock(&target).await;
         Self::require_disk(&target)?;
-        self.sync_locked(&target, limit).await
+        self.sync_locked(&target, limit).await?;
+        // A file system that gave up after an error has nothing to sync, and older kernels
+        // say that this went well.
+        let point = kernel::mounted_at(&target)?.filter(|point| point.read_only);
+        // Somebody's remount is no error: all was written before it.
+        let is_for_writing =
+            |device: LoopDevice| !device.read_only && kernel::has_ext4_errors(&device.device);
+        if point.and_then(|point| kernel::loop_device(&point.source)).is_some_and(is_for_writing) {
+            let reason = "its file system turned itself read-only after an error".to_owned();
+            return Err(AttachError::LostWrites { target, reason });
+        }
+        Ok(())
     }
 
     /// Syncs within the limit. As no signal ends a sync that waits for the appliance, one that was
@@ -67,7 +79,13 @@ impl Export {
             let command = format!("sync --file-system {}", target.display());
             return Err(timed_out(&command, self.tools.address(), limit));
         };
-        ended.map_err(|_| AttachError::Interrupted)?.map(drop)
+        match ended.map_err(|_| AttachError::Interrupted)? {
+            Err(error @ AttachError::Tool { .. }) => {
+                let (target, reason) = (target.to_owned(), error.to_string());
+                Err(AttachError::LostWrites { target, reason })
+            }
+            other => other.map(drop),
+        }
     }
 
     pub(crate) fn lock_late_syncs(&self) -> MutexGuard<'_, HashMap<PathBuf, Syncing>> {

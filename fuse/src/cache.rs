@@ -9,7 +9,8 @@
 //! Nothing is synced and no order between the two files is assumed: whatever is read is hashed,
 //! and what is not the block that it should be is dropped and fetched again. So a process that
 //! is killed, a torn write or a lost page costs a fetch, never a wrong byte. What the disk
-//! refuses to take is not kept, and that is all.
+//! refuses to take is not kept, and that is all. It grows only while there is room on the disk for
+//! others, too: the driver's state may lie there, and a driver that cannot write it stands still.
 //!
 //! The functions block and belong on a thread that may.
 
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, StatVfs, flock, fstatvfs};
 use rustix::io::Errno;
 
 use crate::error::ServeError;
@@ -35,6 +36,11 @@ pub(crate) const BLOCK_BYTES: usize = 4096;
 const BLOCK_BYTES_U64: u64 = 4096;
 const INDEX_ENTRY_BYTES: usize = 8;
 const INDEX_ENTRY_BYTES_U64: u64 = 8;
+/// Room on the disk below which the cache does not grow.
+const ROOM_BYTES_MIN: u64 = 512 << 20;
+
+/// Of a small disk an eighth; of one that tells no size, none.
+const ROOM_SHARE: u64 = 8;
 /// Only the owner: what is in it are blocks of every container's disk.
 const DIRECTORY_MODE: u32 = 0o700;
 /// How long a process that was just killed may take to let go of the lock.
@@ -56,6 +62,7 @@ pub(crate) struct BlockCache {
     blocks: File,
     index: File,
     statistics: Arc<Statistics>,
+    room_bytes_min: u64,
     /// Whether it was told that the disk refuses blocks.
     is_refusal_told: AtomicBool,
     _lock: File,
@@ -112,11 +119,15 @@ impl BlockCache {
         for entry in stored.as_chunks::<INDEX_ENTRY_BYTES>().0 {
             slots.restore(u64::from_le_bytes(*entry));
         }
+        let disk_bytes =
+            fstatvfs(&blocks).map_or(0, |disk| disk.f_blocks.saturating_mul(disk.f_frsize));
+        let room_bytes_min = ROOM_BYTES_MIN.min(disk_bytes / ROOM_SHARE);
         Ok(Self {
             slots: Mutex::new(slots),
             blocks,
             index,
             statistics,
+            room_bytes_min,
             is_refusal_told: AtomicBool::new(false),
             _lock: lock,
         })
@@ -183,7 +194,8 @@ impl BlockCache {
     /// Keeps a block that was verified.
     pub(crate) fn insert(&self, hash: &Hash, block: &[u8]) {
         let Some(fingerprint) = Fingerprint::of(hash) else { return };
-        let Some(slot) = self.slots.lock().claim() else { return };
+        let has_room = self.has_room();
+        let Some(slot) = self.slots.lock().claim(has_room) else { return };
         let written = self.write(slot, fingerprint, block);
         let content = written.is_ok().then_some(fingerprint);
         self.slots.lock().release(slot, content);
@@ -192,6 +204,12 @@ impl BlockCache {
         {
             tracing::warn!(%error, "the cache cannot be written: blocks are fetched each time");
         }
+    }
+
+    /// Whether it may grow. A disk that does not say may be full, and says so then.
+    fn has_room(&self) -> bool {
+        let room = |disk: StatVfs| disk.f_bavail.saturating_mul(disk.f_frsize);
+        fstatvfs(&self.blocks).map_or(true, |disk| room(disk) >= self.room_bytes_min)
     }
 
     fn write(&self, slot: Slot, fingerprint: Fingerprint, block: &[u8]) -> io::Result<()> {
@@ -271,6 +289,23 @@ mod tests {
         let cache = open(folder.path(), 0);
         put(&cache, 1);
         assert!(!has(&cache, 1));
+    }
+
+    #[test]
+    fn it_does_not_grow_on_a_disk_that_is_nearly_full() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut cache = open(folder.path(), 8);
+        (1..=3).for_each(|seed| put(&cache, seed));
+        cache.room_bytes_min = u64::MAX;
+        (4..=6).for_each(|seed| put(&cache, seed));
+        assert_eq!(cache.used_bytes(), 3 * BLOCK_BYTES_U64);
+        let length = std::fs::metadata(folder.path().join("blocks.v1")).unwrap().len();
+        assert_eq!(length, 3 * BLOCK_BYTES_U64);
+        assert!(has(&cache, 6), "what is new still takes the place of what is old");
+        let mut empty = open(&folder.path().join("empty"), 8);
+        empty.room_bytes_min = u64::MAX;
+        put(&empty, 1);
+        assert!(!has(&empty, 1));
     }
 
     #[test]

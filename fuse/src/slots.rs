@@ -105,19 +105,21 @@ impl Slots {
         Some(slot)
     }
 
-    /// A slot to write a block to, empty or taken from another block; it belongs to the caller
-    /// until [`Self::release`]. `None` while all slots are being written.
-    pub(crate) fn claim(&mut self) -> Option<Slot> {
-        if self.fingerprints.len() < self.capacity {
+    /// A slot to write a block to, a new one if there `may_grow` be more, or taken from another
+    /// block; it belongs to the caller until [`Self::release`]. `None` while all slots are being
+    /// written.
+    pub(crate) fn claim(&mut self, may_grow: bool) -> Option<Slot> {
+        if may_grow && self.fingerprints.len() < self.capacity {
             let slot = u32::try_from(self.fingerprints.len()).ok()?;
             self.fingerprints.push(EMPTY);
             self.heat.push(PINNED);
             return Some(Slot(slot));
         }
         // After this many steps every slot was met without heat.
-        for _ in 0..self.capacity * (usize::from(HEAT_MAX) + 1) {
+        let count = self.fingerprints.len();
+        for _ in 0..count * (usize::from(HEAT_MAX) + 1) {
             let index = self.hand;
-            self.hand = (self.hand + 1) % self.capacity;
+            self.hand = (self.hand + 1) % count;
             let Some(heat) = self.heat.get_mut(index) else { continue };
             match *heat {
                 PINNED => {}
@@ -182,7 +184,7 @@ mod tests {
     }
 
     fn put(slots: &mut Slots, value: u64) -> Slot {
-        let slot = slots.claim().unwrap();
+        let slot = slots.claim(true).unwrap();
         slots.release(slot, Some(print(value)));
         slot
     }
@@ -204,8 +206,8 @@ mod tests {
     #[test]
     fn a_slot_that_is_written_is_nobodys() {
         let mut slots = Slots::new(2);
-        let (one, two) = (slots.claim().unwrap(), slots.claim().unwrap());
-        assert_eq!(slots.claim(), None);
+        let (one, two) = (slots.claim(true).unwrap(), slots.claim(true).unwrap());
+        assert_eq!(slots.claim(true), None);
         assert!(slots.release(one, Some(print(7))));
         assert!(!slots.release(two, Some(print(7))), "it is there already");
         assert_eq!(slots.find(print(7)), Some(one));
@@ -218,7 +220,7 @@ mod tests {
     fn nothing_fits_into_nothing() {
         let mut slots = Slots::new(0);
         slots.restore(5);
-        assert_eq!(slots.claim(), None);
+        assert_eq!(slots.claim(true), None);
         assert_eq!(slots.len(), 0);
     }
 
@@ -247,7 +249,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Put(value) => {
-                        let slot = slots.claim().unwrap();
+                        let slot = slots.claim(true).unwrap();
                         content.remove(&slot.0);
                         if slots.release(slot, Some(print(value))) {
                             content.insert(slot.0, value);
