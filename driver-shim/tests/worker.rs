@@ -133,13 +133,13 @@ async fn a_capture_is_of_its_moment_and_lives_when_bound() {
     assert_eq!(mounts, Vec::<std::path::PathBuf>::new());
 }
 
-/// Tools that note their calls; the second `sync` is told of lost writes, as by the kernel.
-fn noting_tools(directory: &Path) {
+/// Tools that note their calls; the `sync` of that number is told of lost writes, as by the kernel.
+fn noting_tools(directory: &Path, lost: u32) {
     for (name, program) in [("sync", "/usr/bin/sync"), ("fsfreeze", "/usr/sbin/fsfreeze")] {
         let log = directory.join("log");
         let script = format!(
             "#!/bin/sh\necho {name} $1 >>'{0}'\n\
-             if [ {name} = sync ] && [ $(grep -c sync '{0}') = 2 ]; then\n\
+             if [ {name} = sync ] && [ $(grep -c sync '{0}') = {lost} ]; then\n\
              echo 'sync: error syncing: Input/output error' >&2; exit 1; fi\n\
              exec {program} \"$@\"\n",
             log.display()
@@ -150,24 +150,34 @@ fn noting_tools(directory: &Path) {
     }
 }
 
+/// Where such tools are. What finds them is the environment: without them the test runs itself
+/// again in another, and this is `None`.
+fn noted(test: &str, lost: u32) -> Option<std::ffi::OsString> {
+    if let Some(directory) = std::env::var_os(TOOLS) {
+        return Some(directory);
+    }
+    let directory = tempfile::tempdir().unwrap();
+    noting_tools(directory.path(), lost);
+    let path = std::env::var("PATH").unwrap();
+    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
+    again.args(["--exact", test, "--nocapture"]);
+    again.env("PATH", format!("{}:{path}", directory.path().display()));
+    let ended = again.env(TOOLS, directory.path()).output().unwrap();
+    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+    None
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap()
+}
+
 #[test]
 fn a_capture_whose_freeze_lost_writes_is_refused() {
-    // What finds the tools is the environment, so the test runs itself again in another.
-    let Some(directory) = std::env::var_os(TOOLS) else {
-        let directory = tempfile::tempdir().unwrap();
-        noting_tools(directory.path());
-        let path = std::env::var("PATH").unwrap();
-        let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-        again.args(["--exact", "a_capture_whose_freeze_lost_writes_is_refused", "--nocapture"]);
-        again.env("PATH", format!("{}:{path}", directory.path().display()));
-        let ended = again.env(TOOLS, directory.path()).output().unwrap();
-        let said = String::from_utf8_lossy(&ended.stderr);
-        assert!(ended.status.success(), "{said}");
+    let Some(directory) = noted("a_capture_whose_freeze_lost_writes_is_refused", 2) else {
         return;
     };
     let log = Path::new(&directory).join("log");
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
-    runtime.block_on(async {
+    runtime().block_on(async {
         let appliance = Appliance::start();
         let machine = Machine::start(&appliance).await;
         let worker = &machine.worker;
@@ -193,6 +203,96 @@ fn a_capture_whose_freeze_lost_writes_is_refused() {
         worker.remove(&live).await.unwrap();
         assert_nothing_left(worker).await;
     });
+}
+
+#[test]
+fn writes_that_are_lost_while_a_busy_disk_is_unmounted_are_remembered() {
+    let name = "writes_that_are_lost_while_a_busy_disk_is_unmounted_are_remembered";
+    let Some(_tools) = noted(name, 2) else { return };
+    runtime().block_on(async {
+        let appliance = Appliance::start();
+        let machine = Machine::start(&appliance).await;
+        let worker = &machine.worker;
+        let live = create(worker, "live", None).await;
+        let path = worker.acquire(&live, Access::ReadWrite).await.unwrap();
+        let open = std::fs::File::create(path.join("file")).unwrap();
+        worker.release(&live).await.unwrap();
+        for _ in 0..600 {
+            if worker.get(&live).unwrap().is_damaged {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let error = worker.capture(&live).await.unwrap_err();
+        assert!(matches!(error, WorkerError::Damaged { .. }), "{error}");
+        drop(open);
+        worker.remove(&live).await.unwrap();
+        assert_nothing_left(worker).await;
+    });
+}
+
+#[test]
+fn a_disk_that_is_detached_by_hand_tells_of_lost_writes() {
+    let Some(tools) = noted("a_disk_that_is_detached_by_hand_tells_of_lost_writes", 2) else {
+        return;
+    };
+    let runtime = runtime();
+    let appliance = Appliance::start();
+    let machine = runtime.block_on(Machine::start(&appliance));
+    let image = runtime.block_on(layer(&machine.worker, "image", None));
+    let image = machine.worker.get(&image).unwrap().snapshot().unwrap();
+    let log = std::fs::read_to_string(Path::new(&tools).join("log")).unwrap();
+    assert_eq!(log.matches("sync").count(), 1, "that of the seal");
+    let place = machine.path().join("by-hand");
+    let (disk, state) = (place.join("disk"), place.join("state"));
+    let run = |words: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slackwater-driver"));
+        command.args(words).arg(&disk).args(["--attach", "fuse", "--api", &appliance.url]);
+        command.args(["--nfs", &appliance.nfs.to_string()]).arg("--state-dir").arg(&state);
+        command.arg("--cache-dir").arg(place.join("cache")).output().unwrap()
+    };
+    let attached = run(&["attach", "--clone", &image.id.to_string()]);
+    assert!(attached.status.success(), "{attached:?}");
+    std::fs::write(disk.join("file"), "x").unwrap();
+    let detached = run(&["detach"]);
+    let said = String::from_utf8_lossy(&detached.stderr);
+    assert!(!detached.status.success() && said.contains("is lost"), "{said}");
+    assert_eq!(mounts_below(&place), Vec::<std::path::PathBuf>::new());
+    let clone = String::from_utf8(attached.stdout).unwrap();
+    runtime.block_on(async {
+        machine.worker.client().delete_file(clone.trim()).await.unwrap();
+        machine.worker.remove(&Key::docker("image")).await.unwrap();
+        assert_nothing_left(&machine.worker).await;
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn snapshots_age_and_expire_by_the_appliances_clock() {
+    let ahead = Duration::from_secs(7200);
+    let appliance = Appliance::start_ahead(ahead);
+    let machine = Machine::start(&appliance).await;
+    let worker = &machine.worker;
+    let live = create(worker, "live", None).await;
+    worker.acquire(&live, Access::ReadWrite).await.unwrap();
+    let captured = worker.capture(&live).await.unwrap().id;
+    let snapshot = worker.client().snapshot(captured).await.unwrap();
+    // An hour that the appliance counts: its faces here refuse a moment that a worker names.
+    assert!(snapshot.expires_at.unwrap() > snapshot.created_at);
+    // The next process does not know that it was just taken.
+    let machine = machine.restart(&appliance).await;
+    let worker = &machine.worker;
+    // Its own start looks through them at the same time.
+    for _ in 0..100 {
+        worker.reconcile(ahead / 2).await.unwrap();
+        if left_over(worker, "workers/").await.1 == 0 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    assert_eq!(left_over(worker, "workers/").await.1, 0);
+    worker.release(&live).await.unwrap();
+    worker.remove(&live).await.unwrap();
+    assert_nothing_left(worker).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -72,18 +72,27 @@ pub(super) async fn attach(
     Ok(())
 }
 
-/// Detaches, and lets go of the export with the last disk.
+/// Detaches, and lets go of the export with the last disk; an error if what was written last did
+/// not come to the appliance.
 pub(super) async fn detach(
     arguments: &DetachArguments,
     config: &Config,
 ) -> Result<(), DriverError> {
     let _lock = daemon::lock(&config.state_dir)?;
     let attach = Attach::open(config.attach_options().await?).await?;
-    attach.unmount(&absolute(&arguments.directory)?).await?;
-    match attach.shut_down().await {
+    let directory = absolute(&arguments.directory)?;
+    // Unmounting drops what cannot be written, and says nothing.
+    let lost = match attach.sync(&directory).await {
+        Ok(()) | Err(AttachError::NotMounted { .. }) => None,
+        Err(error @ AttachError::LostWrites { .. }) => Some(error),
+        Err(error) => return Err(error.into()),
+    };
+    attach.unmount(&directory).await?;
+    let ended = match attach.shut_down().await {
         Ok(()) | Err(AttachError::Busy { .. }) => Ok(()),
         Err(error) => Err(error.into()),
-    }
+    };
+    lost.map_or(ended, |error| Err(error.into()))
 }
 
 fn absolute(directory: &PathBuf) -> Result<PathBuf, DriverError> {

@@ -17,8 +17,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
+use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
 use slackwater_archive::{REFERENCE_MEMBER, Reference};
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
@@ -37,6 +41,9 @@ const UNFINISHED: &str = "/adopting/";
 
 /// Largest file that may be a reference.
 const REFERENCE_BYTES_MAX: u64 = 4096;
+
+/// Most names in the root directory of a layer that may be a reference: no image has as many.
+const NAMES_MAX: usize = 16 << 10;
 
 /// Whether this is a snapshot in the middle of being adopted.
 pub(super) fn is_unfinished(key: &Key) -> bool {
@@ -247,19 +254,75 @@ async fn on_disk<T: Send + 'static>(
 }
 
 /// The bytes of the file that may be a reference. Never through a link, which would lead out of
-/// the layer.
+/// the layer, and never more than one has: what runs in the layer may change it at this moment.
 fn read_member(root: &Path) -> std::io::Result<Option<Vec<u8>>> {
-    let path = root.join(REFERENCE_MEMBER);
-    match std::fs::symlink_metadata(&path) {
-        Ok(metadata) if metadata.is_file() && metadata.len() <= REFERENCE_BYTES_MAX => {
-            std::fs::read(&path).map(Some)
-        }
-        Ok(_) => Ok(None),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+    // Looked at before it is opened, and then opened itself: opening a device is an action.
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let place = match rustix::fs::open(root.join(REFERENCE_MEMBER), flags, Mode::empty()) {
+        Ok(place) => place,
+        Err(Errno::NOENT) => return Ok(None),
+        Err(error) => return Err(error.into()),
+    };
+    let mode = rustix::fs::fstat(&place)?.st_mode;
+    if FileType::from_raw_mode(mode) != FileType::RegularFile {
+        return Ok(None);
     }
+    let file = std::fs::File::open(format!("/proc/self/fd/{}", place.as_raw_fd()))?;
+    let mut bytes = Vec::new();
+    file.take(REFERENCE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    Ok((bytes.len() as u64 <= REFERENCE_BYTES_MAX).then_some(bytes))
 }
 
+/// The names in a root directory, which a stranger filled.
 fn names_in(root: &Path) -> std::io::Result<BTreeSet<OsString>> {
-    std::fs::read_dir(root)?.map(|entry| entry.map(|entry| entry.file_name())).collect()
+    let mut names = BTreeSet::new();
+    for entry in std::fs::read_dir(root)? {
+        if names.len() >= NAMES_MAX {
+            let reason =
+                format!("more than {NAMES_MAX} names in the root directory of a reference");
+            return Err(std::io::Error::other(reason));
+        }
+        names.insert(entry?.file_name());
+    }
+    Ok(names)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn only_a_short_file_may_be_a_reference() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(REFERENCE_MEMBER);
+        let read = || read_member(folder.path()).unwrap();
+        assert_eq!(read(), None);
+        for length in [4096, 4097] {
+            std::fs::write(&path, vec![b'x'; length]).unwrap();
+            assert_eq!(read().map(|bytes| bytes.len()), (length == 4096).then_some(length));
+        }
+        std::fs::remove_file(&path).unwrap();
+        symlink("/etc/passwd", &path).unwrap();
+        assert_eq!(read(), None);
+        std::fs::remove_file(&path).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert_eq!(read(), None);
+        std::fs::remove_dir(&path).unwrap();
+        // Nobody writes to it: whoever waited would wait for ever.
+        rustix::fs::mknodat(rustix::fs::CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+        assert_eq!(read(), None);
+    }
+
+    #[test]
+    fn a_root_of_very_many_names_is_not_held_in_memory() {
+        let folder = tempfile::tempdir().unwrap();
+        for index in 0..NAMES_MAX {
+            std::fs::File::create(folder.path().join(index.to_string())).unwrap();
+        }
+        assert_eq!(names_in(folder.path()).unwrap().len(), NAMES_MAX);
+        std::fs::File::create(folder.path().join("more")).unwrap();
+        assert!(names_in(folder.path()).unwrap_err().to_string().contains("names"));
+    }
 }

@@ -47,7 +47,8 @@ impl Export<'_> {
         let partial = PathBuf::from(partial);
         let written = self.write_to(daemon, &partial).await;
         let finished = written.and_then(|()| {
-            std::fs::rename(&partial, output).map_err(DriverError::io("rename", &partial))
+            std::fs::rename(&partial, output).map_err(DriverError::io("rename", &partial))?;
+            sync_folder(output)
         });
         if finished.is_err() {
             // What is not whole is of no use; there may be nothing.
@@ -85,6 +86,17 @@ impl Export<'_> {
         archive.describe(self.image, &self.config, &layers).map_err(failed())?;
         let file = archive.file.into_inner().map_err(|error| failed()(error.into_error()))?;
         file.sync_all().map_err(failed())
+    }
+}
+
+/// Makes the name of a file durable.
+fn sync_folder(path: &Path) -> Result<(), DriverError> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = folder.unwrap_or(Path::new("."));
+    match File::open(folder).and_then(|folder| folder.sync_all()) {
+        // A file system that syncs no folders.
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        synced => synced.map_err(DriverError::io("sync", folder)),
     }
 }
 

@@ -73,6 +73,8 @@ impl Worker {
         let making = self.making(kind).await?;
         match self.client().create_clone(snapshot, &self.path_of(making.file)).await {
             Ok(_) => Ok(making),
+            // Nobody else knows the name: an earlier try was carried out, and its answer lost.
+            Err(error) if error.code() == Some(ProblemCode::Exists) => Ok(making),
             Err(error) if error.is_not_found() => Err(self.unknown(snapshot)),
             Err(source) => Err(source.into()),
         }
@@ -82,19 +84,25 @@ impl Worker {
         WorkerError::UnknownSnapshot { id, appliance: self.client().url().to_owned() }
     }
 
+    /// The moment by the appliance's clock, which dates snapshots: this machine's may be wrong. An older
+    /// appliance does not tell it.
+    pub(super) async fn appliance_now(&self) -> Result<Timestamp, ClientError> {
+        Ok(self.client().stats().await?.now.unwrap_or_else(now))
+    }
+
     /// Takes a snapshot of a disk that lives until its last clone goes, or an hour without one.
     pub(super) async fn take_snapshot(
         &self,
         disk: Uuid,
         name: Option<String>,
     ) -> Result<Snapshot, ClientError> {
-        let expires = now().as_nanos().saturating_add(nanos(UNHELD_AGE_MAX));
         let request = CreateSnapshot {
             path: self.disk_path(disk),
             name,
             labels: Labels::from([(WORKER_LABEL.to_owned(), self.worker_id().to_string())]),
             deletion_policy: DeletionPolicy::OnZeroClones,
-            expires_at: Some(Timestamp::from_nanos(expires)),
+            expires_at: None,
+            expires_in_seconds: Some(UNHELD_AGE_MAX.as_secs()),
         };
         self.client().create_snapshot(&request).await
     }
@@ -254,8 +262,4 @@ pub(super) fn existing_id(error: &ClientError) -> Option<SnapshotId> {
         ClientError::Api { existing_snapshot_id, .. } => *existing_snapshot_id,
         _ => None,
     }
-}
-
-fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -421,7 +421,11 @@ impl Worker {
             | Err(WorkerError::Attach { source: AttachError::NotMounted { .. } }) => {}
             Err(error) => return Err(error),
         }
-        self.attach().await?.unmount(&target).await?;
+        if let Err(error) = self.attach().await?.unmount(&target).await {
+            // What was busy was synced once more.
+            self.note_loss(key, &error).await?;
+            return Err(error.into());
+        }
         self.change(key, |volume| volume.mounted = None).await?;
         Ok(())
     }

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::appliance::WORKER_LABEL;
 use super::state::{Change, FileKind, OwnFile};
 use super::volume::{Content, Key, MountedAs};
-use super::{Worker, WorkerError, now};
+use super::{Worker, WorkerError};
 
 /// Time between two looks at files that could not be deleted.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -235,10 +235,11 @@ impl Worker {
             ..ListSnapshots::default()
         };
         let mut unheld = BTreeSet::new();
+        let now = self.appliance_now().await?;
         loop {
             let page = self.client().snapshots(&query).await?;
             let is_old = |created: u64| {
-                u128::from(now().as_nanos().saturating_sub(created)) >= age_min.as_nanos()
+                u128::from(now.as_nanos().saturating_sub(created)) >= age_min.as_nanos()
             };
             let without_clone = page.items.into_iter().filter(|snapshot| {
                 snapshot.clone_count == 0 && is_old(snapshot.created_at.as_nanos())
@@ -293,6 +294,14 @@ mod tests {
     /// An appliance that deletes whatever it is asked to, and counts the calls; before it answers one
     /// it does `first`.
     async fn appliance(first: impl Fn() + Send + 'static) -> (String, Arc<AtomicUsize>) {
+        answering("HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n".to_owned(), first).await
+    }
+
+    /// One that answers everything so.
+    async fn answering(
+        answer: String,
+        first: impl Fn() + Send + 'static,
+    ) -> (String, Arc<AtomicUsize>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let calls = Arc::new(AtomicUsize::new(0));
@@ -302,8 +311,7 @@ mod tests {
                 let _ = stream.read(&mut [0; 4096]).await;
                 count.fetch_add(1, Ordering::Relaxed);
                 first();
-                let answer = b"HTTP/1.1 204 No Content\r\nconnection: close\r\n\r\n";
-                let _ = stream.write_all(answer).await;
+                let _ = stream.write_all(answer.as_bytes()).await;
             }
         });
         (url, calls)
@@ -344,6 +352,22 @@ mod tests {
         worker.clean_up().await;
         assert!(worker.reconcile(Duration::ZERO).await.is_err());
         assert_eq!(calls.load(Ordering::Relaxed), 1);
+    }
+
+    /// The appliance restarts between clone and answer, and forgets which calls it answered.
+    #[tokio::test]
+    async fn a_clone_whose_answer_was_lost_is_taken() {
+        let problem =
+            r#"{"type":"x","title":"Exists","status":409,"code":"exists","detail":"there is"}"#;
+        let head = "HTTP/1.1 409 Conflict\r\ncontent-type: application/problem+json\r\n";
+        let length = problem.len();
+        let answer =
+            format!("{head}connection: close\r\ncontent-length: {length}\r\n\r\n{problem}");
+        let (url, _) = answering(answer, || {}).await;
+        let worker = worker(&url, &FailingDisk::new());
+        let making =
+            worker.clone_as(FileKind::Hold, SnapshotId::from_bytes([7; 16])).await.unwrap();
+        assert!(worker.inner.state.knows(making.file));
     }
 
     /// In the middle of taking back: what is under way ends, and no more is begun.

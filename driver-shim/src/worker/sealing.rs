@@ -300,10 +300,20 @@ impl Worker {
         let Err(error) = self.attach().await?.sync(target).await else {
             return Ok(());
         };
-        if matches!(error, AttachError::Tool { .. }) {
+        self.note_loss(key, &error).await?;
+        Err(error.into())
+    }
+
+    /// Remembers of a volume that writes were lost, if the error says so.
+    pub(super) async fn note_loss(
+        &self,
+        key: &Key,
+        error: &AttachError,
+    ) -> Result<(), WorkerError> {
+        if matches!(error, AttachError::LostWrites { .. }) {
             self.change(key, |volume| volume.is_damaged = true).await?;
         }
-        Err(error.into())
+        Ok(())
     }
 
     /// Takes a snapshot of a disk that is written meanwhile. A freeze writes back what got dirty
@@ -318,9 +328,16 @@ impl Worker {
     ) -> Result<Snapshot, WorkerError> {
         self.sync_disk(key, target).await?;
         let (snapshot, thawed) = self.take_frozen(target, disk, None).await?;
-        thawed?;
-        self.sync_disk(key, target).await?;
-        Ok(snapshot)
+        // At once: what follows may take as long as a capture that nobody binds is kept.
+        self.inner.captured.lock().insert(snapshot.id, Instant::now());
+        let whole = match thawed {
+            Ok(()) => self.sync_disk(key, target).await,
+            Err(error) => Err(error.into()),
+        };
+        if whole.is_err() {
+            self.inner.captured.lock().remove(&snapshot.id);
+        }
+        whole.map(|()| snapshot)
     }
 
     /// Takes a snapshot of a mounted disk while its file system stands still (D4); whether it

@@ -17,6 +17,13 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_LENGTH;
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
+use slackwater_api::types::{CreateSnapshot, Stats, Timestamp};
 use slackwater_api::{ApiOptions, MetricsSource};
 use slackwater_attach::{Method, Options as AttachOptions};
 use slackwater_blockstore::{Options, Store};
@@ -67,11 +74,43 @@ pub struct Appliance {
     api: SocketAddr,
     runtime: Option<Runtime>,
     servers: Option<Servers>,
+    clock_ahead: Duration,
     _data: TempDir,
+}
+
+/// Answers, and tells a time that is ahead. What is to end at a moment by a worker's clock is refused.
+async fn answer_ahead(ahead: Duration, request: Request, next: Next) -> Response {
+    let is_stats = request.uri().path() == "/v1/stats";
+    let is_snapshot = request.method() == "POST" && request.uri().path() == "/v1/snapshots";
+    let (head, mut body) = request.into_parts();
+    if is_snapshot {
+        let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        let asked: CreateSnapshot = serde_json::from_slice(&bytes).unwrap();
+        if asked.expires_at.is_some() {
+            return StatusCode::IM_A_TEAPOT.into_response();
+        }
+        body = Body::from(bytes);
+    }
+    let response = next.run(Request::from_parts(head, body)).await;
+    if !is_stats {
+        return response;
+    }
+    let (mut head, body) = response.into_parts();
+    let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+    let mut stats: Stats = serde_json::from_slice(&body).unwrap();
+    let ahead = u64::try_from(ahead.as_nanos()).unwrap();
+    stats.now = stats.now.map(|now| Timestamp::from_nanos(now.as_nanos() + ahead));
+    head.headers.remove(CONTENT_LENGTH);
+    Response::from_parts(head, Body::from(serde_json::to_vec(&stats).unwrap()))
 }
 
 impl Appliance {
     pub fn start() -> Self {
+        Self::start_ahead(Duration::ZERO)
+    }
+
+    /// One whose clock is ahead of that of its workers, as it says.
+    pub fn start_ahead(clock_ahead: Duration) -> Self {
         let data = tempfile::tempdir().unwrap();
         let mut options = Options::new(data.path());
         options.memory_bytes = 128 << 20;
@@ -89,6 +128,7 @@ impl Appliance {
             api: any,
             runtime: Some(runtime),
             servers: None,
+            clock_ahead,
             _data: data,
         };
         appliance.serve();
@@ -115,6 +155,8 @@ impl Appliance {
         let metrics = Arc::new(NoMetrics);
         let router =
             slackwater_api::router(Arc::clone(&self.store), ApiOptions::default(), metrics);
+        let ahead = self.clock_ahead;
+        let router = router.layer(from_fn(move |request, next| answer_ahead(ahead, request, next)));
         let shutdown = wait(stopped.clone());
         let rest = self.runtime().spawn(async move {
             slackwater_api::run(api, router, None, shutdown).await.unwrap();
