@@ -266,7 +266,7 @@ fn the_backup_script_keeps_whole_images_and_one_snapshot() {
         appliance.runtime.block_on(write).unwrap();
     }
     let folder = directory.join("disks%2Fa.img");
-    assert_eq!(names(&folder).len(), 6, "two generations of three files: {:?}", names(&folder));
+    assert_eq!(names(&folder).len(), 5, "two generations, and one note: {:?}", names(&folder));
     for (image, content) in &generations[1..] {
         assert!(fs::read(image).unwrap() == *content, "{}", image.display());
     }
@@ -279,6 +279,11 @@ fn the_backup_script_keeps_whole_images_and_one_snapshot() {
     let image = backed_up(&appliance, &directory, "2", "disks/a.img");
     patch(&original, 20 * MIB - 1, &[0]);
     assert_same_content(&original, &image);
+    // So is what came since an older image, if somebody deletes the newest; its note is deleted then.
+    fs::remove_file(image).unwrap();
+    let image = backed_up(&appliance, &directory, "2", "disks/a.img");
+    assert_same_content(&original, &image);
+    assert_eq!(snapshot_count(&appliance), 1);
     // The way back, on another appliance.
     let other = Appliance::start();
     other.ok(&["import", image.to_str().unwrap(), "restored.img", "--verify"]);
@@ -364,6 +369,58 @@ fn a_backup_syncs_the_notes_of_its_snapshot_before_it_relies_on_them() {
     assert!(at("0 a.img ".to_owned()).expect(&synced) > noted, "the folder after it: {synced}");
     let name = id.file_name().unwrap().to_str().unwrap();
     at(format!("1 {name} {bytes}")).expect(&synced);
+}
+
+/// The snapshot of the image before it was to be deleted by then.
+#[test]
+fn a_backup_that_was_killed_behind_its_image_leaves_no_snapshot_for_ever() {
+    let appliance = Appliance::start();
+    let original = appliance.local("original.img");
+    image(&original, 4 * MIB, &[(0, 2)]);
+    appliance.ok(&["import", &original, "a.img"]);
+    let root = appliance.folder.path();
+    let directory = root.join("backup");
+    backed_up(&appliance, &directory, "9", "a.img");
+    for (number, work) in ["", "/usr/bin/rm \"$1\"; "].iter().enumerate() {
+        let tools = root.join(format!("tools-{number}"));
+        fs::create_dir(&tools).unwrap();
+        let script = format!(
+            "#!/bin/sh\ncase $1 in\n*/unfinished.id) {work}kill -9 $PPID ;;\n\
+             *) exec /usr/bin/rm \"$@\" ;;\nesac\n"
+        );
+        fs::write(tools.join("rm"), script).unwrap();
+        fs::set_permissions(tools.join("rm"), fs::Permissions::from_mode(0o755)).unwrap();
+        let output = back_up_with(&appliance, &directory, "9", &["a.img"], &tools);
+        assert!(output.status.code().is_none(), "it was killed: {}", text(&output.stderr));
+        assert_eq!(snapshot_count(&appliance), 2);
+        let newest = backed_up(&appliance, &directory, "9", "a.img");
+        assert_same_content(&original, &newest);
+        assert_eq!(snapshot_count(&appliance), 1, "that of the newest image, {number}");
+    }
+}
+
+#[test]
+fn a_backup_of_all_files_is_made_though_an_old_snapshot_cannot_be_deleted() {
+    let appliance = Appliance::start();
+    let original = appliance.local("original.img");
+    image(&original, 4 * MIB, &[(0, 2)]);
+    for file in ["a.img", "b.img"] {
+        appliance.ok(&["import", &original, file]);
+    }
+    let directory = appliance.folder.path().join("backup");
+    backed_up(&appliance, &directory, "1", "a.img");
+    // A note that cannot be read.
+    fs::create_dir(directory.join("a.img/0.id")).unwrap();
+    for _ in 0..2 {
+        let output = back_up(&appliance, &directory, "1", &["a.img", "b.img"]);
+        let error = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.contains("0.id stays"), "{error}");
+        let images = text(&output.stdout);
+        images.lines().for_each(|image| assert_same_content(&original, image));
+        assert_eq!((images.lines().count(), snapshot_count(&appliance)), (2, 2));
+        assert_eq!(names(&directory.join("a.img")).len(), 4, "one generation, and that note");
+    }
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! `slackwater snapshot ...`: take, list, look at, label, delete and compare snapshots.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use slackwater_client::query::{Diff, ListSnapshots};
 use slackwater_client::types::{
-    CreateSnapshot, DeletionPolicy, DiffExtent, ExtentKind, PAGE_LIMIT_MAX, Snapshot, Timestamp,
+    CreateSnapshot, DeletionPolicy, DiffExtent, ExtentKind, PAGE_LIMIT_MAX, Snapshot,
 };
 
 use crate::context::Context;
@@ -114,7 +114,9 @@ async fn create(context: &Context, arguments: CreateArguments) -> Result<(), Fai
         } else {
             DeletionPolicy::Keep
         },
-        expires_at: arguments.expires_in.map(moment_after).transpose()?,
+        expires_at: None,
+        // By the appliance's clock: this machine's may be wrong.
+        expires_in_seconds: arguments.expires_in.map(|duration| duration.as_secs()),
     };
     let snapshot = context.client.create_snapshot(&request).await?;
     context.output.remark(&format!(
@@ -124,13 +126,6 @@ async fn create(context: &Context, arguments: CreateArguments) -> Result<(), Fai
         human(snapshot.used_bytes)
     ));
     context.output.result(&snapshot, || format!("{}\n", snapshot.id))
-}
-
-fn moment_after(duration: Duration) -> Result<Timestamp, Failure> {
-    let moment = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + duration;
-    u64::try_from(moment.as_nanos())
-        .map(Timestamp::from_nanos)
-        .map_err(|_| Failure::Usage("--expires-in ends after the year 2554".to_owned()))
 }
 
 async fn list(context: &Context, arguments: ListArguments) -> Result<(), Failure> {
