@@ -58,6 +58,7 @@ test: check ## Install what is missing, then formatting, lints, and every test
 	$(RELEASE)/slackwater-bench soak kill --rounds 15 --load-max-ms 1000
 	$(RELEASE)/slackwater-bench soak load --seconds 20 --connections 50 --files 500 --silent 2000
 	SLACKWATERD=$(RELEASE)/slackwaterd tests/power/run 2
+	tests/units/run
 	tests/engines/run
 
 soak: build ## Kill the server 300 times, cut its power 50 times, load it for ten minutes

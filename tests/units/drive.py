@@ -1,0 +1,239 @@
+#!/usr/bin/env python3
+"""Boots a Debian with systemd as its first process, and prints the verdicts of inside/checks.
+
+    cache/guest/linux-image-.../                  the kernel, shared with tests/guest
+    cache/units/debian-systemd-SUITE-ARCH.tar     Debian with systemd, made once
+    scratch/disk.img      that Debian, the programs in /usr/bin, the units, the checks
+    scratch/console.log   what the kernel and systemd say
+
+    this program <--ttyS1-- checks.service: "ok NAME", "failed NAME", or a line of why
+
+Invariants: the Debian in the cache is whole or absent (written aside, then renamed); the machine has no
+network, and is killed when this program ends or its time is over.
+"""
+
+import argparse
+import contextlib
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+HERE = pathlib.Path(__file__).resolve().parent
+PROJECT = HERE.parent.parent
+sys.path.insert(0, str(HERE.parent / "guest"))
+
+import image
+
+SUITE = "bookworm"
+# systemd with what the units and the checks call; nfs-common brings mount.nfs, kmod modprobe.
+PACKAGES = (
+    "systemd,systemd-sysv,libnss-systemd,dbus,nfs-common,e2fsprogs,kmod,curl,util-linux,mount,procps,"
+    "libcap2-bin,ca-certificates,netbase"
+)
+# Half of the packages' bytes, which nobody here reads.
+LEFT_OUT = [
+    f"--dpkgopt=path-exclude={path}" for path in
+    ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/locale/*", "/usr/share/i18n/*")
+]
+DEBIAN_LIMIT_SECONDS = 600
+# Services that Debian starts by itself and no check needs.
+MASKED = [
+    "rpcbind.service", "rpcbind.socket", "rpc-statd.service", "nfs-client.target", "apt-daily.timer",
+    "apt-daily-upgrade.timer", "e2scrub_all.timer", "e2scrub_reap.service", "dpkg-db-backup.timer",
+    "fstrim.timer", "getty.target", "systemd-pstore.service", "systemd-networkd.service",
+    "systemd-networkd-wait-online.service", "systemd-timesyncd.service",
+]
+PROGRAMS = ["slackwaterd", "slackwater", "slackwater-driver"]
+UNITS = ["slackwaterd.service", "slackwater-driver.service"]
+BACKUP_UNITS = ["slackwater-backup.service", "slackwater-backup.timer"]
+DISK_BYTES = 4 << 30
+MEMORY_MEBIBYTES = 2048
+# What boots the machine; the rest is loaded by its own systemd and by the units.
+MODULES = ["virtio_pci", "virtio_blk", "ext4"]
+# Four times what an idle machine takes.
+MACHINE_LIMIT_SECONDS = 900
+
+INIT = """#!/bin/busybox sh
+/bin/busybox --install -s /bin
+mount -t devtmpfs none /dev
+mount -t proc none /proc
+for module in /modules/*.ko; do
+    insmod "$module" || echo "init: cannot load $module"
+done
+mount -t ext4 /dev/vda /disk && umount /proc && mount --move /dev /disk/dev
+exec switch_root /disk /sbin/init
+"""
+
+
+def debian(cache):
+    """The cached tar of the Debian; made by mmdebstrap, once."""
+    tar = cache / f"debian-systemd-{SUITE}-{os.uname().machine}.tar"
+    if not tar.exists():
+        print("making a Debian with systemd, once", flush=True)
+        cache.mkdir(parents=True, exist_ok=True)
+        part = tar.with_suffix(f".{os.getpid()}")
+        try:
+            subprocess.run(
+                # By SIGTERM at first, so that it tidies up.
+                ["timeout", "--kill-after=60", str(DEBIAN_LIMIT_SECONDS), "mmdebstrap", "--quiet",
+                 "--variant=minbase", "--format=tar", *LEFT_OUT, f"--include={PACKAGES}", SUITE, part],
+                check=True,
+            )
+            part.rename(tar)
+        finally:
+            part.unlink(missing_ok=True)
+    return tar
+
+
+@contextlib.contextmanager
+def mounted(disk, directory):
+    """The disk's file system at the directory."""
+    directory.mkdir()
+    subprocess.run(["mount", "-o", "loop", disk, directory], check=True)
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", directory], check=True)
+
+
+def install(root, programs, modules):
+    """The programs and units as README.md installs them, with the examples of their settings."""
+    for name in PROGRAMS:
+        # Line tables are most of a program, and the emulated machine would have to read them.
+        subprocess.run(["strip", "-o", root / "usr/bin" / name, programs / name], check=True)
+    deploy, system = PROJECT / "deploy", root / "etc/systemd/system"
+    for unit in UNITS:
+        shutil.copy(deploy / unit, system / unit)
+    for unit in BACKUP_UNITS:
+        shutil.copy(deploy / "backup" / unit, system / unit)
+    shutil.copy(deploy / "backup/slackwater-backup", root / "usr/bin")
+    settings = root / "etc/slackwater"
+    settings.mkdir()
+    shutil.copy(deploy / "config.example.toml", settings / "config.toml")
+    shutil.copy(deploy / "driver.example.toml", settings / "driver.toml")
+    shutil.copytree(modules, root / "lib/modules" / modules.name, symlinks=True)
+    subprocess.run(["chroot", root, "depmod", modules.name], check=True)
+
+
+def install_checks(root, wanted):
+    """The checks, and that nothing else runs."""
+    system = root / "etc/systemd/system"
+    shutil.copytree(HERE / "inside", root / "checks")
+    (root / "checks/wanted").write_text("".join(f"{name}\n" for name in wanted))
+    shutil.copy(HERE / "inside/checks.service", system)
+    (system / "default.target").unlink(missing_ok=True)
+    (system / "default.target").symlink_to("/lib/systemd/system/multi-user.target")
+    wants = system / "multi-user.target.wants"
+    wants.mkdir(exist_ok=True)
+    (wants / "checks.service").symlink_to("../checks.service")
+    for unit in MASKED:
+        (system / unit).unlink(missing_ok=True)
+        (system / unit).symlink_to("/dev/null")
+
+
+def build(scratch, cache, programs, wanted):
+    """Makes the disk and returns (kernel, initramfs, disk)."""
+    kernel, modules, _ = image.fetch(cache / "guest")
+    tar = debian(cache / "units")
+    disk = scratch / "disk.img"
+    with disk.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    subprocess.run(["mkfs.ext4", "-q", "-F", disk], check=True)
+    with mounted(disk, scratch / "disk") as root:
+        subprocess.run(["tar", "-x", "-f", tar, "-C", root], check=True)
+        install(root, programs, modules)
+        install_checks(root, wanted)
+    root = scratch / "root"
+    for name in ["bin", "modules", "proc", "dev", "disk"]:
+        (root / name).mkdir(parents=True)
+    image.install(root, image.which("busybox"), "bin/busybox")
+    for number, module in enumerate(image.module_order(modules, MODULES)):
+        shutil.copy(module, root / "modules" / f"{number:02}-{module.name}")
+    (root / "init").write_text(INIT)
+    (root / "init").chmod(0o755)
+    image.pack(root, scratch / "initramfs")
+    return kernel, scratch / "initramfs", disk
+
+
+def boot(scratch, kernel, initramfs, disk):
+    """Starts qemu; its standard output is the checks'."""
+    return subprocess.Popen(
+        [
+            "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2",
+            "-m", str(MEMORY_MEBIBYTES), "-kernel", str(kernel), "-initrd", str(initramfs),
+            "-append", "console=ttyS0 panic=-1 mitigations=off nokaslr no_timer_check systemd.log_color=0",
+            "-no-reboot", "-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none",
+            "-serial", f"file:{scratch / 'console.log'}", "-serial", "stdio",
+            # The disk is of no worth after the run: no sync of it has to reach the host's.
+            "-drive", f"file={disk},format=raw,if=virtio,cache=unsafe",
+        ],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, errors="replace",
+    )
+
+
+def judge(machine):
+    """Prints what the checks say; returns how many there are, passed and failed."""
+    timer = threading.Timer(MACHINE_LIMIT_SECONDS, machine.kill)
+    timer.start()
+    total, passed, failed = None, 0, 0
+    try:
+        for line in machine.stdout:
+            line = line.strip()
+            print(line, flush=True)
+            if match := re.fullmatch(r"checks: (\d+)", line):
+                total = int(match.group(1))
+            passed += line.startswith("ok ")
+            failed += line.startswith("failed ")
+        machine.wait()
+    finally:
+        timer.cancel()
+        machine.kill()
+        machine.wait()
+    return total, passed, failed
+
+
+def interrupt(_signal, _frame):
+    """Ends the program as Ctrl-C does: machine, mount and folder are taken back."""
+    raise KeyboardInterrupt
+
+
+def main():
+    """Entry point."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cache", type=pathlib.Path, required=True)
+    parser.add_argument("--programs", type=pathlib.Path, required=True)
+    parser.add_argument("--keep", action="store_true")
+    parser.add_argument("checks", nargs="*")
+    options = parser.parse_args()
+    for name in PROGRAMS:
+        if not (options.programs / name).exists():
+            sys.exit(f"units: {options.programs / name} is missing: run `make build`")
+    scratch = pathlib.Path(tempfile.mkdtemp(prefix="slackwater-units-"))
+    try:
+        machine = boot(scratch, *build(scratch, options.cache, options.programs, options.checks))
+        total, passed, failed = judge(machine)
+        if total is None or passed != total or failed or total == 0:
+            if not failed:  # the machine itself failed
+                console = (scratch / "console.log").read_text(errors="replace").splitlines()
+                print("\n".join(console[-40:]))
+            print(f"units: FAILED: {passed} of {total} checks passed")
+            return 1
+        print(f"units: {passed} of {total} checks passed")
+        return 0
+    finally:
+        if options.keep:
+            print(f"units: kept {scratch}")
+        else:
+            shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
