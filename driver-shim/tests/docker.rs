@@ -190,6 +190,69 @@ async fn containers_of_an_image_share_what_dockerd_sets_up() {
     await_files(&appliance, &machine, "", 0).await;
 }
 
+fn volumes(machine: &Machine) -> Vec<String> {
+    machine.worker.list(Engine::Docker).into_iter().map(|volume| volume.key.name).collect()
+}
+
+/// dockerd gives up a container when it does not hear that a call was carried out, and leaves what it
+/// has made so far.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_dockerd_has_forgotten_goes_with_its_image() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let plugin = Plugin::serve(&machine.worker, &machine.path().join("plugin.sock"));
+    let (image, x, y) = (id('d'), id('1'), id('2'));
+    let make_image = || {
+        plugin.create(&image, "");
+        plugin.apply(&image, "", &base());
+    };
+    make_image();
+    // Put was not heard.
+    let init = format!("{x}-init");
+    plugin.create_read_write(&init, &image);
+    set_up_init(&plugin.get(&init));
+    plugin.remove(&image);
+    assert_eq!(volumes(&machine), [""; 0]);
+    await_files(&appliance, &machine, "", 0).await;
+
+    make_image();
+    create_container(&plugin, &x, &image);
+    // CreateReadWrite was not heard: the init layer is one that has nothing of its own.
+    let other_init = format!("{y}-init");
+    plugin.create_read_write(&other_init, &image);
+    plugin.create_read_write(&y, &other_init);
+    let refusal = plugin.refused("Remove", &json!({ "ID": image }));
+    assert!(refusal.contains(&init), "what a container wrote stays: {refusal}");
+    for name in [&x, &init] {
+        assert!(plugin.exists(name));
+        plugin.remove(name);
+    }
+    plugin.remove(&image);
+    assert_eq!(volumes(&machine), [""; 0]);
+    await_files(&appliance, &machine, "", 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_init_layer_without_a_container_goes_when_dockerd_begins() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let plugin = Plugin::serve(&machine.worker, &machine.path().join("plugin.sock"));
+    let (image, x, y) = (id('d'), id('1'), id('2'));
+    plugin.create(&image, "");
+    plugin.apply(&image, "", &base());
+    let begun = |name: &str| {
+        plugin.create_read_write(&format!("{name}-init"), &image);
+        set_up_init(&plugin.get(&format!("{name}-init")));
+    };
+    begun(&x);
+    begun(&y);
+    plugin.put(&format!("{y}-init"));
+    plugin.create_read_write(&y, &format!("{y}-init"));
+    plugin.ok("Init", &json!({ "Home": "/h", "Opts": null }));
+    assert!(!plugin.exists(&format!("{x}-init")));
+    assert!(plugin.exists(&y) && plugin.exists(&format!("{y}-init")) && plugin.exists(&image));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_commit_is_what_the_container_changed() {
     let appliance = Appliance::start();

@@ -206,11 +206,16 @@ impl GraphDriver {
         let Some(volume) = self.worker().get(&id.key()) else {
             return Ok(());
         };
-        match self.worker().remove(&id.key()).await {
+        let mut removed = self.worker().remove(&id.key()).await;
+        let extra = docker_extra(&volume);
+        if matches!(removed, Err(WorkerError::HasChildren { .. })) && !extra.is_container {
+            self.remove_forgotten_above(&id.key()).await?;
+            removed = self.worker().remove(&id.key()).await;
+        }
+        match removed {
             Ok(()) | Err(WorkerError::NotFound { .. }) => {}
             Err(error) => return Err(error.into()),
         }
-        let extra = docker_extra(&volume);
         if !extra.is_container {
             self.remove_recording(id);
             self.forget_init_layers().await;

@@ -95,7 +95,11 @@ impl GraphDriver {
             others.iter().filter_map(|volume| volume.snapshot()).map(|used| used.id).collect();
         for volume in remembered {
             let is_used = remembered_image(&volume.key).is_some_and(|image| used.contains(&image));
-            if is_used || !self.worker().children(&volume.key).is_empty() {
+            if is_used {
+                continue;
+            }
+            if let Err(error) = self.remove_forgotten_above(&volume.key).await {
+                tracing::warn!(volume = %volume.key, %error, "cannot remove what was made above");
                 continue;
             }
             match self.worker().remove(&volume.key).await {

@@ -8,6 +8,7 @@
 //!   driver     create, get, put, remove: a volume each, cloned at the first write
 //!   layers     the tar of a layer, in and out: a reference, or an ordinary one recorded
 //!   init       the `-init` layer between an image and its containers: made once for an image
+//!   forgotten  init layers and containers that dockerd has forgotten
 //!   commit     the snapshot of a container, for a reference
 //!   restore    what dockerd put into the init layer, taken out of a commit again
 //!   stream     a body as a blocking reader, a blocking writer as a body
@@ -24,6 +25,7 @@
 mod commit;
 mod driver;
 mod error;
+mod forgotten;
 mod init;
 mod layers;
 mod repeats;
