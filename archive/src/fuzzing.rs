@@ -178,6 +178,10 @@ pub fn archive(bytes: &[u8]) -> Vec<u8> {
     archive
 }
 
+/// What the file beside the root holds: no name that an input can choose has it, and it is no longer than
+/// what is read of a file that a recording says to have five bytes.
+const OUTSIDE: &[u8] = b"hidden";
+
 /// A directory for one layer, beside what no layer may touch.
 struct Place {
     folder: PathBuf,
@@ -189,7 +193,7 @@ impl Place {
         let _ = std::fs::remove_dir_all(folder);
         std::fs::create_dir_all(folder.join("root"))?;
         std::fs::create_dir(folder.join("outside"))?;
-        std::fs::write(folder.join("outside/secret"), "secret")?;
+        std::fs::write(folder.join("outside/secret"), OUTSIDE)?;
         let mut place = Self { folder: folder.to_owned(), outside: (0, 0, 0, 0) };
         place.outside = place.look_outside()?;
         Ok(place)
@@ -263,7 +267,7 @@ pub fn recordings(bytes: &[u8], folder: &Path) {
     sound(std::fs::write(&path, recording));
     let mut out = Vec::new();
     let _ = replay(&path, &folder.join("root"), &mut out);
-    assert!(!out.windows(6).any(|bytes| bytes == b"secret"), "the outside was read");
+    assert!(!out.windows(OUTSIDE.len()).any(|bytes| bytes == OUTSIDE), "the outside was read");
     assert_eq!(sound(place.look_outside()), place.outside);
 }
 
