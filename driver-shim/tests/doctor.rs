@@ -5,6 +5,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::process::{Command, Output};
 
+use tokio::net::TcpSocket;
+
 /// Exit code of a doctor that found something missing.
 const PROBLEMS: i32 = 6;
 
@@ -17,10 +19,14 @@ fn run(arguments: &[&str]) -> Output {
         .unwrap()
 }
 
+/// What `doctor` prints about an appliance whose NFS face is away.
 fn doctor(api: &str) -> String {
     // Engines that happen to run on this machine are not part of the test.
     let nowhere = ["--docker-host", "unix:///nonexistent/d.sock", "--containerd", "/nonexistent/c"];
-    let output = run(&[&["doctor", "--api", api][..], &nowhere].concat());
+    // Nor is what listens at the default port of NFS, such as the appliance of `make run`.
+    let closed = ClosedPort::new();
+    let nfs = closed.address().to_string();
+    let output = run(&[&["doctor", "--api", api, "--nfs", &nfs][..], &nowhere].concat());
     assert_eq!(output.status.code(), Some(PROBLEMS), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
@@ -31,13 +37,26 @@ fn line<'a>(text: &'a str, what: &str) -> &'a str {
     found.unwrap_or_else(|| panic!("no line about {what}:\n{text}"))
 }
 
-fn closed_address() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+/// A port that refuses connections for as long as this lives: it is bound, so that no other
+/// process can take it, and nothing listens on it.
+struct ClosedPort(TcpSocket);
+
+impl ClosedPort {
+    fn new() -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        Self(socket)
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.0.local_addr().unwrap()
+    }
 }
 
 #[test]
 fn an_appliance_that_is_not_there_is_named() {
-    let address = closed_address();
+    let closed = ClosedPort::new();
+    let address = closed.address();
     let text = doctor(&format!("http://{address}"));
     let rest = line(&text, "appliance, REST");
     assert!(rest.starts_with("FAIL") && rest.contains(&address.to_string()), "{rest}");
@@ -65,7 +84,8 @@ fn an_appliance_that_refuses_is_reported_with_its_reason() {
 
 #[test]
 fn what_the_machine_has_is_listed_and_absent_engines_are_no_fault() {
-    let text = doctor(&format!("http://{}", closed_address()));
+    let closed = ClosedPort::new();
+    let text = doctor(&format!("http://{}", closed.address()));
     assert!(line(&text, "loop devices").starts_with("ok"), "{text}");
     assert!(line(&text, "mkfs.ext4").starts_with("ok"), "{text}");
     for engine in ["Docker", "containerd"] {
