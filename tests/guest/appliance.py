@@ -65,13 +65,13 @@ class Appliance:
         self._token_file = log_path.with_name("tokens")
         self._process = None
 
-    def start(self):
-        """Starts the server and returns when it serves."""
+    def start(self, *arguments):
+        """Starts the server, with more arguments if they are given, and returns when it serves."""
         command = [
             self._program, "--data-dir", str(self._data_dir),
             "--nfs-listen", f"127.0.0.1:{self.nfs_port}",
             "--api-listen", f"127.0.0.1:{self.api_port}",
-            "--capacity", self._capacity, *self._access,
+            "--capacity", self._capacity, *self._access, *arguments,
         ]
         if self._token is not None:
             self._token_file.touch(mode=0o600)

@@ -16,6 +16,7 @@ repair anything by sending it again, and must hold all that was acknowledged.
 import re
 import time
 
+import holding_proxy
 from scenario import Failure, require, scenario
 
 KILLS = 3
@@ -26,9 +27,10 @@ PROGRESS = 2
 LISTS = ("records", "synchronous", "disk", "renamed", "bulk")
 BULK_BYTES = 4_000_000
 # Whole blocks, so that the server's dirty bytes reach it; few, so that it does not commit early.
-UNCOMMITTED_BYTES = 100 * 4096
-# Most attempts catch it.
-CATCH_ATTEMPTS = 6
+UNCOMMITTED_BYTES = 128 * 4096
+WRITE_BYTES = 65536
+# Longer than the scenario may take.
+DIRTY_AGE_SECONDS = 300
 
 START_WRITERS = f"""
     mkdir /n/restart /n/restart/names
@@ -106,61 +108,63 @@ def _check_aside(world, acknowledged):
         aside.kill()
 
 
-def _write_uncommitted(world, path):
-    """Makes the guest's kernel write a file back while its writer waits with the file open, so
-    that no close commits it. Returns whether the server was caught with the data and without a
-    COMMIT, which the kernel sends in a later pass of its writeback, or at times at once."""
-    world.guest(f"""
-        writers_clear
-        wait_and_sync() {{
-            (
-                pool 11 {UNCOMMITTED_BYTES}
-                while [ ! -e /run/writers.stop ]; do sleep 0.1; done
-            ) | dd of=/n/{path} bs={UNCOMMITTED_BYTES} iflag=fullblock conv=fsync \
-                status=none 2>/run/uncommitted.error
-        }}
-        background uncommitted wait_and_sync""")
-    # Nobody looks at the file in the guest: that would make the kernel write it back at once.
-    while world.appliance.call("GET", "/v1/stats")["dirty_bytes"] < UNCOMMITTED_BYTES:
-        files = world.appliance.call("GET", f"/v1/files?prefix={path}")["items"]
-        if files and files[0]["used_bytes"] > 0:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 @scenario("SIGKILL between WRITE and COMMIT: the client sends the data again", 120)
 def killed_before_commit(world):
     world.fact("mounted")
+    appliance = world.appliance
+    # Nothing but a COMMIT makes the data durable: neither its age nor its amount does.
+    appliance.stop()
+    appliance.start("--dirty-age-seconds", str(DIRTY_AGE_SECONDS))
+    proxy = holding_proxy.Proxy(appliance.nfs_port)
+    try:
+        _killed_before_commit(world, proxy)
+    finally:
+        proxy.close()
+    appliance.stop()
+    appliance.start()
+
+
+def _killed_before_commit(world, proxy):
+    appliance = world.appliance
     expected = world.pool[11 : 11 + UNCOMMITTED_BYTES]
-    world.guest("""
-        sysctl -n vm.dirty_expire_centisecs vm.dirty_writeback_centisecs >/run/writeback
-        sysctl -q -w vm.dirty_expire_centisecs=100 vm.dirty_writeback_centisecs=300""")
-    for attempt in range(CATCH_ATTEMPTS):
-        path = f"uncommitted-{attempt}"
-        caught = _write_uncommitted(world, path)
-        if caught:
-            world.appliance.kill()
-            aside = world.appliance.aside()
-            aside.start()
-            caught = aside.read_over_nfs(path) != expected
-            aside.kill()
-            world.appliance.start()
-        # The writer's fsync: it has to learn that the server has forgotten, and succeed.
-        world.guest(f"writers_stop")
-        got = world.appliance.read_over_nfs(path)
+    # More than one WRITE, so that the kernel sends them UNSTABLE: of a single one it asks FILE_SYNC.
+    world.guest(f"""
+        nfs_port={proxy.port} export_mount /held hard,nosharecache,wsize={WRITE_BYTES}
+        writers_clear
+        write_and_sync() {{
+            pool 11 {UNCOMMITTED_BYTES} | dd of=/held/uncommitted bs={UNCOMMITTED_BYTES} \
+                iflag=fullblock conv=fsync status=none 2>/run/uncommitted.error
+        }}
+        background uncommitted write_and_sync""")
+    proxy.wait_for_commit()
+    while appliance.call("GET", "/v1/stats")["dirty_bytes"] < UNCOMMITTED_BYTES:
+        time.sleep(0.05)
+    appliance.kill()
+    aside = appliance.aside()
+    aside.start()
+    try:
         require(
-            got == expected,
-            f"fsync succeeded, but the file has {len(got)} bytes of {len(expected)}, or other ones",
+            aside.read_over_nfs("uncommitted") != expected,
+            "no COMMIT came through, and yet all of the data outlived the server",
         )
-        world.guest(f"rm /n/{path}")
-        if caught:
-            break
-    else:
-        raise Failure(f"in {CATCH_ATTEMPTS} attempts the server never died with uncommitted data")
-    world.guest("""
-        set -- $(cat /run/writeback)
-        sysctl -q -w vm.dirty_expire_centisecs=$1 vm.dirty_writeback_centisecs=$2""")
+    finally:
+        aside.kill()
+    appliance.start("--dirty-age-seconds", str(DIRTY_AGE_SECONDS))
+    writes = proxy.calls(holding_proxy.WRITE)
+    proxy.release()
+    # The writer's fsync: it has to learn that the server has forgotten, send again, and succeed.
+    world.guest("writers_stop")
+    sent_again = proxy.calls(holding_proxy.WRITE) - writes
+    require(
+        sent_again * WRITE_BYTES >= UNCOMMITTED_BYTES,
+        f"the client sent {sent_again} WRITEs of {WRITE_BYTES} bytes again",
+    )
+    got = appliance.read_over_nfs("uncommitted")
+    require(
+        got == expected,
+        f"fsync succeeded, but the file has {len(got)} bytes of {len(expected)}, or other ones",
+    )
+    world.guest("rm /held/uncommitted; umount /held")
 
 
 @scenario("SIGKILL of the server under writers: nothing fsynced is lost", 180)
