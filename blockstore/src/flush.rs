@@ -151,7 +151,18 @@ fn last_of(part: &[(u64, Bytes)]) -> Option<u64> {
 /// Blocks that are being hashed, compressed and looked up.
 enum Preparing {
     Done(Result<Prepared>),
-    OnPool(Receiver<Result<Prepared>>),
+    OnPool(PoolJob),
+}
+
+/// A job on the pool. Dropping it waits for the job's end: a job holds the index open, and a flush
+/// that has returned is no reason why a store cannot be closed and opened again.
+struct PoolJob(Receiver<Result<Prepared>>);
+
+impl Drop for PoolJob {
+    fn drop(&mut self) {
+        // The answer of a job that nobody waited for, or the end of one that was heard.
+        let _ = self.0.recv();
+    }
 }
 
 impl Preparing {
@@ -162,10 +173,13 @@ impl Preparing {
         let work = Preparation::of(core);
         let (done, receiver) = sync_channel(1);
         core.pool.spawn(move || {
-            // Nobody receives it when an earlier part failed.
-            let _ = done.send(work.run(blocks));
+            let prepared = work.run(blocks);
+            // Before the answer: once that is heard the store may be dropped, and the index with it.
+            drop(work);
+            // Fails when the waiting thread panicked.
+            let _ = done.send(prepared);
         });
-        Self::OnPool(receiver)
+        Self::OnPool(PoolJob(receiver))
     }
 
     fn end(self) -> Result<Prepared> {
@@ -175,7 +189,7 @@ impl Preparing {
         };
         match self {
             Self::Done(prepared) => prepared,
-            Self::OnPool(receiver) => receiver.recv().unwrap_or_else(gone),
+            Self::OnPool(job) => job.0.recv().unwrap_or_else(gone),
         }
     }
 }

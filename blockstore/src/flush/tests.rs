@@ -100,6 +100,22 @@ fn a_part_that_fails_stays_dirty_and_the_parts_before_it_are_committed() {
     }
 }
 
+/// A store that is dropped behind a flush can be opened again at once.
+#[test]
+fn no_job_of_a_flush_holds_the_index_after_it() {
+    for fault in [None, Some(Fault::NoSpace(0))] {
+        let world = world();
+        let inode = world.create("f");
+        world.write(inode, 0, blocks(&seeds(1)));
+        let file = world.core.file(inode).unwrap();
+        let holders = Arc::strong_count(&world.kv);
+        // While the second part is hashed the first one's append fails.
+        let fails = fault.map(|fault| world.disk.inject(fault)).is_some();
+        assert_eq!(flush(&world.core, &file).is_err(), fails);
+        assert_eq!(Arc::strong_count(&world.kv), holders, "fails: {fails}");
+    }
+}
+
 #[test]
 fn what_was_written_anew_during_a_failing_flush_is_counted_once() {
     let world = world();
