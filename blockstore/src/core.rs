@@ -20,7 +20,7 @@ use crate::index_copy::IndexCopies;
 use crate::kv::{Family, Kv};
 use crate::options::Options;
 use crate::record::{InodeRecord, LogPosition, key};
-use crate::reserve;
+use crate::reserve::Shares;
 use crate::resolve::Resolver;
 use crate::scrub::Scrub;
 use crate::segments::Segments;
@@ -99,11 +99,11 @@ pub(crate) struct Tally {
 pub(crate) struct Space {
     pub(crate) capacity_bytes: u64,
     pub(crate) used_bytes: u64,
-    /// What data may still take: less than what is free by the reserve.
+    /// What data may still take: less than what is free by the reserves.
     pub(crate) room_bytes: u64,
-    /// See [`crate::reserve`].
-    pub(crate) reserve_bytes: u64,
-    /// Free on the disk, the reserve left out.
+    /// See [`crate::reserve`]. At least what is held.
+    pub(crate) shares: Shares,
+    /// Free on the disk, what is reserved left out.
     pub(crate) disk_free_bytes: u64,
 }
 
@@ -214,22 +214,26 @@ impl Core {
             self.file_bytes.load(Ordering::Relaxed) + self.index_bytes.load(Ordering::Relaxed);
         let used_bytes = used_bytes.saturating_sub(self.spare_bytes.load(Ordering::Relaxed));
         let on_disk = self.disk.space().ok();
-        let held = self.disk.reserved_bytes();
-        let free = on_disk.map_or(u64::MAX, |space| space.available_bytes.saturating_add(held));
+        let (held, for_start) = (self.disk.reserved_bytes(), self.disk.reserved_for_start_bytes());
+        let disk_free_bytes = on_disk.map_or(u64::MAX, |space| space.available_bytes);
+        let free = disk_free_bytes.saturating_add(held).saturating_add(for_start);
         let of_disk = used_bytes.saturating_add(free);
         let capacity_bytes =
             self.options.capacity_bytes.map_or(of_disk, |capacity| capacity.min(of_disk));
-        let reserve_bytes =
-            reserve::wanted_bytes(capacity_bytes, self.options.segment_bytes).max(held);
+        let mut shares = Shares::of(capacity_bytes, self.options.segment_bytes);
+        shares.reserve_bytes = shares.reserve_bytes.max(held);
+        shares.start_bytes = shares.start_bytes.max(for_start);
         // Twice, as deletes add to it: or a full store would give its reserve to the index while it
         // could still be kept for the time when somebody else fills the disk.
-        let kept_bytes = reserve_bytes.saturating_add(self.kv.needed_bytes().saturating_mul(2));
+        let kept_bytes = (shares.reserve_bytes)
+            .saturating_add(shares.start_bytes)
+            .saturating_add(self.kv.needed_bytes().saturating_mul(2));
         Space {
             capacity_bytes,
             used_bytes,
             room_bytes: capacity_bytes.saturating_sub(used_bytes).saturating_sub(kept_bytes),
-            reserve_bytes,
-            disk_free_bytes: free.saturating_sub(held),
+            shares,
+            disk_free_bytes,
         }
     }
 }

@@ -194,11 +194,22 @@ pub enum Error {
     },
 }
 
-/// What to do about a database that reads what was not written.
+/// What the C library says of ENOSPC and EDQUOT.
+const FULL_TEXTS: [&str; 2] = ["No space left on device", "Disk quota exceeded"];
+
+/// Whether a text tells of a full disk in the system's words.
+pub(crate) fn says_full(text: &str) -> bool {
+    FULL_TEXTS.iter().any(|full| text.contains(full))
+}
+
+/// What to do about a database that reads what was not written, or found no room.
 fn index_advice(source: &rocksdb::Error) -> &'static str {
     match source.kind() {
         rocksdb::ErrorKind::Corruption => {
             "; stop the server and run `slackwaterd check --rebuild`, which makes the index anew"
+        }
+        _ if says_full(source.as_ref()) => {
+            "; the disk is full: make room on it, and start the server again if it has stopped"
         }
         _ => "",
     }

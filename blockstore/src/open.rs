@@ -7,6 +7,7 @@
 //! DATA_DIR/log/          segments as they were written
 //! DATA_DIR/compacted/    segments that compaction made
 //! DATA_DIR/copies/       a copy of the index
+//! DATA_DIR/reserve*      room that is kept free: for deletes, and for the next start
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -162,7 +163,9 @@ pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk
     let budget = Budget::of(options);
     let open = || RocksKv::open(&path, budget.index_bytes);
     // It writes as it opens; what it deletes then, and what is deleted later, makes room.
+    let held = disk.reserved_for_start_bytes();
     let kv = reserve::or_give_back(&disk, open)?;
+    reserve::take_again_at_start(&disk, held)?;
     // The folder of a new index: without its name a store with a copy would not open.
     sync_folder(&options.data_dir)
         .map_err(|source| Error::io("sync", options.data_dir.display().to_string(), source))?;

@@ -12,7 +12,6 @@ use std::sync::Arc;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use crate::compact::checkpoint;
 use crate::core::Budget;
 use crate::disk::{Disk, FileName, FileRole, LocalDisk};
 use crate::error::{Error, Result};
@@ -144,7 +143,8 @@ fn rebuild(
     tracing::info!(log_files = logs.len(), "replaying the log");
     let core = open::open_core(kv, disk, options, Opening::Rebuild { known })
         .map_err(|error| without_copies(error, &of_no_use))?;
-    checkpoint(&core)?;
+    reserve::flush_new_index(core.kv.as_ref(), core.disk.as_ref())
+        .map_err(|error| reserve::full_or(&core, error))?;
     rebuilt.replayed_commits = core.replayed_commits;
     Ok(rebuilt)
 }

@@ -1,9 +1,9 @@
 //! Room for what gives room back: a store that is full can still delete, reclaim and compact.
 //!
 //! ```text
-//! capacity   | used | room for data and names | the reserve                                   |
+//! capacity   | used | room for data and names | the reserve                                   | next start |
 //!                                             | records that change things | that free things |
-//! disk       | segments, index | free                          | DATA_DIR/reserve | others ... |
+//! disk       | segments, index | free   | DATA_DIR/reserve | DATA_DIR/reserve-start | others ... |
 //! ```
 //! - What adds something (data, names, snapshots, clones) is refused once only the reserve is left;
 //!   what changes something in its place (attributes, renames) once half of that is gone; what
@@ -12,6 +12,11 @@
 //!   when somebody else fills the disk. It is given back at the first call that the disk refuses
 //!   for want of room, and that frees something or keeps the index durable; it is taken again when
 //!   there is room.
+//! - A start writes before it can free anything: RocksDB its manifest and options, a replay what the
+//!   index holds. That room is a file of its own. While the store runs, what frees something may use
+//!   a part of it, when the reserve is gone, but never the last part ([`Shares::start_least_bytes`]):
+//!   so a server that was killed on a disk without a free byte starts again. After a start that used
+//!   it, it is taken again before anything else is.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -20,8 +25,8 @@ use parking_lot::RwLockWriteGuard;
 
 use crate::core::{Core, Space};
 use crate::disk::Disk;
-use crate::error::{Error, Result};
-use crate::kv::{Batch, Kv};
+use crate::error::{Error, Result, says_full};
+use crate::kv::{Batch, Kv, RocksKv};
 
 /// The share of the capacity that is kept.
 const SHARE_DIVISOR: u64 = 50;
@@ -35,6 +40,23 @@ const SHARE_DIVISOR_MIN: u64 = 8;
 /// The reserve of a large store: a few segments suffice.
 const BYTES_MAX: u64 = 1 << 30;
 
+/// The share of the reserve that is kept for the next start in addition to it.
+const START_SHARE_DIVISOR: u64 = 4;
+
+/// The most of it: half of the write buffers of an index with the default memory, which take less on
+/// the disk than in memory.
+const START_BYTES_MAX: u64 = 64 << 20;
+
+/// What of it nothing but a start may use: several steps.
+const START_LEAST_BYTES_MAX: u64 = 8 << 20;
+
+/// A start gives this much to the disk at a time: more than RocksDB writes when it opens an index
+/// (options and a log of 300 KiB, a manifest of 100 bytes a table). If somebody else takes it, and
+/// the server is killed at that moment, the next start still has the rest.
+const START_STEP_BYTES: u64 = 2 << 20;
+const _: () = assert!(START_STEP_BYTES > RocksKv::OPEN_BYTES);
+const _: () = assert!(START_LEAST_BYTES_MAX >= 4 * START_STEP_BYTES);
+
 /// Room beyond the reserve that must be free before it is taken again, as a multiple of it: it
 /// must not take what was just freed from those who waited for it.
 const FREE_MULTIPLE: u64 = 2;
@@ -43,28 +65,41 @@ const FREE_MULTIPLE: u64 = 2;
 /// durable, so who waited longer than that is told to restart.
 const INDEX_PATIENCE: Duration = Duration::from_secs(30);
 
-/// What the C library says of ENOSPC and EDQUOT.
-const FULL_TEXTS: [&str; 2] = ["No space left on device", "Disk quota exceeded"];
-
 /// Pause between tries.
 const INDEX_RETRY: Duration = Duration::from_millis(100);
 
-/// What a store of this capacity keeps.
-pub(crate) fn wanted_bytes(capacity_bytes: u64, segment_bytes: u64) -> u64 {
-    let of_segments =
-        segment_bytes.saturating_mul(SEGMENTS).min(capacity_bytes / SHARE_DIVISOR_MIN);
-    (capacity_bytes / SHARE_DIVISOR).max(of_segments).min(BYTES_MAX)
+/// What a store keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shares {
+    /// For what frees something.
+    pub(crate) reserve_bytes: u64,
+    /// For the next start, in addition.
+    pub(crate) start_bytes: u64,
+    /// The part of that which nothing but a start uses.
+    pub(crate) start_least_bytes: u64,
 }
 
-/// Takes the reserve if it is not there and there is room for it. A disk that has none to give
+impl Shares {
+    /// Those of a store of this capacity.
+    pub(crate) fn of(capacity_bytes: u64, segment_bytes: u64) -> Self {
+        let of_segments =
+            segment_bytes.saturating_mul(SEGMENTS).min(capacity_bytes / SHARE_DIVISOR_MIN);
+        let reserve_bytes = (capacity_bytes / SHARE_DIVISOR).max(of_segments).min(BYTES_MAX);
+        let start_bytes = (reserve_bytes / START_SHARE_DIVISOR).min(START_BYTES_MAX);
+        let start_least_bytes = (start_bytes / 2).min(START_LEAST_BYTES_MAX);
+        Self { reserve_bytes, start_bytes, start_least_bytes }
+    }
+}
+
+/// Takes the reserves if they are not there and there is room for them. A disk that has none to give
 /// is no error: the reserve is then what is left free.
 pub(crate) fn take(core: &Core) {
+    take_for_start(core);
     let space = core.space();
-    let (held, wanted) = (core.disk.reserved_bytes(), space.reserve_bytes);
+    let (held, wanted) = (core.disk.reserved_bytes(), space.shares.reserve_bytes);
     // What is held beyond what is wanted now was wanted by a larger store, and does no harm.
     let missing = wanted.saturating_sub(held);
-    let free = space.disk_free_bytes.saturating_sub(core.kv.needed_bytes());
-    if missing == 0 || free / FREE_MULTIPLE < missing {
+    if missing == 0 || !has_plenty(core, &space, missing) {
         return;
     }
     if let Err(error) = core.disk.reserve(wanted) {
@@ -72,19 +107,89 @@ pub(crate) fn take(core: &Core) {
     }
 }
 
-/// Gives the reserve to the disk; answers whether there was one.
-pub(crate) fn give_back(core: &Core) -> bool {
-    if core.disk.reserved_bytes() == 0 {
-        return false;
-    }
-    tracing::warn!("the disk is full: the reserve is given back, for deletes and compaction");
-    match core.disk.reserve(0) {
-        Ok(()) => true,
-        Err(error) => {
-            tracing::warn!(%error, "the reserve cannot be given back");
-            false
+/// What a start gave back is taken again as soon as it is not needed, as far as there is room: another
+/// kill may come, and somebody else may fill the disk.
+pub(crate) fn take_again_at_start(disk: &dyn Disk, held_before_bytes: u64) -> Result<()> {
+    hold_for_start(disk, held_before_bytes, disk.space()?.available_bytes);
+    Ok(())
+}
+
+/// Holds as much for the next start, or as much of it as there is room for.
+fn hold_for_start(disk: &dyn Disk, wanted_bytes: u64, free_bytes: u64) {
+    let held = disk.reserved_for_start_bytes();
+    let missing = wanted_bytes.saturating_sub(held).min(free_bytes);
+    // The file system may need a little of what is free for itself.
+    for more in [missing, missing / 8 * 7] {
+        if more == 0 {
+            return;
+        }
+        match disk.reserve_for_start(held + more) {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(%error, more, held, "no room for the next start"),
         }
     }
+}
+
+/// Tells whoever starts a store without room what it will do.
+pub(crate) fn warn_if_full(core: &Core) {
+    let space = core.space();
+    if space.room_bytes == 0 {
+        tracing::warn!(
+            used_bytes = space.used_bytes,
+            capacity_bytes = space.capacity_bytes,
+            disk_free_bytes = space.disk_free_bytes,
+            "the store is full: it takes deletes, and no data until files or snapshots are deleted or its disk has room again"
+        );
+    }
+}
+
+/// The least part from whatever is free, all of it where there is plenty.
+fn take_for_start(core: &Core) {
+    let space = core.space();
+    let Shares { start_bytes, start_least_bytes, .. } = space.shares;
+    let missing = start_bytes.saturating_sub(core.disk.reserved_for_start_bytes());
+    let has_plenty = has_plenty(core, &space, missing);
+    let wanted = if has_plenty { start_bytes } else { start_least_bytes };
+    hold_for_start(core.disk.as_ref(), wanted, space.disk_free_bytes);
+}
+
+/// Whether so much can be taken without taking what was just freed from those who waited for it.
+fn has_plenty(core: &Core, space: &Space, missing: u64) -> bool {
+    space.disk_free_bytes.saturating_sub(core.kv.needed_bytes()) / FREE_MULTIPLE >= missing
+}
+
+/// Gives the reserve to the disk, or if that is gone what the next start can do without; answers
+/// whether there was something.
+pub(crate) fn give_back(core: &Core) -> bool {
+    let outcome = if core.disk.reserved_bytes() > 0 {
+        tracing::warn!("the disk is full: the reserve is given back, for deletes and compaction");
+        core.disk.reserve(0)
+    } else {
+        let least = core.space().shares.start_least_bytes;
+        if core.disk.reserved_for_start_bytes() <= least {
+            return false;
+        }
+        tracing::warn!(
+            kept_bytes = least,
+            "the disk is full and the reserve is used up: so is now a part of what is kept for the next start"
+        );
+        core.disk.reserve_for_start(least)
+    };
+    outcome.inspect_err(|error| tracing::warn!(%error, "the reserve cannot be given back")).is_ok()
+}
+
+/// What was kept for a start goes first, step by step: it is there for nothing else. Answers whether
+/// there was something.
+fn give_back_at_start(disk: &dyn Disk) -> Result<bool> {
+    let for_start = disk.reserved_for_start_bytes();
+    if for_start > 0 {
+        disk.reserve_for_start(for_start.saturating_sub(START_STEP_BYTES))?;
+    } else if disk.reserved_bytes() > 0 {
+        disk.reserve(0)?;
+    } else {
+        return Ok(false);
+    }
+    Ok(true)
 }
 
 /// How full the store is, once the index has the room that its next flush needs: it gets the reserve
@@ -128,7 +233,7 @@ pub(crate) fn or_give_back<T>(disk: &dyn Disk, attempt: impl FnMut() -> Result<T
     until_there_is_room(disk, false, attempt)
 }
 
-/// `is_given`: the reserve was given back just now.
+/// `is_given`: a reserve was given back just now.
 fn until_there_is_room<T>(
     disk: &dyn Disk,
     mut is_given: bool,
@@ -137,32 +242,40 @@ fn until_there_is_room<T>(
     let deadline = Instant::now() + INDEX_PATIENCE;
     loop {
         match attempt() {
-            Err(error) if is_full(&error) && disk.reserved_bytes() > 0 => {
-                tracing::warn!(%error, "the disk is full: the reserve is given back, for the index");
-                disk.reserve(0)?;
-                is_given = true;
-            }
-            Err(error) if is_full(&error) && is_given && Instant::now() < deadline => {
-                std::thread::sleep(INDEX_RETRY);
+            Err(error) if is_full(&error) => {
+                if give_back_at_start(disk)? {
+                    tracing::warn!(%error, "the disk is full: what is kept free is given back, for the index");
+                    is_given = true;
+                } else if is_given && Instant::now() < deadline {
+                    std::thread::sleep(INDEX_RETRY);
+                } else {
+                    return Err(error);
+                }
             }
             outcome => return outcome,
         }
     }
 }
 
-/// Applies a batch to the index of a store that is being opened, which gets the reserve before its
-/// next flush needs it.
+/// Applies a batch to the index of a store that is being opened, which gets what is kept free before
+/// its next flush needs it. A short replay needs none: it stays in memory.
 pub(crate) fn fill_index(kv: &dyn Kv, disk: &dyn Disk, batch: &Batch) -> Result<()> {
-    fill(disk, kv.needed_bytes(), || kv.apply(batch))
+    let needed_bytes = if kv.is_flush_near() { kv.needed_bytes() } else { 0 };
+    fill(disk, needed_bytes, || kv.apply(batch))
+}
+
+/// Makes an index durable that was made anew, with what is kept free, as a start would.
+pub(crate) fn flush_new_index(kv: &dyn Kv, disk: &dyn Disk) -> Result<()> {
+    fill(disk, kv.needed_bytes(), || kv.flush())
 }
 
 fn fill(disk: &dyn Disk, needed_bytes: u64, attempt: impl FnMut() -> Result<()>) -> Result<()> {
-    let is_short = disk.reserved_bytes() > 0 && disk.space()?.available_bytes < needed_bytes;
-    if is_short {
-        disk.reserve(0)?;
+    let mut is_given = false;
+    while disk.space()?.available_bytes < needed_bytes && give_back_at_start(disk)? {
+        is_given = true;
     }
     // A flush in the background may have found no room before that.
-    until_there_is_room(disk, is_short, attempt)
+    until_there_is_room(disk, is_given, attempt)
 }
 
 /// Whether the disk refused a call for want of room.
@@ -173,7 +286,7 @@ pub(crate) fn is_full(error: &Error) -> bool {
             matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
         }
         // RocksDB has only words for it: those of the system.
-        Error::Index { source } => FULL_TEXTS.iter().any(|text| source.as_ref().contains(text)),
+        Error::Index { source } => says_full(source.as_ref()),
         _ => false,
     }
 }
@@ -194,7 +307,7 @@ pub(crate) fn full_or(core: &Core, error: Error) -> Error {
 impl Space {
     /// Whether less than half of the reserve is left: only what frees something may go on.
     pub(crate) const fn is_low(&self) -> bool {
-        self.capacity_bytes.saturating_sub(self.used_bytes) < self.reserve_bytes / 2
+        self.capacity_bytes.saturating_sub(self.used_bytes) < self.shares.reserve_bytes / 2
     }
 }
 
@@ -230,7 +343,7 @@ mod tests {
         for errno in [rustix::io::Errno::NOSPC, rustix::io::Errno::DQUOT] {
             let (is_full, text) = full(errno);
             assert!(is_full, "{text}");
-            assert!(FULL_TEXTS.iter().any(|known| text.contains(known)), "{text}");
+            assert!(says_full(&text), "{text}");
         }
         assert!(!full(rustix::io::Errno::IO).0);
     }

@@ -83,6 +83,7 @@ impl Store {
         let core = Arc::new(open::open_core(kv, disk, options, Opening::Serve)?);
         open::initialize(&core)?;
         reserve::take(&core);
+        reserve::warn_if_full(&core);
         let store = Self { core, background: Background::default(), _lock: lock };
         if background {
             store.background.start(&store.core)?;

@@ -78,6 +78,7 @@ fn a_compaction_on_a_full_disk_leaves_no_file() {
     for _ in 0..3 {
         // No room was kept, either.
         fixture.disk.reserve(0).unwrap();
+        fixture.disk.reserve_for_start(0).unwrap();
         fixture.disk.inject(Fault::NoSpace(0));
         fixture.store.gc().unwrap_err();
     }

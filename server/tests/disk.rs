@@ -4,6 +4,7 @@
 mod common;
 
 use std::net::SocketAddr;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -26,10 +27,15 @@ const PATIENCE: Duration = Duration::from_secs(90);
 /// How long the disk stops.
 const STALL: Duration = Duration::from_secs(10);
 
-fn start(disk: &Disk) -> Server {
+fn start_command(disk: &Disk) -> Command {
     let mut command = slackwaterd();
-    command.args(on_free_ports(&disk.path().join("store")));
-    Server::start_with(command.args(["--squash", "no_root_squash"]))
+    command.args(on_free_ports(&disk.path().join("store"))).args(["--squash", "no_root_squash"]);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn start(disk: &Disk) -> Server {
+    Server::start_with(&mut start_command(disk))
 }
 
 /// A megabyte that neither compresses nor repeats, told by its file and number.
@@ -169,6 +175,117 @@ fn a_full_disk_takes_deletes_and_then_writes_again() {
     disk.empty();
     assert!(server.stop().success());
     let server = start(&disk);
+    assert_clean(&server);
+    assert!(server.stop().success());
+}
+
+/// Moments of kills, by a seed that is printed; `SLACKWATER_DISK_SEED=N` gives it.
+struct Moments(u64);
+
+impl Moments {
+    fn new() -> Self {
+        let given = std::env::var("SLACKWATER_DISK_SEED").ok();
+        let seed = given.map_or(u64::from(std::process::id()), |text| text.parse().unwrap());
+        println!("SLACKWATER_DISK_SEED={seed}");
+        Self(seed)
+    }
+
+    /// Waits for some part of a time.
+    fn wait_within(&mut self, longest: Duration) {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        std::thread::sleep(longest * u32::try_from(self.0 >> 48).unwrap() / (1 << 16));
+    }
+}
+
+fn reserve_bytes(disk: &Disk, name: &str) -> u64 {
+    std::fs::metadata(disk.path().join("store").join(name)).unwrap().len()
+}
+
+/// Somebody else takes what is free, and what was kept for deletes, which the store gave back before.
+fn take_all_but_start_reserve(disk: &Disk) {
+    let reserve = disk.path().join("store/reserve");
+    std::fs::File::options().write(true).open(reserve).unwrap().set_len(0).unwrap();
+    disk.fill();
+}
+
+/// Killed at any moment, while clients change things; no byte is free at any start.
+#[test]
+fn a_server_on_a_disk_without_a_free_byte_starts_after_every_kill() {
+    const KILLS: u64 = 200;
+    const CALLS: u64 = 20;
+    let mut moments = Moments::new();
+    let disk = Disk::new(256 << 20);
+    let server = start(&disk);
+    let mut client = Client::connect(server.nfs);
+    let kept = create(&mut client, "kept");
+    assert_eq!(write_until_refused(&mut client, &kept, 1000, 8), (8, OK));
+    let root = root(&mut client);
+    for number in 0..KILLS {
+        assert_eq!(client.create(&root, &format!("old{number}")), OK);
+    }
+    server.kill();
+    let mut deleted = 0;
+    for kill in 0..KILLS {
+        take_all_but_start_reserve(&disk);
+        let server = start(&disk);
+        let mut client = Client::connect(server.nfs);
+        assert_eq!(client.getattr(&kept), OK);
+        deleted += u64::from(client.remove(&root, &format!("old{kill}")) == OK);
+        for call in 0..CALLS {
+            let name = |what: &str| format!("{what}{kill}-{call}");
+            client.send_changes(&root, &name("new"), &name("none")).unwrap();
+        }
+        moments.wait_within(Duration::from_millis(30));
+        server.kill();
+    }
+    println!("{deleted} of {KILLS} deletes were taken");
+    disk.empty();
+    let server = start(&disk);
+    let mut client = Client::connect(server.nfs);
+    assert_holds(&mut client, &kept, 1000, 8);
+    assert_clean(&server);
+    assert!(server.stop().success());
+}
+
+/// Killed at any moment of the start itself, too, and each time somebody else takes what is free then.
+#[test]
+fn a_server_that_was_killed_as_it_started_on_a_full_disk_starts() {
+    const ROUNDS: u64 = 10;
+    // Fewer than the steps in which a start uses what is kept for it.
+    const KILLS: u64 = 3;
+    // About as long as a start takes.
+    const START: Duration = Duration::from_millis(200);
+    let mut moments = Moments::new();
+    let disk = Disk::new(512 << 20);
+    let mut server = start(&disk);
+    let mut client = Client::connect(server.nfs);
+    let kept = create(&mut client, "kept");
+    assert_eq!(write_until_refused(&mut client, &kept, 1000, 8), (8, OK));
+    let whole = reserve_bytes(&disk, "reserve-start");
+    assert!(whole > 0, "room is kept");
+    for round in 0..ROUNDS {
+        server.kill();
+        for _ in 0..KILLS {
+            take_all_but_start_reserve(&disk);
+            let mut child = start_command(&disk).spawn().unwrap();
+            moments.wait_within(START);
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        take_all_but_start_reserve(&disk);
+        server = start(&disk);
+        assert_eq!(Client::connect(server.nfs).getattr(&kept), OK, "round {round}");
+        disk.empty();
+        let deadline = Instant::now() + PATIENCE;
+        // The store's share of the disk, of which this is one, is never quite the same.
+        while reserve_bytes(&disk, "reserve-start") < whole / 10 * 9 {
+            let kept = reserve_bytes(&disk, "reserve-start");
+            assert!(Instant::now() < deadline, "{kept} of {whole} bytes are kept again");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+    let mut client = Client::connect(server.nfs);
+    assert_holds(&mut client, &kept, 1000, 8);
     assert_clean(&server);
     assert!(server.stop().success());
 }
@@ -314,12 +431,11 @@ fn an_index_without_room_goes_on_and_loses_nothing() {
     }
     store.commit_all().unwrap();
     disk.fill();
-    let reserve = disk.path().join("store/reserve");
-    let held = std::fs::metadata(&reserve).unwrap().len();
+    let held = reserve_bytes(&disk, "reserve");
     assert!(held > 0, "room is kept");
     // A flush would find no byte: it has the reserve.
     store.checkpoint().unwrap();
-    assert_eq!(std::fs::metadata(&reserve).unwrap().len(), 0, "it was given back");
+    assert_eq!(reserve_bytes(&disk, "reserve"), 0, "it was given back");
     for number in 0..100 {
         store.remove_path(&name(number)).expect("a delete, whatever the index waits for");
     }
@@ -333,7 +449,7 @@ fn an_index_without_room_goes_on_and_loses_nothing() {
         assert!(report.is_clean(), "{:?}", report.problems);
     };
     is_sound(&store);
-    assert!(std::fs::metadata(&reserve).unwrap().len() >= held, "room is kept again");
+    assert!(reserve_bytes(&disk, "reserve") >= held, "room is kept again");
     // As after a kill: nothing is closed, and the index is what RocksDB has on the disk.
     drop(store);
     is_sound(&Store::open(options).unwrap());

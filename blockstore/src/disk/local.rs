@@ -23,8 +23,10 @@ const READAHEAD_MIN_BYTES: usize = 256 << 10;
 /// Bytes behind such a read that are fetched along: the next few reads of a stream.
 const READAHEAD_BYTES: u64 = 4 << 20;
 
-/// The file whose blocks are the reserve: nobody reads it, and it may go at any time.
+/// The files whose blocks are the reserve, and the reserve for the next start: nobody reads them,
+/// and they may go at any time.
 const RESERVE_FILE: &str = "reserve";
+const START_RESERVE_FILE: &str = "reserve-start";
 
 /// The unit in which the system counts a file's blocks (`st_blocks`).
 const STAT_BLOCK_BYTES: u64 = 512;
@@ -38,8 +40,52 @@ pub struct LocalDisk {
     folders: [(PathBuf, File); 3],
     /// The file system takes no direct writes: they go through the page cache.
     refuses_direct: Arc<AtomicBool>,
-    /// What the file [`RESERVE_FILE`] holds; locked while it is changed.
-    reserved: Mutex<u64>,
+    reserve: ReserveFile,
+    start_reserve: ReserveFile,
+}
+
+/// A file that holds blocks, and nothing in them.
+#[derive(Debug)]
+struct ReserveFile {
+    path: PathBuf,
+    /// What it holds; locked while it is changed.
+    held_bytes: Mutex<u64>,
+}
+
+impl ReserveFile {
+    fn find(path: PathBuf) -> Self {
+        // Blocks, not bytes: a crash may have left a file that is long and empty.
+        let found = std::fs::metadata(&path).map_or(0, |found| found.blocks() * STAT_BLOCK_BYTES);
+        Self { path, held_bytes: Mutex::new(found) }
+    }
+
+    fn hold(&self, bytes: u64) -> Result<()> {
+        let mut held = self.held_bytes.lock();
+        self.set_blocks(*held, bytes)
+            .map_err(|source| Error::io("reserve", self.path.display().to_string(), source))?;
+        *held = bytes;
+        Ok(())
+    }
+
+    /// Makes the file this long, with all its blocks or without any change.
+    fn set_blocks(&self, held: u64, bytes: u64) -> io::Result<()> {
+        let mut options = OpenOptions::new();
+        let file = options.create(true).truncate(false).write(true).open(&self.path)?;
+        file.set_len(bytes.min(held))?;
+        if let Some(missing) = bytes.checked_sub(held).filter(|missing| *missing > 0) {
+            let outcome = rustix::fs::fallocate(&file, FallocateFlags::empty(), held, missing);
+            if let Err(error) = outcome {
+                file.set_len(held)?;
+                return Err(error.into());
+            }
+        }
+        // Blocks that are given back can be written to once the file system has noted that.
+        file.sync_all()
+    }
+
+    fn held_bytes(&self) -> u64 {
+        *self.held_bytes.lock()
+    }
 }
 
 impl LocalDisk {
@@ -57,27 +103,10 @@ impl LocalDisk {
             .and_then(|opened| opened.sync_all())
             .map_err(|source| Error::io("sync", directory.display().to_string(), source))?;
         let refuses_direct = Arc::new(AtomicBool::new(false));
+        let reserve = ReserveFile::find(directory.join(RESERVE_FILE));
+        let start_reserve = ReserveFile::find(directory.join(START_RESERVE_FILE));
         let directory = directory.to_path_buf();
-        // Blocks, not bytes: a crash may have left a file that is long and empty.
-        let found = std::fs::metadata(directory.join(RESERVE_FILE));
-        let reserved = Mutex::new(found.map_or(0, |found| found.blocks() * STAT_BLOCK_BYTES));
-        Ok(Self { directory, folders, refuses_direct, reserved })
-    }
-
-    /// Makes the file of the reserve this long, with all its blocks or without any change.
-    fn set_reserve(&self, held: u64, bytes: u64) -> io::Result<()> {
-        let path = self.directory.join(RESERVE_FILE);
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path)?;
-        file.set_len(bytes.min(held))?;
-        if let Some(missing) = bytes.checked_sub(held).filter(|missing| *missing > 0) {
-            let outcome = rustix::fs::fallocate(&file, FallocateFlags::empty(), held, missing);
-            if let Err(error) = outcome {
-                file.set_len(held)?;
-                return Err(error.into());
-            }
-        }
-        // Blocks that are given back can be written to once the file system has noted that.
-        file.sync_all()
+        Ok(Self { directory, folders, refuses_direct, reserve, start_reserve })
     }
 
     fn path(&self, name: FileName) -> PathBuf {
@@ -204,16 +233,19 @@ impl Disk for LocalDisk {
     }
 
     fn reserve(&self, bytes: u64) -> Result<()> {
-        let mut reserved = self.reserved.lock();
-        let path = self.directory.join(RESERVE_FILE);
-        self.set_reserve(*reserved, bytes)
-            .map_err(|source| Error::io("reserve", path.display().to_string(), source))?;
-        *reserved = bytes;
-        Ok(())
+        self.reserve.hold(bytes)
     }
 
     fn reserved_bytes(&self) -> u64 {
-        *self.reserved.lock()
+        self.reserve.held_bytes()
+    }
+
+    fn reserve_for_start(&self, bytes: u64) -> Result<()> {
+        self.start_reserve.hold(bytes)
+    }
+
+    fn reserved_for_start_bytes(&self) -> u64 {
+        self.start_reserve.held_bytes()
     }
 }
 

@@ -70,6 +70,7 @@ struct State {
     syncs: u64,
     capacity_bytes: Option<u64>,
     reserved_bytes: u64,
+    reserved_for_start_bytes: u64,
 }
 
 /// A medium in memory.
@@ -100,6 +101,7 @@ impl MemoryDisk {
         let mut state = self.state.lock();
         state.capacity_bytes = Some(capacity_bytes);
         state.reserved_bytes = 0;
+        state.reserved_for_start_bytes = 0;
     }
 
     /// Calls that changed something so far.
@@ -147,9 +149,14 @@ impl MemoryDisk {
             files.insert(*name, Arc::new(Mutex::new(after)));
         }
         let durable_names = files.keys().copied().collect();
-        let (capacity_bytes, reserved_bytes) = (state.capacity_bytes, state.reserved_bytes);
-        let state =
-            State { files, durable_names, capacity_bytes, reserved_bytes, ..State::default() };
+        let state = State {
+            files,
+            durable_names,
+            capacity_bytes: state.capacity_bytes,
+            reserved_bytes: state.reserved_bytes,
+            reserved_for_start_bytes: state.reserved_for_start_bytes,
+            ..State::default()
+        };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -189,6 +196,11 @@ fn used_bytes(state: &State) -> u64 {
     u64::try_from(bytes).unwrap_or(u64::MAX)
 }
 
+/// With what is reserved.
+fn taken_bytes(state: &State) -> u64 {
+    used_bytes(state) + state.reserved_bytes + state.reserved_for_start_bytes
+}
+
 fn overwrite(bytes: &mut Vec<u8>, offset: usize, written: &[u8]) {
     let end = offset + written.len();
     if bytes.len() < end {
@@ -206,6 +218,14 @@ fn enospc() -> io::Error {
 }
 
 impl State {
+    /// Answers the bytes if there is room for them beside all others.
+    fn take_within_capacity(&self, others: u64, bytes: u64) -> Result<u64> {
+        if self.capacity_bytes.is_some_and(|capacity| others + bytes > capacity) {
+            return Err(Error::io("reserve", "the medium", enospc()));
+        }
+        Ok(bytes)
+    }
+
     /// Counts one changing call; an error when the power is gone.
     fn change(&mut self) -> io::Result<()> {
         self.changes += 1;
@@ -217,7 +237,7 @@ impl State {
             }
             Some(Fault::Full(0)) => {
                 self.fault = None;
-                self.capacity_bytes = Some(used_bytes(self) + self.reserved_bytes);
+                self.capacity_bytes = Some(taken_bytes(self));
                 Ok(())
             }
             Some(Fault::PowerCut(left) | Fault::Change(left) | Fault::Full(left)) => {
@@ -313,22 +333,30 @@ impl Disk for MemoryDisk {
     fn space(&self) -> Result<DiskSpace> {
         let state = self.state.lock();
         let total_bytes = state.capacity_bytes.unwrap_or(1 << 40);
-        let taken_bytes = used_bytes(&state) + state.reserved_bytes;
-        let available_bytes = total_bytes.saturating_sub(taken_bytes);
+        let available_bytes = total_bytes.saturating_sub(taken_bytes(&state));
         Ok(DiskSpace { total_bytes, available_bytes })
     }
 
     fn reserve(&self, bytes: u64) -> Result<()> {
         let mut state = self.state.lock();
-        if state.capacity_bytes.is_some_and(|capacity| used_bytes(&state) + bytes > capacity) {
-            return Err(Error::io("reserve", "the medium", enospc()));
-        }
-        state.reserved_bytes = bytes;
+        let others = taken_bytes(&state) - state.reserved_bytes;
+        state.reserved_bytes = state.take_within_capacity(others, bytes)?;
         Ok(())
     }
 
     fn reserved_bytes(&self) -> u64 {
         self.state.lock().reserved_bytes
+    }
+
+    fn reserve_for_start(&self, bytes: u64) -> Result<()> {
+        let mut state = self.state.lock();
+        let others = taken_bytes(&state) - state.reserved_for_start_bytes;
+        state.reserved_for_start_bytes = state.take_within_capacity(others, bytes)?;
+        Ok(())
+    }
+
+    fn reserved_for_start_bytes(&self) -> u64 {
+        self.state.lock().reserved_for_start_bytes
     }
 }
 
@@ -367,9 +395,7 @@ impl MemoryFile {
         let end = offset + u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let growth = end.saturating_sub(length);
         match state.capacity_bytes {
-            Some(capacity) if used_bytes(&state) + state.reserved_bytes + growth > capacity => {
-                (0, Some(enospc()))
-            }
+            Some(capacity) if taken_bytes(&state) + growth > capacity => (0, Some(enospc())),
             _ => (bytes.len(), None),
         }
     }

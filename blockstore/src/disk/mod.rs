@@ -141,6 +141,19 @@ pub trait Disk: Send + Sync + fmt::Debug {
     fn reserved_bytes(&self) -> u64 {
         0
     }
+
+    /// As [`Disk::reserve`], for room that is kept for the next start; the two do not touch.
+    ///
+    /// # Errors
+    /// As [`Disk::reserve`].
+    fn reserve_for_start(&self, _bytes: u64) -> Result<()> {
+        Ok(())
+    }
+
+    /// What is reserved for the next start.
+    fn reserved_for_start_bytes(&self) -> u64 {
+        0
+    }
 }
 
 /// One segment file.

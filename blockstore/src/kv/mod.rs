@@ -240,6 +240,11 @@ pub trait Kv: KvRead + Send + Sync + fmt::Debug {
     fn needed_bytes(&self) -> u64 {
         0
     }
+
+    /// Whether a few more batches may make it flush by itself, so that it needs that room soon.
+    fn is_flush_near(&self) -> bool {
+        false
+    }
 }
 
 /// The key just after all keys that begin with `prefix`; for the `to` of a scan.

@@ -29,6 +29,10 @@ const HASH_INDEX_RATIO: f64 = 0.75;
 /// What a flush writes beside the entries: tables' indexes and filters, the manifest.
 const FLUSH_BYTES: u64 = 4 << 20;
 
+/// What RocksDB takes for its manifest in advance, rather than its default of 4 MiB: on a full disk
+/// that would take the room of the other files that a start writes.
+const MANIFEST_STEP_BYTES: usize = 64 << 10;
+
 /// Open files of the index: a bound that leaves most of a process's usual 1024 to connections.
 const OPEN_FILES_MAX: i32 = 256;
 
@@ -37,6 +41,8 @@ pub struct RocksKv {
     db: DB,
     cache: Cache,
     write_buffers: WriteBufferManager,
+    /// Of one family.
+    write_buffer_bytes: u64,
 }
 
 impl fmt::Debug for RocksKv {
@@ -46,6 +52,9 @@ impl fmt::Debug for RocksKv {
 }
 
 impl RocksKv {
+    /// More than opening an index writes, unless it has some ten thousand tables.
+    pub(crate) const OPEN_BYTES: u64 = 1 << 20;
+
     /// Opens the index in `path`, or makes it, with about `memory_bytes` for its caches and
     /// write buffers.
     ///
@@ -64,6 +73,7 @@ impl RocksKv {
         options.set_write_buffer_manager(&write_buffers);
         options.set_max_background_jobs(2);
         options.set_keep_log_file_num(2);
+        options.set_manifest_preallocation_size(MANIFEST_STEP_BYTES);
         options.set_paranoid_checks(true);
         let families = Family::ALL.iter().map(|&family| {
             ColumnFamilyDescriptor::new(family.name(), family_options(family, &cache, memory_bytes))
@@ -71,7 +81,9 @@ impl RocksKv {
         let default = ColumnFamilyDescriptor::new("default", Options::default());
         let db = DB::open_cf_descriptors(&options, path, families.chain([default]))
             .map_err(not_opened)?;
-        Ok(Self { db, cache, write_buffers })
+        let write_buffer_bytes =
+            u64::try_from(write_buffer_bytes(memory_bytes)).unwrap_or(u64::MAX);
+        Ok(Self { db, cache, write_buffers, write_buffer_bytes })
     }
 
     /// Entries of one family of an index that nobody has open, which is not changed.
@@ -113,6 +125,12 @@ fn not_opened(error: rocksdb::Error) -> Error {
     }
 }
 
+/// A family is flushed with all others, so a buffer of a quarter of what is for buffers bounds them
+/// together.
+fn write_buffer_bytes(memory_bytes: usize) -> usize {
+    (memory_bytes / 8).max(4 << 20)
+}
+
 fn family_options(family: Family, cache: &Cache, memory_bytes: usize) -> Options {
     let mut table = BlockBasedOptions::default();
     table.set_block_cache(cache);
@@ -133,8 +151,7 @@ fn family_options(family: Family, cache: &Cache, memory_bytes: usize) -> Options
         options.set_memtable_whole_key_filtering(true);
         options.set_memtable_prefix_bloom_ratio(MEMTABLE_BLOOM_RATIO);
     }
-    // A family is flushed with all others, so a buffer of a quarter bounds them together.
-    options.set_write_buffer_size((memory_bytes / 8).max(4 << 20));
+    options.set_write_buffer_size(write_buffer_bytes(memory_bytes));
     // Hashes are random bytes: nothing to gain.
     let compression =
         if family == Family::Hash { DBCompressionType::None } else { DBCompressionType::Lz4 };
@@ -362,6 +379,16 @@ impl Kv for RocksKv {
         u64::try_from(self.write_buffers.get_usage())
             .unwrap_or(u64::MAX)
             .saturating_add(FLUSH_BYTES)
+    }
+
+    fn is_flush_near(&self) -> bool {
+        let is_half_full = |family: &Family| {
+            let handle = self.db.cf_handle(family.name())?;
+            let held = self.db.property_int_value_cf(handle, "rocksdb.cur-size-active-mem-table");
+            held.ok().flatten().map(|held| held >= self.write_buffer_bytes / 2)
+        };
+        self.write_buffers.get_usage() >= self.write_buffers.get_buffer_size() / 2
+            || Family::ALL.iter().any(|family| is_half_full(family).unwrap_or(true))
     }
 
     fn memory_bytes(&self) -> u64 {

@@ -151,9 +151,9 @@ fn tool(name: &str, arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Writes a file until there is no room.
+/// Writes a file until there is no room, or on to it.
 fn fill(path: &Path) {
-    let mut file = File::create(path).unwrap();
+    let mut file = File::options().create(true).append(true).open(path).unwrap();
     for length in [1 << 20, 4096, 1] {
         let piece = vec![0x5a; length];
         while file.write_all(&piece).is_ok() {}

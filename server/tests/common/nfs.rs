@@ -110,6 +110,26 @@ impl Client {
         self.stream.write_all(&call).unwrap();
     }
 
+    /// Sends a CREATE and a REMOVE of names, and does not wait for what they bring: nobody may be there
+    /// to answer. An error when the connection is gone.
+    pub fn send_changes(
+        &mut self,
+        directory: &[u8],
+        create: &str,
+        remove: &str,
+    ) -> std::io::Result<()> {
+        for (procedure, name, tail) in [(CREATE, create, 28), (REMOVE, remove, 0)] {
+            self.xid += 1;
+            let call = encode(self.xid, (NFS, procedure), |call| {
+                opaque(call, directory);
+                opaque(call, name.as_bytes());
+                call.extend(std::iter::repeat_n(0, tail));
+            });
+            self.stream.write_all(&call)?;
+        }
+        Ok(())
+    }
+
     /// Takes a reply: its transaction id, and the status that its results begin with.
     pub fn take_status(&mut self) -> (u32, u32) {
         let mut reply = self.receive();
