@@ -42,7 +42,7 @@ run: build ## Install what is missing, build, and serve on storage under ./data
 
 check: test-needs ## Formatting and lints
 	cargo fmt --all -- --check
-	cargo clippy --release --workspace --all-targets --all-features -- -D warnings
+	cargo clippy --release --workspace --all-targets -- -D warnings
 	cargo check --release -p slackwater-api --no-default-features
 
 # Takes the advisories from GitHub, and is compiled on its first run (some minutes). What needs
@@ -52,7 +52,7 @@ deny: needs ## Hold the dependencies against deny.toml and RustSec's advisories 
 	cargo deny --all-features check
 
 test: check ## Install what is missing, then formatting, lints, and every test
-	cargo test --release --workspace --all-features
+	cargo test --release --workspace
 	cargo build --release --workspace --bins
 	@if [ -x tests/guest/run ]; then SLACKWATERD=$(RELEASE)/slackwaterd tests/guest/run; fi
 	$(RELEASE)/slackwater-bench soak kill --rounds 15 --load-max-ms 1000

@@ -1,5 +1,5 @@
 //! What a fuzzer drives, from bytes of its choice: requests through the whole router, without
-//! sockets, over a live store in memory. Behind the feature `fuzzing`, which no program turns on.
+//! sockets, over a live store in memory. Only tests and fuzz targets call it; no program does.
 //!
 //! ```text
 //! bytes -> method, path, query, headers, body -> router -> status and problem document

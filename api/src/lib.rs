@@ -32,7 +32,8 @@ mod dashboard;
 mod extract;
 #[cfg(feature = "server")]
 mod failure;
-#[cfg(feature = "fuzzing")]
+#[cfg(feature = "server")]
+#[doc(hidden)]
 pub mod fuzzing;
 #[cfg(feature = "server")]
 mod idempotency;

@@ -1,5 +1,5 @@
-//! What a fuzzer drives, from bytes of its choice: archives of layers and recordings. Behind the
-//! feature `fuzzing`, which no program turns on.
+//! What a fuzzer drives, from bytes of its choice: archives of layers and recordings. Only
+//! tests and fuzz targets call it; no program does.
 //!
 //! ```text
 //! bytes -> members with odd names, links, sizes, records -> recognise, unpack, replay

@@ -19,7 +19,7 @@
 
 mod changes;
 mod error;
-#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
 pub mod fuzzing;
 mod header;
 mod members;

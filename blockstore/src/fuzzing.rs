@@ -1,6 +1,6 @@
 //! What a fuzzer drives, from bytes of its choice: every decoder of what lies on the disk, and
-//! whole stores whose files and index were changed behind their back. Behind the feature
-//! `fuzzing`, which no program turns on.
+//! whole stores whose files and index were changed behind their back. Only tests and fuzz targets
+//! call it; no program does.
 //!
 //! Checksums keep nearly all damage out, so here they are made right after the change: what is
 //! behind them must hold, too. Each function panics where the store breaks a promise; a test and

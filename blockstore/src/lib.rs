@@ -45,7 +45,7 @@ mod error;
 mod file;
 mod file_commit;
 mod flush;
-#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
 pub mod fuzzing;
 mod id;
 mod index_copy;

@@ -19,14 +19,12 @@
 //! or the body; those of file header and directory cover them alone. Behind the last record lie
 //! only zeros.
 
-#[cfg(feature = "fuzzing")]
 mod checksum;
 #[cfg(test)]
 mod golden;
 pub(crate) mod stream;
 pub(crate) mod walk;
 
-#[cfg(feature = "fuzzing")]
 pub(crate) use checksum::make_crc_right;
 
 use bytes::Bytes;

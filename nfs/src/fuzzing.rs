@@ -1,5 +1,5 @@
 //! What a fuzzer drives, from bytes of its choice: record marking, and calls of every program
-//! against a live store in memory. Behind the feature `fuzzing`, which no program turns on.
+//! against a live store in memory. Only tests and fuzz targets call it; no program does.
 //!
 //! ```text
 //! bytes -> Choices -> calls (handles that were answered, odd names, extreme numbers) -> plan -> reply

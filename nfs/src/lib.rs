@@ -39,7 +39,7 @@ mod crowd;
 mod dispatch;
 mod duplicate;
 mod error;
-#[cfg(feature = "fuzzing")]
+#[doc(hidden)]
 pub mod fuzzing;
 mod handle;
 mod lane;

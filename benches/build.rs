@@ -1,0 +1,3 @@
+//! Does nothing: Cargo takes `[build-dependencies]`, which see, only of a crate that has this file.
+
+fn main() {}
