@@ -172,7 +172,8 @@ def main():
                 f"cargo build --release -p {package}, or set {variable}")
             return 2
     signal.signal(signal.SIGALRM, _out_of_time)
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminated)
     scratch = pathlib.Path(tempfile.mkdtemp(prefix="slackwater-guest-"))
     try:
         return run(options, chosen, scratch)
@@ -183,6 +184,9 @@ def main():
         say("interrupted")
         return 130
     finally:
+        # A second Ctrl-C does not end this half way.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         if options.keep:
             say(f"kept: {scratch}")
         else:

@@ -14,13 +14,16 @@ import socket
 import subprocess
 import time
 
+from appliance import LEASH
+
 MEMORY_MEBIBYTES = 768
 # Emulated on every machine: /dev/kvm of a machine that is itself virtual may be there and fail.
 ACCELERATOR = "tcg,thread=multi"
-# Emulated, a busy two-core machine takes half a minute to the first prompt; five times that is stuck.
-BOOT_LIMIT_SECONDS = 180
+# Emulated, a busy two-core machine takes half a minute to the first prompt, one that is five times
+# slower two and a half; more than twice that is stuck.
+BOOT_LIMIT_SECONDS = 360
 # How long a guest whose command ran out of time may take to answer again before it is given up.
-RECOVER_LIMIT_SECONDS = 10
+RECOVER_LIMIT_SECONDS = 50
 # One answer: the agent's bound in base64 and a little more.
 ANSWER_BYTES_MAX = 64 << 10
 
@@ -85,7 +88,7 @@ class Machine:
         self.console_path = scratch / "console.log"
         sockets = [scratch / "control", scratch / "spare"]
         command = [
-            "qemu-system-x86_64", "-accel", ACCELERATOR, "-cpu", "max", "-smp", "2",
+            *LEASH, "qemu-system-x86_64", "-accel", ACCELERATOR, "-cpu", "max", "-smp", "2",
             "-m", str(MEMORY_MEBIBYTES), "-kernel", str(kernel), "-initrd", str(initramfs),
             "-append", "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check",
             "-no-reboot", "-nodefaults", "-no-user-config", "-display", "none", "-monitor", "none",

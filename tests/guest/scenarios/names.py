@@ -164,7 +164,7 @@ def silly_rename(world):
         is "content without a name" "$(cat /proc/self/fd/8 | tr '\\n' ' ')" "kept more "
         exec 8>&-
         # The kernel removes the hidden file after the close, not in it.
-        for try in 1 2 3 4 5 6 7 8 9 10; do
+        for try in $(seq 60); do
             [ "$(ls -A)" = open ] && break
             sleep 1
         done

@@ -36,6 +36,7 @@ def deleted_under_the_mount(world):
     world.guest("mkdir /n/gone; pool 0 5000 >/n/gone/file; pool 0 5000 >/n/gone/other; sync")
     world.guest("""
         (
+            trap 'touch /run/gone.ended' EXIT
             exec 7<>/fresh/gone/file
             touch /run/gone.open
             while [ ! -e /run/gone.deleted ]; do sleep 0.1; done
@@ -50,11 +51,7 @@ def deleted_under_the_mount(world):
     world.appliance.request("DELETE", file_route("gone/file"))
     world.guest("""
         touch /run/gone.deleted
-        wait_seconds=0
-        while [ ! -e /run/gone.ok ] && [ "$wait_seconds" -lt 20 ]; do
-            sleep 1
-            wait_seconds=$((wait_seconds + 1))
-        done
+        while [ ! -e /run/gone.ended ]; do sleep 0.1; done
         [ -e /run/gone.ok ] || fail "$(cat /run/gone.log)"
         pool 0 5000 | cmp - /fresh/gone/other
         rm -r /n/gone""")

@@ -29,8 +29,8 @@ BULK_BYTES = 4_000_000
 # Whole blocks, so that the server's dirty bytes reach it; few, so that it does not commit early.
 UNCOMMITTED_BYTES = 128 * 4096
 WRITE_BYTES = 65536
-# Longer than the scenario may take.
-DIRTY_AGE_SECONDS = 300
+# The longest that the server takes, and longer than the scenario may take.
+DIRTY_AGE_SECONDS = 3600
 
 START_WRITERS = f"""
     mkdir /n/restart /n/restart/names
