@@ -16,7 +16,7 @@ import time
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "guest"))
 
 from process import kill_strangers
-from scenario import SCENARIOS
+from scenario import PATIENCE, SCENARIOS
 from world import World
 
 # Each import registers its scenarios; the order is the order of the run.
@@ -39,7 +39,7 @@ TAIL_LINES = 12
 TROUBLE = re.compile(r"level=(error|fatal) (?!.*cni)| WARN | ERROR |panicked")
 ROUTINE = re.compile(r"^--- start: |^ready$|daemon: ready ")
 # What a scenario may take beyond its limit, for its own cleaning.
-GRACE_SECONDS = 90
+GRACE_SECONDS = 90 * PATIENCE
 
 
 class OutOfTime(BaseException):
@@ -154,6 +154,7 @@ def main():
             return 2
     signal.signal(signal.SIGALRM, _out_of_time)
     signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGHUP, _terminated)
     # The shell starts what it waits for with Ctrl-C ignored.
     signal.signal(signal.SIGINT, _terminated)
     world = World(pathlib.Path(os.environ["SLACKWATER_ENGINES_SCRATCH"]), options.stand_in)
@@ -166,7 +167,8 @@ def main():
         say("\ninterrupted")
         return 130
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         try:
             world.throw_away()
             world.end()

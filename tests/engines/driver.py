@@ -5,7 +5,7 @@ import json
 import socket
 
 from process import Process, attempt, processes
-from scenario import Failure, require
+from scenario import PATIENCE, Failure, require
 
 START_LIMIT_SECONDS = 60
 # A reconcile walks the state and the appliance's lists.
@@ -17,7 +17,7 @@ class UnixConnection(http.client.HTTPConnection):
     """HTTP over a unix socket."""
 
     def __init__(self, path):
-        super().__init__("localhost", timeout=CONTROL_LIMIT_SECONDS)
+        super().__init__("localhost", timeout=CONTROL_LIMIT_SECONDS * PATIENCE)
         self._path = path
 
     def connect(self):

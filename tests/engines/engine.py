@@ -7,7 +7,7 @@ import re
 import subprocess
 
 from process import Process, attempt, environment, run
-from scenario import Failure, require, wait_until
+from scenario import PATIENCE, Failure, require, wait_until
 
 START_LIMIT_SECONDS = 60
 RECONNECT_LIMIT_SECONDS = 20
@@ -108,6 +108,7 @@ class Containerd:
         """What the kubelet does: CRI's PullImage, by hand, as ctr's own pull of 1.6 passes the
         unpacker by. Returns the empty text, or the error's."""
         # PullImageRequest.image (field 1) is an ImageSpec whose image (field 1) is the name.
+        limit_seconds *= PATIENCE
         name = image.encode()
         require(len(name) < 120, "the lengths below are of one byte")
         spec = b"\x0a" + bytes([len(name)]) + name

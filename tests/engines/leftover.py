@@ -4,10 +4,10 @@ import pathlib
 import re
 import time
 
-from scenario import require
+from scenario import PATIENCE, require
 
 # The driver removes in the background, and mounts go some seconds after their last use.
-SETTLE_SECONDS = 60
+SETTLE_SECONDS = 60 * PATIENCE
 SHOWN = 24
 # The worker's heartbeat is all that stays of a worker without volumes.
 HEARTBEAT = re.compile(r"workers/[0-9a-f-]{36}/lease")

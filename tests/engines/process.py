@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 
-from scenario import Failure
+from scenario import PATIENCE, Failure
 
 STOP_LIMIT_SECONDS = 30
 # A command that takes longer hangs.
@@ -59,6 +59,7 @@ class Outcome:
 def attempt(command, limit_seconds=COMMAND_LIMIT_SECONDS, input_bytes=None, settings=None,
             directory=None):
     """Runs a command and returns its Outcome, however it ended."""
+    limit_seconds *= PATIENCE
     command = [str(word) for word in command]
     try:
         done = subprocess.run(
@@ -111,6 +112,7 @@ class Process:
 
     def wait_ready(self, limit_seconds, check):
         """Returns once the check is true; fails if it ends before."""
+        limit_seconds *= PATIENCE
         deadline = time.monotonic() + limit_seconds
         while not check():
             if not self.is_running():
@@ -129,13 +131,14 @@ class Process:
         """Ends it without warning."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(STOP_LIMIT_SECONDS)
+            self._process.wait(STOP_LIMIT_SECONDS * PATIENCE)
             self._process = None
 
     def stop(self, limit_seconds=STOP_LIMIT_SECONDS):
         """Asks it to end; returns its exit code."""
         if self._process is None:
             return None
+        limit_seconds *= PATIENCE
         self._process.send_signal(signal.SIGTERM)
         try:
             code = self._process.wait(limit_seconds)

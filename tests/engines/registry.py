@@ -8,7 +8,7 @@ import urllib.request
 
 from meter import Reading
 from process import Process
-from scenario import require
+from scenario import PATIENCE, require
 
 METER = pathlib.Path(__file__).with_name("meter.py")
 START_LIMIT_SECONDS = 30
@@ -53,11 +53,11 @@ def listens(port):
 class Registry:
     """One registry; engines reach it through a meter."""
 
-    def __init__(self, directory, free_port):
+    def __init__(self, directory, new_port):
         self._directory = directory / "registry"
         self._directory.mkdir()
-        self.port = free_port()
-        self._inner_port = free_port()
+        self.port = new_port()
+        self._inner_port = new_port()
         configuration = self._directory / "config.yml"
         configuration.write_text(
             CONFIGURATION.format(root=self._directory / "data", port=self._inner_port)
@@ -103,7 +103,7 @@ class Registry:
             f"http://127.0.0.1:{self._inner_port}/v2/{path}/manifests/{tag}",
             headers={"Accept": MANIFESTS},
         )
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=START_LIMIT_SECONDS * PATIENCE) as answer:
             manifest = json.load(answer)
         require("layers" in manifest, f"no manifest of one image: {manifest}")
         return manifest

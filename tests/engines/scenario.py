@@ -8,6 +8,10 @@ import dataclasses
 import time
 import typing
 
+# The limits are written for an idle machine of two cores, with room. One that is five times slower, or
+# busy, gets five times that: a limit only ends what hangs, and no verdict is in it.
+PATIENCE = 5
+
 
 class Failure(Exception):
     """Something is not as it has to be; the text says what."""
@@ -31,7 +35,7 @@ def scenario(title, limit_seconds, stand_in=False):
     """Registers a function as a scenario."""
 
     def register(action):
-        SCENARIOS.append(Scenario(title, limit_seconds, stand_in, action))
+        SCENARIOS.append(Scenario(title, limit_seconds * PATIENCE, stand_in, action))
         return action
 
     return register
@@ -50,6 +54,7 @@ def require_equal(what, got, expected):
 
 def wait_until(what, limit_seconds, check):
     """Returns the first true answer of the check."""
+    limit_seconds *= PATIENCE
     deadline = time.monotonic() + limit_seconds
     while True:
         answer = check()

@@ -20,6 +20,7 @@ import leftover
 from driver import Driver
 from engine import Containerd, Docker
 from images import Images
+from ports import held_port
 from process import kill_strangers, processes
 from registry import Registry, metered
 from scenario import require
@@ -68,7 +69,7 @@ class Worker:
         storage, socket = "overlay2", None
         if server:
             plugin = f"slackwater-{directory.parent.name}-{name}"
-            port = appliance.free_port()
+            port = held_port()
             _, self.meter = metered(directory, "nfs", server.nfs_port, port)
             self.driver = Driver(
                 os.environ["SLACKWATER_DRIVER"], directory, name, server.url,
@@ -110,7 +111,7 @@ class World:
     def __init__(self, scratch, stand_in):
         self.scratch = scratch
         self.stand_in = stand_in
-        self.registry = Registry(scratch, appliance.free_port)
+        self.registry = Registry(scratch, held_port)
         directory = scratch / "plain"
         directory.mkdir()
         self._plain_containerd = Containerd(directory, "plain", scratch.name)

@@ -7,7 +7,7 @@ import threading
 import time
 
 from leftover import require_nothing_left
-from scenario import Failure, require, require_equal, scenario
+from scenario import PATIENCE, Failure, require, require_equal, scenario
 
 KILLS = int(os.environ.get("SLACKWATER_ENGINES_KILLS", "100"))
 SEED = os.environ.get("SLACKWATER_ENGINES_SEED", str(random.SystemRandom().randrange(1 << 32)))
@@ -84,7 +84,7 @@ def one_kill(worker, commands, action, delay_seconds):
     thread.start()
     time.sleep(delay_seconds)
     worker.driver.restart(kill=True)
-    thread.join(3 * ANSWER_LIMIT_SECONDS)
+    thread.join(3 * ANSWER_LIMIT_SECONDS * PATIENCE)
     require(not thread.is_alive(), f"{action.__name__} hangs after a kill")
     if trouble:
         raise trouble[0]

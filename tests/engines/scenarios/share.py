@@ -1,7 +1,7 @@
 """What is shared is fetched once: twenty containers of one image, two images on one base, read-only
 containers on one mount."""
 
-from scenario import require, require_equal, scenario
+from scenario import PATIENCE, require, require_equal, scenario
 from scenarios.reference import COMPILE, OUTPUT, PROGRAM
 
 CONTAINERS = 20
@@ -28,7 +28,7 @@ def compile_in_containers(docker, image, count, expected):
             for _ in range(batch)
         ]
         for process in started:
-            output, _ = process.communicate(timeout=LIMIT_SECONDS)
+            output, _ = process.communicate(timeout=LIMIT_SECONDS * PATIENCE)
             require_equal("a container's output", output.decode().strip(), expected)
         left -= batch
 
