@@ -20,16 +20,17 @@ import contextlib
 import os
 import pathlib
 import random
-import socket
 import sys
 import time
 import urllib.request
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent / "engines"))
+sys.path.append(str(HERE.parent / "guest"))
 
 import writers
 from leftover import loop_devices
+from ports import held_port
 from process import Process, processes, run
 from scenario import Failure, require, wait_until
 
@@ -45,25 +46,15 @@ GONE_LIMIT_SECONDS = 60
 # What every writer has to get done before each cut: it meets all of them at work.
 PROGRESS = 3
 CUT_SECONDS = (1.0, 6.0)
-# Below the range from which Linux takes ports for connections, so that nobody takes one meanwhile.
-PORTS = range(20_000, 32_000)
-
-
-def free_port(chance):
-    """A port of loopback that nobody listens at."""
-    while True:
-        port = chance.choice(PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
 
 
 class Appliance:
-    """The machine with the appliance, at one pair of ports."""
+    """The machine with the appliance, at one pair of ports, which are nobody else's between its
+    lives."""
 
-    def __init__(self, title, scratch, chance):
-        self.nfs = f"127.0.0.1:{free_port(chance)}"
-        self.api = f"http://127.0.0.1:{free_port(chance)}"
+    def __init__(self, title, scratch):
+        self.nfs = f"127.0.0.1:{held_port()}"
+        self.api = f"http://127.0.0.1:{held_port()}"
         self._token_file = scratch / "token"
         command = [
             HERE / "server", "--data-dir", scratch / "machine", "--nfs-listen", self.nfs,
@@ -143,10 +134,13 @@ def looped(image):
     would wait for the server that is away. This and e2fsck of a device do not.
     """
     device = run("losetup", "--find", "--show", image).strip()
+    # Detached while it is open, it goes with its last user: with this process, however that ends.
+    user = os.open(device, os.O_RDONLY | os.O_CLOEXEC)
     try:
+        run("losetup", "--detach", device)
         yield device
     finally:
-        run("losetup", "--detach", device)
+        os.close(user)
 
 
 @contextlib.contextmanager
@@ -250,8 +244,8 @@ def test(cuts, scratch, seed):
     chance = random.Random(seed)
     (scratch / "token").write_text(f"{TOKEN}\n")
     (scratch / "token").chmod(0o600)
-    appliance = Appliance("appliance", scratch, chance)
-    aside = Appliance("aside", scratch, chance)
+    appliance = Appliance("appliance", scratch)
+    aside = Appliance("aside", scratch)
     disk = Disk(scratch)
     appliance.start()
     disk.make(appliance)
@@ -273,7 +267,9 @@ def main():
     """Entry point."""
     cuts, scratch = int(sys.argv[1]), pathlib.Path(sys.argv[2]).resolve()
     seed = os.environ.get("SLACKWATER_POWER_SEED") or str(random.SystemRandom().getrandbits(32))
-    print(f"ext4 over power cuts: {cuts} cuts, SLACKWATER_POWER_SEED={seed}", flush=True)
+    os.environ.setdefault("POWER_DISK_SEED", seed)
+    print(f"ext4 over power cuts: {cuts} cuts, SLACKWATER_POWER_SEED={seed}, "
+          f"POWER_DISK_SEED={os.environ['POWER_DISK_SEED']}", flush=True)
     try:
         test(cuts, scratch, seed)
     except (Failure, writers.Wrong) as failure:
