@@ -16,6 +16,8 @@ RELEASE := $(CARGO_TARGET_DIR)/release
 COMPARISON := $(CARGO_TARGET_DIR)/bench
 BASELINE ?= main
 FUZZ_SECONDS ?= 300
+# What is run by it ends with make, however make ends; what asks for root by sudo gets rid of it.
+LEASH := setpriv --pdeathsig TERM --
 # Git ignores it, and the image's build context holds it.
 IMAGE_DIR := .cache/image
 
@@ -52,19 +54,19 @@ deny: needs ## Hold the dependencies against deny.toml and RustSec's advisories 
 	cargo deny --all-features check
 
 test: check ## Install what is missing, then formatting, lints, and every test
-	cargo test --release --workspace
-	cargo build --release --workspace --bins
-	@if [ -x tests/guest/run ]; then SLACKWATERD=$(RELEASE)/slackwaterd tests/guest/run; fi
-	$(RELEASE)/slackwater-bench soak kill --rounds 15 --load-max-ms 1000
-	$(RELEASE)/slackwater-bench soak load --seconds 20 --connections 50 --files 500 --silent 2000
-	SLACKWATERD=$(RELEASE)/slackwaterd tests/power/run 2
-	tests/units/run
-	tests/engines/run
+	$(LEASH) cargo test --release --workspace
+	$(LEASH) cargo build --release --workspace --bins
+	$(LEASH) env SLACKWATERD=$(RELEASE)/slackwaterd tests/guest/run
+	$(LEASH) $(RELEASE)/slackwater-bench soak kill --rounds 15 --load-max-ms 1000
+	$(LEASH) $(RELEASE)/slackwater-bench soak load --seconds 20 --connections 50 --files 500 --silent 2000
+	$(LEASH) env SLACKWATERD=$(RELEASE)/slackwaterd tests/power/run 2
+	$(LEASH) tests/units/run
+	$(LEASH) tests/engines/run
 
 soak: build ## Kill the server 300 times, cut its power 50 times, load it for ten minutes
-	$(RELEASE)/slackwater-bench soak kill $(ARGS)
-	SLACKWATERD=$(RELEASE)/slackwaterd tests/power/run
-	$(RELEASE)/slackwater-bench soak load
+	$(LEASH) $(RELEASE)/slackwater-bench soak kill $(ARGS)
+	$(LEASH) env SLACKWATERD=$(RELEASE)/slackwaterd tests/power/run
+	$(LEASH) $(RELEASE)/slackwater-bench soak load
 
 bench-needs: build
 	@deploy/install-needs bench
@@ -84,20 +86,21 @@ bench-check: bench-needs ## Run the benches; fail if one is slower than its base
 	$(RELEASE)/slackwater-bench regressions --baseline $(BASELINE)
 
 test-compose: build ## Try `make up` and `make down` on a Docker of its own (as root)
-	tests/compose/run
+	$(LEASH) tests/compose/run
 
 test-engines: build ## Try the driver under real Docker and containerd (as root)
-	tests/engines/run $(ARGS)
+	$(LEASH) tests/engines/run $(ARGS)
 
 fuzz: needs ## Look for inputs that break something, each target for FUZZ_SECONDS (300)
 	fuzz/run $(FUZZ_SECONDS)
 
 # The image takes the programs that were built here, so that no compiler and no registry is
-# needed inside: only the base image.
+# needed inside: only the base image. One at a time, since all put the programs into the same place.
 image: build ## Build the container image slackwater
 	mkdir -p $(IMAGE_DIR)
-	install -s -m 755 $(RELEASE)/slackwaterd $(RELEASE)/slackwater $(IMAGE_DIR)
-	SLACKWATER_IMAGE_TARGET=prebuilt $(COMPOSE) build slackwater
+	flock $(IMAGE_DIR) sh -ec ' \
+		install -s -m 755 $(RELEASE)/slackwaterd $(RELEASE)/slackwater $(IMAGE_DIR); \
+		SLACKWATER_IMAGE_TARGET=prebuilt $(COMPOSE) build slackwater'
 
 up: image ## Start the appliance and a registry with docker-compose
 	SLACKWATER_IMAGE_TARGET=prebuilt $(COMPOSE) up -d

@@ -12,8 +12,8 @@ SOURCE_CHANGE_OFFSET=5000
 CLONE_CHANGE_OFFSET=9000001
 
 engine_answers() {
-    wait_until 30 "docker version" timeout 5 docker version
-    timeout 5 docker info --format '{{.ServerVersion}}, {{.Driver}}, root {{.DockerRootDir}}'
+    wait_until 150 "docker version" timeout 25 docker version
+    timeout 25 docker info --format '{{.ServerVersion}}, {{.Driver}}, root {{.DockerRootDir}}'
     # It is ours, and empty.
     [ "$(docker info --format '{{.DockerRootDir}} {{.Containers}}')" = "$scratch/data 0" ]
 }
@@ -28,7 +28,10 @@ make_image() {
     shift
     [ ! -e "$image" ] || return 0
     mkdir -p "$cache"
-    timeout 300 env -u no_proxy -u NO_PROXY mmdebstrap --quiet --format=tar "$@" bookworm "$image.$$"
+    timeout 1800 env -u no_proxy -u NO_PROXY mmdebstrap --quiet --format=tar "$@" bookworm "$image.$$" || {
+        rm -f "$image.$$"
+        return 1
+    }
     mv "$image.$$" "$image"
 }
 
@@ -65,7 +68,7 @@ END
 compose() {
     local command=(docker-compose)
     ! docker compose version >/dev/null 2>&1 || command=(docker compose)
-    SLACKWATER_IMAGE_TARGET=prebuilt timeout 200 "${command[@]}" \
+    SLACKWATER_IMAGE_TARGET=prebuilt timeout 1000 "${command[@]}" \
         --file "$root/docker-compose.yml" "$@"
 }
 
@@ -80,7 +83,7 @@ default_ports() {
 make_target() {
     SLACKWATER_NFS_LISTEN=127.0.0.1:$nfs_port SLACKWATER_API_LISTEN=127.0.0.1:$api_port \
         REGISTRY_LISTEN=127.0.0.1:$registry_port \
-        timeout 300 make --no-print-directory --directory "$root" --old-file=build "$1"
+        timeout 1500 make --no-print-directory --directory "$root" --old-file=build "$1"
 }
 
 container() {
@@ -111,7 +114,7 @@ appliance_healthy() {
         inspect slackwater '{{json .State.Health}}'
         return 1
     }
-    curl --silent --show-error --fail --max-time 10 "$SLACKWATER_API/readyz"
+    curl --silent --show-error --fail --max-time 60 "$SLACKWATER_API/readyz"
 }
 
 appliance_confined() {
@@ -141,7 +144,7 @@ nfs_answers() {
     exec {socket}<>"/dev/tcp/127.0.0.1/$nfs_port"
     # shellcheck disable=SC2059  # the call has no percent sign
     printf "$call" >&"$socket"
-    timeout 10 head --bytes=28 <&"$socket" | od -A n -t x1 -v | tr -d ' \n' >"$scratch/reply"
+    timeout 60 head --bytes=28 <&"$socket" | od -A n -t x1 -v | tr -d ' \n' >"$scratch/reply"
     cat "$scratch/reply"
     [ "$(cat "$scratch/reply")" = \
         80000018000010490000000100000000000000000000000000000000 ]
@@ -161,7 +164,7 @@ import_disk() {
 # change PATH COPY OFFSET: new bytes into the file, and into the copy that says what it must hold.
 change() {
     head --bytes="$CHANGE_BYTES" /dev/urandom >"$scratch/change"
-    curl --silent --show-error --fail --max-time 30 --request PUT \
+    curl --silent --show-error --fail --max-time 150 --request PUT \
         --header 'Content-Type: application/octet-stream' \
         --data-binary "@$scratch/change" "$SLACKWATER_API/v1/files/$1/data?offset=$3"
     dd if="$scratch/change" of="$2" oflag=seek_bytes seek="$3" conv=notrunc status=none
@@ -181,7 +184,7 @@ make_clone() {
 
 # Three ways to read; three different contents.
 all_equal() {
-    curl --silent --show-error --fail --max-time 60 --output "$scratch/read.img" \
+    curl --silent --show-error --fail --max-time 300 --output "$scratch/read.img" \
         "$SLACKWATER_API/v1/snapshots/$(cat "$scratch/snapshot")/data"
     cmp "$scratch/original.img" "$scratch/read.img"
     "$slackwater" export --force before "$scratch/read.img"
@@ -197,17 +200,17 @@ all_equal() {
 # ---- the registry
 
 registry_answers() {
-    wait_until 30 "the registry listens" listens "$registry_port"
-    curl --silent --show-error --fail --max-time 10 "http://127.0.0.1:$registry_port/v2/"
+    wait_until 150 "the registry listens" listens "$registry_port"
+    curl --silent --show-error --fail --max-time 60 "http://127.0.0.1:$registry_port/v2/"
 }
 
 push_and_pull() {
     local name=127.0.0.1:$registry_port/probe:1
     head --bytes=100000 /dev/urandom >"$scratch/probe"
     tar --create --directory "$scratch" probe | docker import - "$name"
-    timeout 60 docker push "$name"
+    timeout 300 docker push "$name"
     docker image rm "$name"
-    timeout 60 docker pull "$name"
+    timeout 300 docker pull "$name"
     docker create --name probe --network none "$name" /probe
     docker cp probe:/probe "$scratch/probe.pulled"
     docker rm probe
@@ -248,7 +251,7 @@ up_again() {
     appliance_healthy
     all_equal
     "$slackwater" check
-    timeout 60 docker pull "127.0.0.1:$registry_port/probe:1"
+    timeout 300 docker pull "127.0.0.1:$registry_port/probe:1"
 }
 
 down_again() {
