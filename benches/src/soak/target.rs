@@ -1,7 +1,10 @@
 //! The server that is killed: always on the same directory, behind the same ports.
+//!
+//! Its ports are held while it is down: a socket stays bound to each and never listens. The server,
+//! which sets `SO_REUSEADDR`, gets them all the same; who looks for a free port does not.
 
 use std::fs::{File, OpenOptions};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus};
 use std::time::{Duration, Instant};
@@ -9,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 use slackwater_client::{Client, RetryPolicy, Token};
+use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
 use super::chance::Chance;
@@ -16,8 +20,7 @@ use crate::failure::Failure;
 use crate::process;
 use crate::stop::Stop;
 
-/// Ports below those that outgoing connections get (from 32768 on), so that none of these takes
-/// one of the server's while it is down.
+/// Ports below those that outgoing connections get (from 32768 on), of which many are in use.
 const PORT_FIRST: u64 = 20_000;
 const PORT_COUNT: u64 = 12_000;
 
@@ -32,7 +35,7 @@ const READY_CALL_LIMIT: Duration = Duration::from_secs(2);
 const STOP_LIMIT_MIN: Duration = Duration::from_secs(60);
 
 /// How a server is started.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Target {
     program: PathBuf,
     arguments: Vec<String>,
@@ -42,6 +45,7 @@ pub(super) struct Target {
     /// Sent with each call over REST.
     pub(super) token: Option<Token>,
     ready_limit: Duration,
+    _holders: [TcpSocket; 2],
 }
 
 /// A process, killed without warning when dropped.
@@ -59,7 +63,7 @@ impl Target {
         ready_limit: Duration,
         chance: &mut Chance,
     ) -> Result<Self, Failure> {
-        let (nfs, api) = (free_address(chance)?, free_address(chance)?);
+        let ((nfs, nfs_holder), (api, api_holder)) = (held_address(chance)?, held_address(chance)?);
         let mut all = vec!["--data-dir".to_owned(), folder.join("data").display().to_string()];
         all.extend(["--nfs-listen".to_owned(), nfs.to_string()]);
         all.extend(["--api-listen".to_owned(), api.to_string()]);
@@ -72,6 +76,7 @@ impl Target {
             api,
             token: None,
             ready_limit,
+            _holders: [nfs_holder, api_holder],
         })
     }
 
@@ -79,8 +84,10 @@ impl Target {
     pub(super) fn start(&self) -> Result<Running, Failure> {
         let log = self.open_log()?;
         let errors = log.try_clone().map_err(Failure::at("open", &self.log_path()))?;
-        let mut command = process::command(&self.program);
-        command.args(&self.arguments).stdout(log).stderr(errors);
+        // The kernel kills it when this program is gone, be it by SIGKILL.
+        let mut command = process::command("setpriv");
+        command.args(["--pdeathsig", "KILL", "--"]).arg(&self.program).args(&self.arguments);
+        command.stdout(log).stderr(errors);
         // Settings of the user's own appliance are none of this one's.
         for (name, _) in std::env::vars_os() {
             if name.as_encoded_bytes().starts_with(b"SLACKWATER_") {
@@ -210,14 +217,17 @@ impl Drop for Running {
     }
 }
 
-/// An address of loopback where nobody listens.
-fn free_address(chance: &mut Chance) -> Result<SocketAddr, Failure> {
+/// An address of loopback where nobody listens, and what keeps it from others as long as it is there.
+fn held_address(chance: &mut Chance) -> Result<(SocketAddr, TcpSocket), Failure> {
     const TRIES: usize = 1000;
     for _ in 0..TRIES {
         let port = u16::try_from(PORT_FIRST + chance.below(PORT_COUNT)).unwrap_or(u16::MAX);
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
-        if TcpListener::bind(address).is_ok() {
-            return Ok(address);
+        let holder = TcpSocket::new_v4().map_err(Failure::on("make a socket"))?;
+        if holder.bind(address).is_ok() {
+            // After the bind: until here the port had to be nobody's.
+            holder.set_reuseaddr(true).map_err(Failure::on("share a port"))?;
+            return Ok((address, holder));
         }
     }
     Err(Failure::Unfit(format!("no port of {PORT_COUNT} from {PORT_FIRST} on is free")))
@@ -225,7 +235,23 @@ fn free_address(chance: &mut Chance) -> Result<SocketAddr, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+
     use super::*;
+
+    #[test]
+    fn a_held_port_is_for_a_server_and_for_nobody_who_looks_for_one() {
+        let (address, _holder) = held_address(&mut Chance::new(2)).unwrap();
+        let seeker = TcpSocket::new_v4().unwrap();
+        assert!(seeker.bind(address).is_err());
+        // Again and again, and to a client it is down in between.
+        for _ in 0..3 {
+            let server = TcpListener::bind(address).unwrap();
+            TcpStream::connect(address).unwrap();
+            drop(server);
+            assert!(TcpStream::connect(address).is_err());
+        }
+    }
 
     #[test]
     fn a_server_that_ends_by_itself_is_told_with_its_words() {

@@ -11,8 +11,9 @@ use super::{Handle, LAST_FRAGMENT, WireError, call};
 /// Longest answer: a READ of 1 MiB with what is around it.
 const REPLY_BYTES_MAX: usize = (1 << 20) + 4096;
 
-/// Longest wait for a connection, and for more of an answer: a busy disk takes seconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest wait for a connection, and for more of an answer: a busy disk takes seconds, that of an
+/// emulated machine several times as many.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A connection to an NFS server.
 #[derive(Debug)]
