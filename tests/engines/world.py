@@ -226,7 +226,7 @@ class World:
             self._umount(point)
         # One that was attached and not yet mounted when the driver was killed.
         for device, _ in leftover.loop_devices(directory):
-            subprocess.run(["losetup", "--detach", f"/dev/{device}"], check=False, timeout=10)
+            subprocess.run(["losetup", "--detach", f"/dev/{device}"], check=False, timeout=100)
         for point in [point for point, kind in reversed(mounts) if kind.startswith("fuse")]:
             self._umount(point)
 

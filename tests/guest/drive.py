@@ -11,7 +11,6 @@ import random
 import shutil
 import signal
 import sys
-import tempfile
 import time
 
 import appliance
@@ -105,6 +104,7 @@ def parse(arguments):
     """The command line."""
     parser = argparse.ArgumentParser(description="Real-client tests in a guest kernel.")
     parser.add_argument("--cache", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
+    parser.add_argument("--scratch", type=pathlib.Path, required=True, help=argparse.SUPPRESS)
     parser.add_argument("--list", action="store_true", help="print the scenarios and end")
     parser.add_argument("--keep", action="store_true", help="keep logs and data directory")
     parser.add_argument(
@@ -174,7 +174,7 @@ def main():
     signal.signal(signal.SIGALRM, _out_of_time)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _terminated)
-    scratch = pathlib.Path(tempfile.mkdtemp(prefix="slackwater-guest-"))
+    scratch = options.scratch
     try:
         return run(options, chosen, scratch)
     except image.ImageError as error:

@@ -21,7 +21,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -222,6 +221,7 @@ def main():
         signal.signal(number, interrupt)
     parser = argparse.ArgumentParser()
     parser.add_argument("--cache", type=pathlib.Path, required=True)
+    parser.add_argument("--scratch", type=pathlib.Path, required=True)
     parser.add_argument("--programs", type=pathlib.Path, required=True)
     parser.add_argument("--keep", action="store_true")
     parser.add_argument("checks", nargs="*")
@@ -229,7 +229,7 @@ def main():
     for name in PROGRAMS:
         if not (options.programs / name).exists():
             sys.exit(f"units: {options.programs / name} is missing: run `make build`")
-    scratch = pathlib.Path(tempfile.mkdtemp(prefix="slackwater-units-"))
+    scratch = options.scratch
     try:
         machine = boot(scratch, *build(scratch, options.cache, options.programs, options.checks))
         total, passed, failed = judge(machine)
