@@ -13,7 +13,7 @@ scratch_make() {
     for left in "${TMPDIR:-/tmp}/slackwater-$1".??????; do
         if [ -d "$left" ] && [ ! -L "$left" ] && [ -O "$left" ] && [ ! -e "$left/kept" ]; then
             exec {own}<"$left"
-            ! flock --nonblock "$own" || "$2" "$left"
+            ! flock --nonblock "$own" || "$2" "$left" || echo "cannot remove all of $left" >&2
             exec {own}<&-
         fi
     done
