@@ -38,10 +38,8 @@ struct Selection {
 impl Selection {
     /// From the words of a command; `None` when it compiles nothing of ours.
     fn of(command: &str) -> Option<Self> {
-        let mut words = command.split_whitespace();
-        if words.next() != Some("cargo") {
-            return None;
-        }
+        // What stands before `cargo` only starts it.
+        let mut words = command.split_whitespace().skip_while(|word| *word != "cargo").skip(1);
         let verb = words.next().filter(|verb| BUILDS.contains(verb))?;
         // What stands behind `--` is for the program.
         let words: Vec<_> = words.take_while(|word| *word != "--").collect();
@@ -111,7 +109,7 @@ fn a_command_that_compiles_a_package_again_is_found() {
 #[test]
 fn commands_are_read_as_cargo_reads_them() {
     let makefile = "build: needs\n\tcargo build --release --workspace --bins\n\techo done\n\
-        check:\n\tcargo clippy --workspace --all-targets -- -D warnings\n\tcargo fmt --all\n\
+        check:\n\t$(LEASH) cargo clippy --workspace --all-targets -- -D warnings\n\tcargo fmt --all\n\
         bench:\n\tcargo bench -p one --benches -- --features x\n";
     let selection = |packages: &[&str], has_tests| {
         let packages = packages.iter().map(|word| (*word).to_owned()).collect();
