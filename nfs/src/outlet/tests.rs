@@ -147,13 +147,13 @@ async fn a_failure_of_who_sends_ends_the_writer_with_its_reason() {
     outlet.send_one(reply(1));
     client.readable().await.unwrap();
     drop(client);
-    for _ in 0..100 {
-        outlet.send_one(reply(2));
-        if outlet.is_abandoned() {
-            break;
+    let until_reset = async {
+        while !outlet.is_abandoned() {
+            outlet.send_one(reply(2));
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    };
+    timeout(LIMIT, until_reset).await.unwrap();
     let error = timeout(LIMIT, writer).await.unwrap().unwrap().unwrap_err();
     assert!(matches!(error, WriteError::Io(_)), "{error}");
     assert_eq!(metrics.snapshot().calls_in_flight, 0);

@@ -262,13 +262,18 @@ async fn nobody_is_warned_of_clients_that_just_leave() {
     let getattr = record(&call(5, NFS, proc::GETATTR, &Cred::user(0, 0), &getattr));
     for sent in [&getattr[..], &getattr[..10]] {
         for departure in [Departure::Close, Departure::Reset] {
+            let accepted = fixture.server.counters().connections_accepted + 1;
             let mut leaver = fixture.server.client().await;
             leaver.send(sent).await;
             if sent.len() == getattr.len() {
                 leaver.stream.readable().await.unwrap();
             }
             drop(leave(leaver, departure).await);
-            fixture.server.wait_until(|counters| counters.connections_open == 1).await;
+            // Not before it was let in.
+            let gone = fixture.server.wait_until(|counters| {
+                counters.connections_accepted == accepted && counters.connections_open == 1
+            });
+            gone.await;
         }
     }
     assert_eq!(fixture.server.counters().connections_dropped, 0);

@@ -1,7 +1,9 @@
 //! Bounds and the end: connections, memory, a graceful stop.
 
+use std::pin::pin;
 use std::time::Duration;
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use slackwater_nfs::{NfsMetricsSnapshot, NfsOptions};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
@@ -14,8 +16,18 @@ use crate::common::{Args, Body, Server, SetAttr, root_options};
 /// ones.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// A server takes or answers nothing for so long only if it cannot.
+const PAUSE: Duration = Duration::from_secs(1);
+
 /// Connections without a call that the server keeps.
 const WITHOUT_PLACE: usize = 1024;
+
+/// Asks for as many open files as this process may have: a shell gives it 1,024, and both ends of
+/// each connection are here.
+fn raise_open_files() {
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+}
 
 #[tokio::test]
 async fn connections_over_the_limit_wait_for_a_place() {
@@ -40,6 +52,7 @@ async fn connections_over_the_limit_wait_for_a_place() {
 async fn connections_that_say_nothing_give_way_and_those_that_called_stay() {
     // More than are let in without a call.
     const SILENT: usize = 1500;
+    raise_open_files();
     let options = NfsOptions { connections_max: 4, ..root_options() };
     let server = Server::with(options).await;
     let mut early = server.client().await;
@@ -223,12 +236,15 @@ fn null_calls(count: usize) -> Vec<u8> {
     record(&call(1, NFS, proc::NULL, &Cred::user(0, 0), &Args::new())).repeat(count)
 }
 
-/// Sends NULL calls until the connection takes no more, and reads no reply.
-async fn flood_with_null(refused: &mut TcpStream) {
+/// Sends NULL calls until the connection takes no more, as replies wait, and reads none.
+async fn flood_with_null(server: &Server, refused: &mut TcpStream) {
     let calls = null_calls(1000);
     for _ in 0..10_000 {
-        if timeout(Duration::from_millis(300), refused.write_all(&calls)).await.is_err() {
-            return;
+        let mut write = pin!(refused.write_all(&calls));
+        while timeout(PAUSE, &mut write).await.is_err() {
+            if server.counters().calls_in_flight > 0 {
+                return;
+            }
         }
     }
     panic!("the server reads on without bound");
@@ -249,9 +265,9 @@ async fn stall_replies(server: &Server, refused: &mut TcpStream) {
     for sent in 1..100_000_u64 {
         refused.write_all(&calls).await.unwrap();
         let sent = sent * u64::try_from(STEP).unwrap();
-        let answered =
-            server.wait_until(|counters| run(counters) == sent && counters.calls_in_flight == 0);
-        if timeout(Duration::from_millis(300), answered).await.is_err() {
+        server.wait_until(|counters| run(counters) == sent).await;
+        let answered = server.wait_until(|counters| counters.calls_in_flight == 0);
+        if timeout(PAUSE, answered).await.is_err() {
             return;
         }
     }
@@ -261,7 +277,7 @@ async fn stall_replies(server: &Server, refused: &mut TcpStream) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_address_that_may_not_mount_holds_no_memory_that_others_wait_for() {
     let (server, mut refused) = with_refused().await;
-    flood_with_null(&mut refused).await;
+    timeout(PATIENCE, flood_with_null(&server, &mut refused)).await.unwrap();
     // Its replies wait.
     server.wait_until(|counters| counters.bytes_in_flight > 0).await;
     let mut client = server.client().await;
@@ -273,13 +289,14 @@ async fn an_address_that_may_not_mount_holds_no_memory_that_others_wait_for() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_that_has_to_leave_does_not_stay_for_replies_that_it_does_not_take() {
+    raise_open_files();
     for is_half_closed in [false, true] {
         let (server, mut refused) = with_refused().await;
         if is_half_closed {
             stall_replies(&server, &mut refused).await;
             refused.shutdown().await.unwrap();
         } else {
-            flood_with_null(&mut refused).await;
+            timeout(PATIENCE, flood_with_null(&server, &mut refused)).await.unwrap();
         }
         let mut silent = Vec::new();
         for _ in 0..WITHOUT_PLACE {
@@ -340,7 +357,7 @@ async fn a_burst_of_calls_is_answered_with_one_write() {
     // What was written at once is read at once.
     let mut replies = vec![0; 2 * expected];
     let read = client.stream.read(&mut replies);
-    assert_eq!(timeout(Duration::from_secs(10), read).await.unwrap().unwrap(), expected);
+    assert_eq!(timeout(PATIENCE, read).await.unwrap().unwrap(), expected);
 }
 
 #[tokio::test]
