@@ -92,7 +92,7 @@ fn a_compaction_on_a_full_disk_leaves_no_file() {
 fn rewriting_scattered_blocks_is_not_quadratic() {
     let fixture = Fixture::new();
     let inode = fixture.store.create_file(&path("f"), 0).unwrap().attributes.inode;
-    let mut took = [Duration::ZERO; 2];
+    let mut took = [Duration::ZERO; 6];
     for (round, took) in (0..).zip(&mut took) {
         for number in 0..2000 {
             write(&fixture.store, inode, number * 2, bytes(round * 10_000 + number + 8, 4096));
@@ -101,9 +101,10 @@ fn rewriting_scattered_blocks_is_not_quadratic() {
         fixture.store.commit(inode).unwrap();
         *took = start.elapsed();
     }
-    // The first time there is nothing to look up. Quadratic, the second took hundreds of times
-    // as long.
-    let [new, again] = took;
+    // The first time there is nothing to look up. Quadratic, each later one took hundreds of times
+    // as long. The least of them tells: a busy machine may hold up any.
+    let [new, later @ ..] = took;
+    let again = later.into_iter().min().unwrap();
     assert!(again < new * 20, "2000 scattered blocks took {new:?}, then {again:?}");
 }
 
@@ -117,14 +118,18 @@ fn a_huge_hole_costs_nothing() {
     write(store, inode, 0, bytes(9, 8192));
     let base = store.snapshot(&name, SnapshotRequest::default()).unwrap().id;
     set_size(store, inode, 4096);
-    set_size(store, inode, huge);
-    let target = store.snapshot(&name, SnapshotRequest::default()).unwrap().id;
-    let start = Instant::now();
-    store.diff(Some(base), target, 0, 100).unwrap();
-    let diff = start.elapsed();
+    let (mut diff, mut both) = (Duration::MAX, Duration::MAX);
+    // The least of some tries tells: a busy machine may hold up any.
+    for _ in 0..5 {
+        set_size(store, inode, huge);
+        let target = store.snapshot(&name, SnapshotRequest::default()).unwrap().id;
+        let start = Instant::now();
+        store.diff(Some(base), target, 0, 100).unwrap();
+        diff = diff.min(start.elapsed());
+        set_size(store, inode, 4096);
+        both = both.min(start.elapsed());
+    }
     assert!(diff < Duration::from_millis(500), "diff took {diff:?}");
-    set_size(store, inode, 4096);
-    let both = start.elapsed();
     assert!(both < Duration::from_secs(1), "diff and truncate took {both:?}");
 }
 
