@@ -9,6 +9,7 @@ use std::process::Command;
 
 use common::nfs::Client;
 use common::{Server, on_free_ports, run_to_end, slackwaterd};
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 const ADMIN: &str = "admin-0123456789abcdef";
@@ -28,7 +29,7 @@ fn write(directory: &TempDir, name: &str, text: &str) -> PathBuf {
 
 /// The status that curl gets, and the body.
 fn curl(arguments: &[&str]) -> (String, String) {
-    let common = ["-sS", "--max-time", "20", "-w", "\n%{http_code}"];
+    let common = ["-sS", "--max-time", "60", "-w", "\n%{http_code}"];
     let output = run_to_end(Command::new("curl").args(common).args(arguments));
     let text = String::from_utf8(output.stdout).unwrap();
     let (body, status) = text.rsplit_once('\n').unwrap();
@@ -44,7 +45,7 @@ fn tokens_of_the_file_are_asked_for() {
     let directory = TempDir::new().unwrap();
     let tokens = format!("# ours\nops admin {ADMIN}\ngrafana read-only {VIEWER}\n");
     let tokens = write(&directory, "tokens", &tokens);
-    let server = start(&directory, &["--token-file", text(&tokens)]);
+    let mut server = start(&directory, &["--token-file", text(&tokens)]);
     let url = format!("http://{}", server.api);
     let status = |token: &str, path: &str, more: &[&str]| {
         let header = format!("Authorization: Bearer {token}");
@@ -57,10 +58,11 @@ fn tokens_of_the_file_are_asked_for() {
     assert_eq!(status(VIEWER, "/v1/stats", &[]), "200");
     assert_eq!(status(VIEWER, "/v1/files", &post), "403");
     assert_eq!(status(ADMIN, "/v1/files", &post), "201");
+    assert!(server.welcome.contains("$SLACKWATER_TOKEN"));
+    server.signal(Signal::TERM);
+    assert!(server.wait().success());
     let log = server.log();
     assert!(!log.contains(ADMIN) && !log.contains(VIEWER), "{log}");
-    assert!(server.welcome.contains("$SLACKWATER_TOKEN"));
-    assert!(server.stop().success());
 }
 
 #[test]

@@ -3,7 +3,8 @@
 
 mod common;
 
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -38,6 +39,15 @@ fn refusal(command: &mut Command, exit_code: i32) -> String {
     lines[0].to_owned()
 }
 
+/// Waits until nobody listens there: the stop has begun.
+fn wait_until_refused(address: SocketAddr) {
+    let deadline = Instant::now() + PATIENCE;
+    while TcpStream::connect(address).is_ok() {
+        assert!(Instant::now() < deadline, "it still listens");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
 #[test]
 fn starts_serves_and_stops_cleanly() {
     let directory = TempDir::new().unwrap();
@@ -45,12 +55,16 @@ fn starts_serves_and_stops_cleanly() {
     assert_serves(&first);
     assert!(first.stop().success());
 
-    let begin = Instant::now();
-    let second = Server::start(directory.path());
-    let taken = begin.elapsed();
+    // The least of some starts tells: a busy machine may hold up any.
+    let mut taken = Duration::MAX;
+    for _ in 0..3 {
+        let begin = Instant::now();
+        let again = Server::start(directory.path());
+        taken = taken.min(begin.elapsed());
+        assert_serves(&again);
+        assert!(again.stop().success());
+    }
     assert!(taken < START_LIMIT, "ready after {taken:?}");
-    assert_serves(&second);
-    assert!(second.stop().success());
 }
 
 /// More let the process grow past its budget.
@@ -179,15 +193,17 @@ fn a_second_signal_ends_at_once() {
     let mut server = Server::start(directory.path());
     // A request that never ends keeps the drain waiting.
     let mut stream = connect(server.api);
-    std::io::Write::write_all(
-        &mut stream,
-        b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
-          Content-Length: 100\r\n\r\n{",
-    )
-    .unwrap();
-    std::thread::sleep(Duration::from_millis(200));
+    let head = "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+                Expect: 100-continue\r\nContent-Length: 100\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    // The server asks for the body once the request is under way.
+    let mut go_on = [0; "HTTP/1.1 100 Continue\r\n\r\n".len()];
+    stream.read_exact(&mut go_on).unwrap();
+    assert!(go_on.starts_with(b"HTTP/1.1 100"));
+    stream.write_all(b"{").unwrap();
     server.signal(Signal::TERM);
-    std::thread::sleep(Duration::from_millis(300));
+    // Two signals at once would be one.
+    wait_until_refused(server.api);
     server.signal(Signal::TERM);
     let begin = Instant::now();
     let status = server.wait();

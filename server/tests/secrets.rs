@@ -33,7 +33,7 @@ fn text(path: &Path) -> &str {
 /// The whole answer that curl gets, its head included.
 fn curl(arguments: &[&str]) -> String {
     // More than a pipe holds may come: `output` reads along, and curl bounds the time.
-    let curl = Command::new("curl").args(["-sSi", "--max-time", "20"]).args(arguments).output();
+    let curl = Command::new("curl").args(["-sSi", "--max-time", "60"]).args(arguments).output();
     let output = curl.unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()

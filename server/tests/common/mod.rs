@@ -16,8 +16,11 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Longest wait for anything that a test expects to happen. A start takes well under a
-/// second; the machine may be busy.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+/// second; the machine may be busy, and its disk slow.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A server that runs and has logged nothing for so long is taken to have no more to say.
+const LOG_PAUSE: Duration = Duration::from_millis(200);
 
 /// The command with a clean environment but for what a shell needs.
 pub fn slackwaterd() -> Command {
@@ -39,6 +42,7 @@ pub struct Server {
     child: Child,
     lines: Receiver<String>,
     stderr: Receiver<String>,
+    has_ended: bool,
     pub nfs: SocketAddr,
     pub api: SocketAddr,
     /// All that it printed on standard output until it was ready.
@@ -65,6 +69,7 @@ impl Server {
             child,
             lines,
             stderr,
+            has_ended: false,
             nfs: ([127, 0, 0, 1], 0).into(),
             api: ([127, 0, 0, 1], 0).into(),
             welcome: String::new(),
@@ -113,6 +118,7 @@ impl Server {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
+                self.has_ended = true;
                 return status;
             }
             assert!(Instant::now() < deadline, "still running:\n{}", self.log());
@@ -132,12 +138,13 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    /// What it logged since the last call.
+    /// What it logged since the last call: all of it if its end was waited for.
     pub fn log(&self) -> String {
         let mut text = String::new();
+        let pause = if self.has_ended { PATIENCE } else { LOG_PAUSE };
         // Ends when the process has ended and all is read, or when nothing more comes.
         loop {
-            match self.stderr.recv_timeout(Duration::from_millis(200)) {
+            match self.stderr.recv_timeout(pause) {
                 Ok(line) => text.push_str(&(line + "\n")),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return text,
             }
