@@ -74,7 +74,7 @@ async fn open_at(state: &Path, folder: &Path) -> Result<Attach, AttachError> {
 async fn run_tests(filter: Option<&str>) {
     // A file system that nobody serves blocks the thread that uses it, and its time limit too.
     std::thread::spawn(|| {
-        std::thread::sleep(6 * PATIENCE);
+        std::thread::sleep(15 * PATIENCE);
         eprintln!("the tests take too long: something waits for a server that is gone");
         std::process::abort();
     });
