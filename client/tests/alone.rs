@@ -1,7 +1,10 @@
 //! The command without an appliance: usage, exit codes, unreachable servers, completions.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
+use std::net::SocketAddr;
 use std::process::{Command, Output};
+
+use tokio::net::TcpSocket;
 
 fn slackwater(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_slackwater")).args(arguments).env_clear().output().unwrap()
@@ -11,10 +14,24 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// The address of a port at which nobody listens.
-fn nobody() -> String {
-    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-    format!("http://{}", listener.local_addr().unwrap())
+/// A port that refuses connections for as long as this lives: it is bound, so that no other
+/// process can take it, and nothing listens on it.
+struct ClosedPort(TcpSocket);
+
+impl ClosedPort {
+    fn new() -> Self {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        Self(socket)
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.0.local_addr().unwrap()
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.address())
+    }
 }
 
 #[test]
@@ -71,7 +88,8 @@ fn the_help_tells_every_command_and_exit_code() {
 
 #[test]
 fn an_appliance_that_is_away_is_exit_5_and_says_where() {
-    let url = nobody();
+    let closed = ClosedPort::new();
+    let url = closed.url();
     for arguments in [
         &["file", "stat", "a.img"][..],
         &["file", "rm", "a", "b", "c"],
@@ -123,7 +141,9 @@ fn completions_come_for_every_shell() {
 
 #[test]
 fn doctor_without_an_appliance_finds_problems_and_their_remedies() {
-    let output = slackwater(&["--json", "--api", &nobody(), "doctor", "--nfs", "127.0.0.1:1"]);
+    let closed = ClosedPort::new();
+    let (api, nfs) = (closed.url(), closed.address().to_string());
+    let output = slackwater(&["--json", "--api", &api, "doctor", "--nfs", &nfs]);
     assert_eq!(output.status.code(), Some(6), "{}", text(&output.stderr));
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["ready"], false);

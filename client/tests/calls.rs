@@ -31,7 +31,7 @@ fn client(server: &Scripted) -> Client {
     };
     Client::builder(server.url.as_str())
         .retry(retry)
-        .timeout(Duration::from_secs(5))
+        .timeout(Duration::from_secs(60))
         .token(Token::new("s3cret").unwrap())
         .build()
         .unwrap()
@@ -131,8 +131,9 @@ async fn a_server_that_asks_for_an_hour_is_not_waited_for() {
 #[tokio::test]
 async fn silence_ends_as_a_timeout() {
     let server = Scripted::start([Answer::Silence]).await;
+    // Long enough to connect, also for a busy machine.
     let client = Client::builder(server.url.as_str())
-        .timeout(Duration::from_millis(100))
+        .timeout(Duration::from_secs(1))
         .retry(RetryPolicy::never())
         .build()
         .unwrap();
@@ -142,7 +143,10 @@ async fn silence_ends_as_a_timeout() {
 
 #[tokio::test]
 async fn a_closed_port_is_unreachable_even_for_a_patch_tried_again() {
-    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    // Bound, so that no other process takes the port; nothing listens on it.
+    let closed = tokio::net::TcpSocket::new_v4().unwrap();
+    closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = closed.local_addr().unwrap().port();
     let client = Client::builder(format!("http://127.0.0.1:{port}"))
         .retry(RetryPolicy {
             attempts_max: 2,
@@ -266,8 +270,9 @@ async fn a_stream_is_sent_once_and_its_own_failure_is_told() {
 #[tokio::test]
 async fn a_stream_that_stalls_ends_as_a_timeout() {
     let server = Scripted::start([Answer::Silence]).await;
+    // Long enough to connect, also for a busy machine.
     let client =
-        Client::builder(server.url.as_str()).timeout(Duration::from_millis(100)).build().unwrap();
+        Client::builder(server.url.as_str()).timeout(Duration::from_secs(1)).build().unwrap();
     let stalled = futures_util::stream::pending();
     let error = client.write_stream("a", 0, stalled).await.unwrap_err();
     assert!(matches!(error, ClientError::Timeout { .. }), "{error:?}");

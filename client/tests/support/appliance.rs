@@ -10,6 +10,9 @@ use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::sync::oneshot;
 
+/// Longest time in which the servers of an appliance stop, also on a busy machine.
+const STOP_TIME: Duration = Duration::from_secs(60);
+
 /// Longest time of one run of the command in a test.
 const COMMAND_SECONDS_MAX: u64 = 120;
 
@@ -106,7 +109,7 @@ impl Drop for Appliance {
             let _ = stop.send(());
         }
         if let Some(server) = self.server.take() {
-            let bounded = async { tokio::time::timeout(Duration::from_secs(10), server).await };
+            let bounded = async { tokio::time::timeout(STOP_TIME, server).await };
             self.runtime.block_on(bounded).expect("the server does not stop").unwrap();
         }
         let _ = self.store.close();

@@ -109,7 +109,7 @@ fn parse_reply(bytes: &[u8], program: Program) -> Result<(), RpcError> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpSocket};
 
     use super::*;
 
@@ -162,7 +162,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_closed_port_is_an_error() {
-        let port = TcpListener::bind(("127.0.0.1", 0)).await.unwrap().local_addr().unwrap().port();
+        // Bound, so that no other process takes the port; nothing listens on it.
+        let closed = TcpSocket::new_v4().unwrap();
+        closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        let port = closed.local_addr().unwrap().port();
         assert!(matches!(null("127.0.0.1", port, MOUNT).await, Err(RpcError::Io(_))));
     }
 }
