@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slackwater_api::{ApiOptions, MetricsSource};
 use slackwater_blockstore::{Options, Store};
@@ -10,11 +10,11 @@ use slackwater_client::types::{CreateSnapshot, SnapshotId};
 use slackwater_client::{ByteRange, Client, DataSource};
 use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
 use tempfile::TempDir;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 
 /// Longer than any test's store needs to end.
-const END_MAX: Duration = Duration::from_secs(30);
+const END_MAX: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]
 struct NoMetrics;
@@ -38,16 +38,27 @@ pub struct Appliance {
     /// For the test's own calls.
     pub calls: Runtime,
     data: TempDir,
+    _ports: [TcpSocket; 2],
+}
+
+/// A port of loopback that is kept while nobody serves there: no other process can take it, as this
+/// socket is bound to it. Those that listen are let in beside it, which does not.
+fn kept_port() -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    socket
 }
 
 impl Appliance {
     pub fn start() -> Self {
         let calls = runtime();
-        let loopback = SocketAddr::from(([127, 0, 0, 1], 0));
+        let ports = [kept_port(), kept_port()];
+        let [nfs_address, api_address] = ports.each_ref().map(|port| port.local_addr().unwrap());
         let data = tempfile::tempdir().unwrap();
-        let (server, nfs_address, api_address) = serve(&data, loopback, loopback);
+        let server = Some(serve(&data, nfs_address, api_address));
         let client = Client::builder(format!("http://{api_address}")).build().unwrap();
-        Self { server: Some(server), nfs_address, api_address, client, calls, data }
+        Self { server, nfs_address, api_address, client, calls, data, _ports: ports }
     }
 
     /// Ends it without a commit: what was not committed is lost, as when it is killed.
@@ -60,8 +71,7 @@ impl Appliance {
     /// Starts it again, at the same addresses.
     pub fn restart(&mut self) {
         assert!(self.server.is_none(), "it is running");
-        let (server, ..) = serve(&self.data, self.nfs_address, self.api_address);
-        self.server = Some(server);
+        self.server = Some(serve(&self.data, self.nfs_address, self.api_address));
     }
 
     /// A file with this content.
@@ -101,19 +111,30 @@ impl Appliance {
     }
 }
 
-fn serve(data: &TempDir, nfs: SocketAddr, api: SocketAddr) -> (Runtime, SocketAddr, SocketAddr) {
+/// Opens the store; threads of a server that was ended may hold it for a moment.
+fn open(data: &TempDir) -> Arc<Store> {
     let mut options = Options::new(data.path());
     options.memory_bytes = 128 << 20;
-    let store = Store::open(options).unwrap();
+    let end = Instant::now() + END_MAX;
+    loop {
+        match Store::open(options.clone()) {
+            Ok(store) => return store,
+            Err(error) => assert!(Instant::now() < end, "the store cannot be opened: {error}"),
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn serve(data: &TempDir, nfs: SocketAddr, api: SocketAddr) -> Runtime {
+    let store = open(data);
     let runtime = runtime();
     let bind = |address| runtime.block_on(TcpListener::bind(address)).unwrap();
     let (nfs, api) = (bind(nfs), bind(api));
-    let addresses = (nfs.local_addr().unwrap(), api.local_addr().unwrap());
     let nfs_options = NfsOptions { squash: Squash::NoRootSquash, ..NfsOptions::default() };
     let router =
         slackwater_api::router(Arc::clone(&store), ApiOptions::default(), Arc::new(NoMetrics));
     let metrics = Arc::new(NfsMetrics::new());
     runtime.spawn(slackwater_nfs::run(nfs, store, nfs_options, metrics, std::future::pending()));
     runtime.spawn(slackwater_api::run(api, router, None, std::future::pending()));
-    (runtime, addresses.0, addresses.1)
+    runtime
 }

@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use super::appliance::{Appliance, runtime};
 
 /// Longer than anything that a test waits for.
-pub const LIMIT: Duration = Duration::from_secs(90);
+pub const LIMIT: Duration = Duration::from_secs(240);
 
 struct Process {
     runtime: Runtime,
@@ -196,10 +196,10 @@ pub fn forget_pages(file: &File) {
     fadvise(file, 0, None, Advice::DontNeed).unwrap();
 }
 
-/// Runs a tool, which must succeed within a minute, and gives what it prints.
+/// Runs a tool, which must succeed within two minutes, and gives what it prints.
 pub fn run(command: &[&str]) -> String {
     let mut bounded = Command::new("timeout");
-    let output = bounded.args(["-k", "5", "60"]).args(command).output().unwrap();
+    let output = bounded.args(["-k", "5", "120"]).args(command).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?} ends with {}: {error}", output.status);
     String::from_utf8(output.stdout).unwrap().trim().to_owned()
