@@ -18,7 +18,7 @@ use self::plugin::{Plugin, layer, set_up_init};
 use self::support::{Appliance, DISK_BYTES, Machine};
 
 /// Longest time in which the background takes back what was removed.
-const REAP_TIME: Duration = Duration::from_secs(30);
+const REAP_TIME: Duration = Duration::from_secs(60);
 
 /// Names of layers as Docker makes them.
 fn id(letter: char) -> String {

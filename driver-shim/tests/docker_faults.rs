@@ -137,7 +137,7 @@ async fn a_restarted_driver_goes_on_without_init() {
     assert!(plugin.apply_refused("half", "", &tar).contains("pull again"));
     assert_eq!(plugin.diff("image", ""), tar);
     // It goes in the background.
-    for _ in 0..100 {
+    for _ in 0..600 {
         if !orphan.exists() && !unfinished.exists() {
             break;
         }

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use support::abort_exports;
 use tempfile::TempDir;
+use tokio::net::TcpSocket;
 
 /// Longest time for a daemon to start or stop.
-const TIME_MAX: Duration = Duration::from_secs(30);
+const TIME_MAX: Duration = Duration::from_secs(60);
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slackwater-driver"));
@@ -88,10 +89,13 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// An address where nothing listens: the daemon starts without its appliance.
-fn nowhere() -> String {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    format!("http://{}", listener.local_addr().unwrap())
+/// An address where nothing listens, as long as the socket lives, which keeps others from its port:
+/// the daemon starts without its appliance.
+fn nowhere() -> (TcpSocket, String) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let url = format!("http://{}", socket.local_addr().unwrap());
+    (socket, url)
 }
 
 #[test]
@@ -120,10 +124,10 @@ fn flag_environment_and_file_are_one() {
     let folder = Folder::new();
     let (state, file) = (folder.path().join("state"), folder.path().join("config.toml"));
     let (flag, variable) = (folder.path().join("flag.sock"), folder.path().join("variable.sock"));
+    let (_closed, api) = nowhere();
     let settings = format!(
         "api = {:?}\nstate-dir = {:?}\ndocker-socket = \"/nonexistent/not/used.sock\"\ncontainerd-socket = \"/nonexistent/not/used.sock\"\n",
-        nowhere(),
-        state
+        api, state
     );
     std::fs::write(&file, settings).unwrap();
     let mut command = command(&["--docker-socket", text(&flag)]);
@@ -139,7 +143,7 @@ fn flag_environment_and_file_are_one() {
 fn a_state_directory_has_one_daemon_and_the_next_one_takes_it_over() {
     let folder = Folder::new();
     let (state, socket) = (folder.path().join("state"), folder.path().join("docker.sock"));
-    let api = nowhere();
+    let (_closed, api) = nowhere();
     let arguments = ["--api", &api, "--state-dir", text(&state), "--docker-socket", text(&socket)];
     let mut first = Daemon::start(&mut command(&arguments));
     let (code, error) = refused(&arguments);

@@ -31,7 +31,7 @@ use slackwater_client::{Client, RetryPolicy};
 use slackwater_driver::worker::{Worker, WorkerOptions};
 use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
 use tempfile::TempDir;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -46,6 +46,9 @@ const CACHE_BYTES: u64 = 64 << 20;
 
 /// Longest time in which the servers of an appliance stop.
 const STOP_TIME: Duration = Duration::from_secs(10);
+
+/// Longest time in which a worker that was dropped lets its state go, also on a busy machine.
+const LET_GO_TIME: Duration = Duration::from_secs(60);
 
 /// Longest time in which a mount comes free.
 const UNMOUNT_TIME: Duration = Duration::from_secs(10);
@@ -76,6 +79,16 @@ pub struct Appliance {
     servers: Option<Servers>,
     clock_ahead: Duration,
     _data: TempDir,
+    _ports: [TcpSocket; 2],
+}
+
+/// A port of loopback that is kept while nobody serves there: no other process can take it, as this
+/// socket is bound to it. Those that listen are let in beside it, which does not.
+fn kept_port() -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    socket
 }
 
 /// Answers, and tells a time that is ahead. What is to end at a moment by a worker's clock is refused.
@@ -120,22 +133,24 @@ impl Appliance {
             .enable_all()
             .build()
             .unwrap();
-        let any = SocketAddr::from(([127, 0, 0, 1], 0));
+        let ports = [kept_port(), kept_port()];
+        let [nfs, api] = ports.each_ref().map(|port| port.local_addr().unwrap());
         let mut appliance = Self {
-            url: String::new(),
-            nfs: any,
+            url: format!("http://{api}"),
+            nfs,
             store,
-            api: any,
+            api,
             runtime: Some(runtime),
             servers: None,
             clock_ahead,
             _data: data,
+            _ports: ports,
         };
         appliance.serve();
         appliance
     }
 
-    /// Serves, at the same ports as before if it served before.
+    /// Serves, each time at the same ports.
     pub fn serve(&mut self) {
         // Entered, because a test may be inside a runtime of its own.
         let bind = |address: SocketAddr| {
@@ -145,9 +160,6 @@ impl Appliance {
             TcpListener::from_std(listener).unwrap()
         };
         let (api, nfs) = (bind(self.api), bind(self.nfs));
-        self.api = api.local_addr().unwrap();
-        self.nfs = nfs.local_addr().unwrap();
-        self.url = format!("http://{}", self.api);
         let (stop, stopped) = watch::channel(false);
         let wait = |mut stopped: watch::Receiver<bool>| async move {
             let _ = stopped.wait_for(|stop| *stop).await;
@@ -372,7 +384,7 @@ async fn open_worker(appliance: &Appliance, directory: &Path) -> Worker {
         disk_size_bytes: DISK_BYTES,
     };
     // The state of a worker that was just dropped may still be open for a moment.
-    let deadline = Instant::now() + STOP_TIME;
+    let deadline = Instant::now() + LET_GO_TIME;
     loop {
         match Worker::open(options.clone()).await {
             Ok(worker) => return worker,
