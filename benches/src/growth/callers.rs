@@ -75,13 +75,22 @@ mod tests {
     #[test]
     fn every_call_is_made_once_and_answered_in_order() {
         let stop = Stop::listen(Duration::from_secs(60)).unwrap();
-        let sum = Arc::new(AtomicU64::new(0));
+        let (sum, ended) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let total = Arc::clone(&sum);
         let timed = call_all(&runtime().unwrap(), 20, &stop, move |index| {
             total.fetch_add(index, Ordering::Relaxed);
+            let ended = Arc::clone(&ended);
             async move {
-                let millis = if index == 0 { 200 } else { 1 };
-                tokio::time::sleep(Duration::from_millis(millis)).await;
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                if index > 0 {
+                    ended.fetch_add(1, Ordering::Relaxed);
+                    return Ok(());
+                }
+                // The longest of all, however long the others take.
+                while ended.load(Ordering::Relaxed) < 19 {
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                tokio::time::sleep(Duration::from_millis(200)).await;
                 Ok(())
             }
         })

@@ -137,7 +137,8 @@ fn commits_are_sent_at_the_pace_that_was_asked_for() {
     assert_eq!((served.calls("WRITE"), served.calls("COMMIT")), (256, 256));
     served.run(&write).unwrap();
     assert_eq!((served.calls("WRITE"), served.calls("COMMIT")), (512, 257));
-    let time = Duration::from_millis(1200);
+    // Half a second from either COMMIT: a busy machine may be late.
+    let time = Duration::from_millis(1500);
     let (amount, commit) = (Amount::Time(time), CommitPace::EverySecond);
     let measured = served.run(&Load { amount, commit, ..write }).unwrap();
     assert!(measured.elapsed >= time);
