@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Advice, fadvise};
+use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use slackwater_client::Client;
 use slackwater_fuse::{ServeError, ServeOptions, serve};
@@ -152,7 +153,12 @@ impl Mount {
 
     /// Unmounts, and waits for the serving process, which must end well.
     pub fn unmount(&mut self) {
-        rustix::mount::unmount(&self.directory, UnmountFlags::empty()).unwrap();
+        let end = Instant::now() + LIMIT;
+        while let Err(error) = rustix::mount::unmount(&self.directory, UnmountFlags::empty()) {
+            // A loop device on its file may be let go late: by udev, which looks at devices.
+            assert!(error == Errno::BUSY && Instant::now() < end, "it is not unmounted: {error}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
         self.is_mounted = false;
         let mut running = self.running.lock().unwrap();
         let Process { runtime, serving } = running.process.take().expect("nobody serves");
