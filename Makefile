@@ -54,14 +54,8 @@ deny: needs ## Hold the dependencies against deny.toml and RustSec's advisories 
 	cargo deny --all-features check
 
 test: check ## Install what is missing, then formatting, lints, and every test
-	$(LEASH) cargo test --release --workspace
 	$(LEASH) cargo build --release --workspace --bins
-	$(LEASH) env SLACKWATERD=$(RELEASE)/slackwaterd tests/guest/run
-	$(LEASH) $(RELEASE)/slackwater-bench soak kill --rounds 15 --load-max-ms 1000
-	$(LEASH) $(RELEASE)/slackwater-bench soak load --seconds 20 --connections 50 --files 500 --silent 2000
-	$(LEASH) env SLACKWATERD=$(RELEASE)/slackwaterd tests/power/run 2
-	$(LEASH) tests/units/run
-	$(LEASH) tests/engines/run
+	@$(LEASH) sh -c 'for suite in $$(tests/suite --list); do $(LEASH) tests/suite $$suite || exit; done'
 
 soak: build ## Kill the server 300 times, cut its power 50 times, load it for ten minutes
 	$(LEASH) $(RELEASE)/slackwater-bench soak kill $(ARGS)

@@ -1,4 +1,4 @@
-//! All commands of the Makefile share what they compile: no package is compiled twice for differing
+//! All commands of the Makefile, and of tests/suite, share what they compile: no package is compiled twice for differing
 //! features, least of all RocksDB, which takes a quarter of an hour.
 //!
 //! ```text
@@ -39,7 +39,8 @@ impl Selection {
     /// From the words of a command; `None` when it compiles nothing of ours.
     fn of(command: &str) -> Option<Self> {
         // What stands before `cargo` only starts it.
-        let mut words = command.split_whitespace().skip_while(|word| *word != "cargo").skip(1);
+        let words = command.split([' ', '\t', '(', ')']).filter(|word| !word.is_empty());
+        let mut words = words.skip_while(|word| *word != "cargo").skip(1);
         let verb = words.next().filter(|verb| BUILDS.contains(verb))?;
         // What stands behind `--` is for the program.
         let words: Vec<_> = words.take_while(|word| *word != "--").collect();
@@ -77,14 +78,15 @@ impl Selection {
     }
 }
 
-/// Those that a Makefile has.
-fn selections(makefile: &str) -> BTreeSet<Selection> {
-    makefile.lines().filter_map(|line| Selection::of(line.strip_prefix('\t')?)).collect()
+/// Those of a Makefile, or of a script.
+fn selections(text: &str) -> BTreeSet<Selection> {
+    text.lines().filter(|line| line.starts_with([' ', '\t'])).filter_map(Selection::of).collect()
 }
 
 #[test]
 fn no_command_of_the_makefile_compiles_a_package_again() {
-    let selections = selections(&std::fs::read_to_string(root().join("Makefile")).unwrap());
+    let read = |path: &str| std::fs::read_to_string(root().join(path)).unwrap();
+    let selections = selections(&(read("Makefile") + &read("tests/suite")));
     assert!(selections.contains(&Selection::everything()), "{selections:?}");
     assert!(selections.len() >= 3, "{selections:?}");
     let all = Selection::everything().resolved();
@@ -108,7 +110,7 @@ fn a_command_that_compiles_a_package_again_is_found() {
 
 #[test]
 fn commands_are_read_as_cargo_reads_them() {
-    let makefile = "build: needs\n\tcargo build --release --workspace --bins\n\techo done\n\
+    let makefile = "build: needs\n\tcargo build --release --workspace --bins\n\techo done\n    command=(cargo test --release --workspace)\n\
         check:\n\t$(LEASH) cargo clippy --workspace --all-targets -- -D warnings\n\tcargo fmt --all\n\
         bench:\n\tcargo bench -p one --benches -- --features x\n";
     let selection = |packages: &[&str], has_tests| {
