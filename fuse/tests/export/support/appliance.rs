@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use slackwater_api::{ApiOptions, MetricsSource};
 use slackwater_blockstore::{Options, Store};
@@ -111,22 +111,11 @@ impl Appliance {
     }
 }
 
-/// Opens the store; threads of a server that was ended may hold it for a moment.
-fn open(data: &TempDir) -> Arc<Store> {
+fn serve(data: &TempDir, nfs: SocketAddr, api: SocketAddr) -> Runtime {
     let mut options = Options::new(data.path());
     options.memory_bytes = 128 << 20;
-    let end = Instant::now() + END_MAX;
-    loop {
-        match Store::open(options.clone()) {
-            Ok(store) => return store,
-            Err(error) => assert!(Instant::now() < end, "the store cannot be opened: {error}"),
-        }
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
-
-fn serve(data: &TempDir, nfs: SocketAddr, api: SocketAddr) -> Runtime {
-    let store = open(data);
+    // Nobody holds it any more: a server that was ended lets it go before it is gone.
+    let store = Store::open(options).unwrap();
     let runtime = runtime();
     let bind = |address| runtime.block_on(TcpListener::bind(address)).unwrap();
     let (nfs, api) = (bind(nfs), bind(api));
