@@ -251,8 +251,14 @@ impl Export {
                     expected: "a disk of the appliance".to_owned(),
                 });
             }
-            if self.is_noted_frozen(target) {
-                self.unfreeze(target).await?;
+            if !point.read_only {
+                // A process that was killed may have frozen it: its `fsfreeze` goes on without it,
+                // and may end after all was thawed at the start of this one. A file system that
+                // is unmounted frozen keeps its device for ever.
+                let thawed = self.unfreeze(target).await;
+                if self.is_noted_frozen(target) {
+                    thawed?;
+                }
             }
             self.unmount_top(target).await?;
         }
@@ -498,6 +504,23 @@ mod tests {
         assert!(!refused.status.success());
         export.thaw(target).await.unwrap();
         export.unmount(target).await.unwrap();
+    }
+
+    /// As by a process that was killed, whose `fsfreeze` went on without it.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_disk_that_another_process_froze_lets_its_device_go() {
+        let (scratch, export) = Scratch::new().await;
+        let target = scratch.target.as_path();
+        export.make_file_system("disk").await.unwrap();
+        export.mount(Source::File("disk"), target, Access::ReadWrite).await.unwrap();
+        run("fsfreeze", &["--freeze", target.to_str().unwrap()]);
+        export.unmount(target).await.unwrap();
+        let released = async {
+            while !export.is_released(Source::File("disk")).unwrap() {
+                tokio::time::sleep(RELEASE_PAUSE).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, released).await.unwrap();
     }
 
     /// A `sync` that hangs until there is a file `go`, and is told of lost writes then; once.
