@@ -52,18 +52,18 @@ impl Attach {
     }
 
     /// Mounts the export, or adopts what an earlier process with the same state directory left:
-    /// its mounts go on, what it had frozen is thawed, loop devices that it had not mounted yet
-    /// are freed. An appliance that is away does not make it fail; mounting a disk does then.
+    /// its mounts go on, what it had frozen is thawed, also if that freeze ends later, loop devices
+    /// that it had not mounted yet are freed. An appliance that is away does not make it fail; mounting a disk does then.
     ///
     /// A FUSE export that is adopted goes on with the command line it was started with.
     pub async fn open(options: Options) -> Result<Self, AttachError> {
-        to_the_end(async move { Ok(Self { export: Arc::new(Export::open(options).await?) }) }).await
+        to_the_end(async move { Ok(Self { export: Export::open(options).await? }) }).await
     }
 
     /// Takes a local directory as the export; the snapshots are the files of its `.snapshot`.
     pub async fn on_directory(options: Options, directory: PathBuf) -> Result<Self, AttachError> {
         let open = async move { Export::local(options, &directory).await };
-        Ok(Self { export: Arc::new(to_the_end(open).await?) })
+        Ok(Self { export: to_the_end(open).await? })
     }
 
     /// How the export is attached.

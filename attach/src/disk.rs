@@ -9,15 +9,13 @@
 //! - Nothing is frozen, synced or unmounted that the mount table does not show as a loop mount:
 //!   the directory below is the machine's own disk.
 
-use std::collections::HashSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::export::{Export, Place, make_directory};
 use crate::kernel::{self, LoopDevice, MountPoint};
-use crate::tools::{FSFREEZE, LOSETUP, MOUNT, TOOL_TIME_LIMIT, UMOUNT, says, timed_out};
+use crate::tools::{LOSETUP, MOUNT, TOOL_TIME_LIMIT, UMOUNT, says};
 use crate::{Access, AttachError, Source};
 
 /// How a disk is mounted. Reads shall not write (`noatime`), the inode tables of a sparse file
@@ -33,9 +31,6 @@ const MOUNT_ATTEMPTS: u32 = 5;
 
 /// How long a loop device that is losing its last user is waited for.
 const RELEASE_PAUSE: Duration = Duration::from_millis(50);
-
-/// The pause before a thaw that failed is tried again. Containers wait meanwhile.
-const THAW_PAUSE: Duration = Duration::from_secs(1);
 
 /// How many mounts on top of each other are taken off one directory.
 const STACK_MAX: u32 = 16;
@@ -252,13 +247,7 @@ impl Export {
                 });
             }
             if !point.read_only {
-                // A process that was killed may have frozen it: its `fsfreeze` goes on without it,
-                // and may end after all was thawed at the start of this one. A file system that
-                // is unmounted frozen keeps its device for ever.
-                let thawed = self.unfreeze(target).await;
-                if self.is_noted_frozen(target) {
-                    thawed?;
-                }
+                self.thaw_before_unmount(target).await?;
             }
             self.unmount_top(target).await?;
         }
@@ -292,93 +281,6 @@ impl Export {
         Err(AttachError::NotMounted { target: target.to_owned() })
     }
 
-    pub(crate) async fn freeze(self: Arc<Self>, target: &Path) -> Result<(), AttachError> {
-        self.freeze_within(target, TOOL_TIME_LIMIT).await
-    }
-
-    async fn freeze_within(
-        self: Arc<Self>,
-        target: &Path,
-        limit: Duration,
-    ) -> Result<(), AttachError> {
-        let target = target_path(target)?;
-        let _turn = self.locks.lock(&target).await;
-        Self::require_disk(&target)?;
-        let command = format!("fsfreeze --freeze {}", target.display());
-        let given_up = || timed_out(&command, self.tools.address(), limit);
-        if self.lock_late().contains(&target) {
-            // What undoes that freeze would undo this one too, while it is relied on.
-            return Err(given_up());
-        }
-        self.note_frozen(&target, true);
-        // No signal reaches a freeze that waits for the appliance, and it goes on when that is
-        // back. So it is not given up on, but undone when it has come to its end.
-        let call = self.tools.call(FSFREEZE).argument("--freeze").argument(&target);
-        let mut freezing = tokio::spawn(call.without_limit().run());
-        let Ok(frozen) = tokio::time::timeout(limit, &mut freezing).await else {
-            self.lock_late().insert(target.clone());
-            let (export, late) = (self.clone(), target.clone());
-            tokio::spawn(async move {
-                let _whatever = freezing.await;
-                // A thaw that was given up can come to its end later still, as the freeze did.
-                while let Err(error) = export.thaw(&late).await {
-                    tracing::error!(%error, target = %late.display(), "a disk stays frozen");
-                    tokio::time::sleep(THAW_PAUSE).await;
-                }
-                export.lock_late().remove(&late);
-            });
-            return Err(given_up());
-        };
-        let frozen = frozen.map_err(|_| AttachError::Interrupted)?;
-        match frozen {
-            // It is frozen already.
-            Err(error) if says(&error, "Device or resource busy") => Ok(()),
-            Err(error) => {
-                self.note_frozen(&target, false);
-                Err(error)
-            }
-            Ok(_) => Ok(()),
-        }
-    }
-
-    pub(crate) async fn thaw(&self, target: &Path) -> Result<(), AttachError> {
-        let target = target_path(target)?;
-        let _turn = self.locks.lock(&target).await;
-        match Self::require_disk(&target) {
-            Err(AttachError::NotMounted { .. }) => Ok(()),
-            Err(error) => Err(error),
-            Ok(()) => self.unfreeze(&target).await,
-        }
-    }
-
-    async fn unfreeze(&self, target: &Path) -> Result<(), AttachError> {
-        match self.tools.unfreeze(target).run().await {
-            // It was not frozen.
-            Err(error) if !says(&error, "Invalid argument") => Err(error),
-            _ => {
-                self.note_frozen(target, false);
-                Ok(())
-            }
-        }
-    }
-
-    fn lock_late(&self) -> MutexGuard<'_, HashSet<PathBuf>> {
-        self.late.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn note_frozen(&self, target: &Path, is_frozen: bool) {
-        let mut frozen = self.frozen.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_frozen {
-            frozen.insert(target.to_owned());
-        } else {
-            frozen.remove(target);
-        }
-    }
-
-    fn is_noted_frozen(&self, target: &Path) -> bool {
-        self.frozen.lock().unwrap_or_else(PoisonError::into_inner).contains(target)
-    }
-
     /// Refuses a file that a loop device is on.
     pub(crate) fn require_unused(&self, place: &Place) -> Result<(), AttachError> {
         match self.device_on(place)? {
@@ -403,23 +305,24 @@ fn is_damage(reason: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::Options;
     use std::process::Command;
+    use std::sync::Arc;
 
-    const PATIENCE: Duration = Duration::from_secs(30);
-    const MIB: u64 = 1 << 20;
+    pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+    pub(crate) const MIB: u64 = 1 << 20;
 
     /// An export on an ext4 of its own: frozen, it is an appliance that does not answer.
-    struct Scratch {
+    pub(crate) struct Scratch {
         directory: tempfile::TempDir,
-        files: PathBuf,
-        target: PathBuf,
+        pub(crate) files: PathBuf,
+        pub(crate) target: PathBuf,
     }
 
     impl Scratch {
-        async fn new() -> (Self, Arc<Export>) {
+        pub(crate) async fn new() -> (Self, Arc<Export>) {
             let directory = tempfile::tempdir().unwrap();
             let path = directory.path().canonicalize().unwrap();
             let (files, target) = (path.join("files"), path.join("state/a"));
@@ -430,18 +333,23 @@ mod tests {
             run("mkfs.ext4", &["-q", "-F", below.to_str().unwrap()]);
             run("mount", &["-n", "-o", "loop", below.to_str().unwrap(), scratch.files()]);
             make_file(&scratch.files.join("disk"), 64 * MIB);
+            let export = scratch.open().await;
+            (scratch, export)
+        }
+
+        /// As the next process does.
+        pub(crate) async fn open(&self) -> Arc<Export> {
             let options = Options {
                 method: None,
                 nfs_address: "127.0.0.1:2049".parse().unwrap(),
                 export: "/slackwater".to_owned(),
-                state_directory: path.join("state"),
+                state_directory: self.target.parent().unwrap().to_owned(),
                 fuse_program: Vec::new(),
             };
-            let export = Export::local(options, &scratch.files).await.unwrap();
-            (scratch, Arc::new(export))
+            Export::local(options, &self.files).await.unwrap()
         }
 
-        fn files(&self) -> &str {
+        pub(crate) fn files(&self) -> &str {
             self.files.to_str().unwrap()
         }
     }
@@ -466,61 +374,11 @@ mod tests {
         fs::File::create_new(path).unwrap().set_len(size_bytes).unwrap();
     }
 
-    fn run(program: &str, arguments: &[&str]) -> String {
+    pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
         let output = Command::new(program).args(arguments).output().unwrap();
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{program} {arguments:?}: {error}");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
-    }
-
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_freeze_that_was_given_up_is_undone_before_there_is_another() {
-        let (scratch, export) = Scratch::new().await;
-        let target = &scratch.target;
-        export.make_file_system("disk").await.unwrap();
-        export.mount(Source::File("disk"), target, Access::ReadWrite).await.unwrap();
-        fs::write(target.join("x"), "x").unwrap();
-        run("fsfreeze", &["--freeze", scratch.files()]);
-        let freeze = export.clone().freeze_within(target, Duration::from_secs(1));
-        let error = freeze.await.unwrap_err();
-        assert!(matches!(error, AttachError::TimedOut { .. }), "{error:?}");
-        let again = tokio::time::timeout(PATIENCE, export.clone().freeze(target));
-        let error = again.await.unwrap().unwrap_err();
-        assert!(matches!(error, AttachError::TimedOut { .. }), "{error:?}");
-
-        run("fsfreeze", &["--unfreeze", scratch.files()]);
-        let undone = async {
-            while !export.lock_late().is_empty() {
-                tokio::time::sleep(RELEASE_PAUSE).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, undone).await.unwrap();
-        let file = target.join("y");
-        let writing = tokio::task::spawn_blocking(move || fs::write(file, "y").unwrap());
-        tokio::time::timeout(PATIENCE, writing).await.unwrap().unwrap();
-        export.clone().freeze(target).await.unwrap();
-        // Frozen for good: the system refuses another.
-        let refused = Command::new("fsfreeze").arg("--freeze").arg(target).output().unwrap();
-        assert!(!refused.status.success());
-        export.thaw(target).await.unwrap();
-        export.unmount(target).await.unwrap();
-    }
-
-    /// As by a process that was killed, whose `fsfreeze` went on without it.
-    #[tokio::test(flavor = "multi_thread")]
-    async fn a_disk_that_another_process_froze_lets_its_device_go() {
-        let (scratch, export) = Scratch::new().await;
-        let target = scratch.target.as_path();
-        export.make_file_system("disk").await.unwrap();
-        export.mount(Source::File("disk"), target, Access::ReadWrite).await.unwrap();
-        run("fsfreeze", &["--freeze", target.to_str().unwrap()]);
-        export.unmount(target).await.unwrap();
-        let released = async {
-            while !export.is_released(Source::File("disk")).unwrap() {
-                tokio::time::sleep(RELEASE_PAUSE).await;
-            }
-        };
-        tokio::time::timeout(PATIENCE, released).await.unwrap();
     }
 
     /// A `sync` that hangs until there is a file `go`, and is told of lost writes then; once.
@@ -531,7 +389,7 @@ mod tests {
         echo 'sync: error syncing: Input/output error' >&2; exit 1"#;
 
     #[test]
-    fn what_a_sync_that_was_given_up_says_late_fails_the_next_one() {
+    fn as_root_what_a_sync_that_was_given_up_says_late_fails_the_next_one() {
         const TOOLS: &str = "SLACKWATER_TEST_TOOLS";
         // What finds the tools is the environment, so the test runs itself again in another.
         let Some(tools) = std::env::var_os(TOOLS) else {
@@ -540,7 +398,7 @@ mod tests {
             fs::write(&sync, HANGING_SYNC).unwrap();
             run("chmod", &["755", sync.to_str().unwrap()]);
             let path = std::env::var("PATH").unwrap();
-            let name = "what_a_sync_that_was_given_up_says_late_fails_the_next_one";
+            let name = "as_root_what_a_sync_that_was_given_up_says_late_fails_the_next_one";
             let mut again = Command::new(std::env::current_exe().unwrap());
             again.args(["--exact", &format!("disk::tests::{name}"), "--nocapture"]);
             again.env("PATH", format!("{}:{path}", tools.path().display()));
@@ -568,7 +426,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn a_shared_device_that_is_somebody_elses_by_now_is_not_touched() {
+    async fn as_root_a_shared_device_that_is_somebody_elses_by_now_is_not_touched() {
         let (scratch, export) = Scratch::new().await;
         let other = scratch.files.join("other");
         make_file(&other, MIB);
@@ -580,7 +438,7 @@ mod tests {
         // One that is on the file and has no mark yet gets it, and nobody uses this one.
         let other = export.place(Source::File("other")).unwrap();
         assert!(export.leave_device(&other, &device).await.unwrap());
-        // Not at once: whoever looks at new devices, as udev does, may have it open just now.
+        // Not at once: a program that probes new devices, such as udev, may have it open.
         let freed = async {
             while export.device_on(&other).unwrap().is_some() {
                 tokio::time::sleep(RELEASE_PAUSE).await;

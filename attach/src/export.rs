@@ -4,17 +4,16 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::task::JoinSet;
 use uuid::Uuid;
 
 use crate::kernel::{self, MountPoint};
 use crate::locks::Locks;
 use crate::serving::{self, Service, Serving};
 use crate::syncing::Syncing;
-use crate::tools::{CHILDREN_MAX, LOSETUP, MODPROBE, MOUNT, Tools, UMOUNT};
+use crate::tools::{LOSETUP, MODPROBE, MOUNT, Tools, UMOUNT};
 use crate::{AttachError, Method, Mounted, Options, Source};
 
 /// Where the export shows its snapshots.
@@ -65,7 +64,7 @@ pub(crate) struct Place {
 
 impl Export {
     /// Mounts or adopts the export.
-    pub(crate) async fn open(options: Options) -> Result<Self, AttachError> {
+    pub(crate) async fn open(options: Options) -> Result<Arc<Self>, AttachError> {
         let state_directory = make_directory(&options.state_directory)?;
         let directory = state_directory.join("export");
         let existing = kernel::mounted_at(&directory)?;
@@ -96,12 +95,16 @@ impl Export {
             options,
         };
         export.take(existing).await?;
+        let export = Arc::new(export);
         export.tidy().await?;
         Ok(export)
     }
 
     /// Takes a local directory as the export.
-    pub(crate) async fn local(options: Options, directory: &Path) -> Result<Self, AttachError> {
+    pub(crate) async fn local(
+        options: Options,
+        directory: &Path,
+    ) -> Result<Arc<Self>, AttachError> {
         let directory = make_directory(directory)?;
         let export = Self {
             method: options.method.unwrap_or(Method::Nfs),
@@ -118,6 +121,7 @@ impl Export {
             lost: Vec::new(),
             options,
         };
+        let export = Arc::new(export);
         export.tidy().await?;
         Ok(export)
     }
@@ -326,20 +330,12 @@ impl Export {
     }
 
     /// Puts right what a killed process left half done.
-    async fn tidy(&self) -> Result<(), AttachError> {
+    async fn tidy(self: &Arc<Self>) -> Result<(), AttachError> {
         for device in self.devices()?.iter().filter(|device| !device.is_autoclear) {
             // Attached, not yet mounted or not yet marked: the mark frees it, now or later.
             self.tools.call(LOSETUP).argument("--detach").argument(&device.device).run().await?;
         }
-        let disks = self.disks()?;
-        let writable: Vec<_> = disks.iter().filter(|disk| !disk.read_only).collect();
-        // A thaw takes no permit, so their number is held here.
-        for some in writable.chunks(CHILDREN_MAX) {
-            // They say that nothing was frozen, as a rule.
-            let thaws = some.iter().map(|disk| self.tools.unfreeze(&disk.target).run());
-            thaws.collect::<JoinSet<_>>().join_all().await;
-        }
-        Ok(())
+        self.thaw_all().await
     }
 
     /// Takes the export away.

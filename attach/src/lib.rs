@@ -17,6 +17,7 @@ mod disk;
 mod error;
 mod export;
 mod file_system;
+mod freezing;
 mod keeper;
 mod kernel;
 mod locks;

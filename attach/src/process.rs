@@ -1,8 +1,10 @@
 //! Notes about processes that outlive us: a pid is used again, a pid with its start time is not.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -59,6 +61,26 @@ impl Process {
         // It can have ended already, and that is what is wanted.
         let _ended = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
+}
+
+/// The processes of this user whose words `wanted` knows, with what it answers. Those of other process
+/// namespaces are left out: what runs in a container may call itself anything.
+pub(crate) fn running<T>(wanted: impl Fn(&[&Path]) -> Option<T>) -> Vec<(Process, T)> {
+    let space = |process: &Path| fs::read_link(process.join("ns/pid")).ok();
+    let (own, own_space) = (rustix::process::geteuid().as_raw(), space(Path::new("/proc/self")));
+    let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+    let known = entries.filter_map(|entry| {
+        let directory = entry.ok()?.path();
+        let process = Process::open(directory.file_name()?.to_str()?.parse().ok()?)?;
+        // Read after the descriptor was opened: from then on the pid is this process.
+        let is_own = fs::metadata(&directory).ok()?.uid() == own && space(&directory) == own_space;
+        let line = fs::read(directory.join("cmdline")).ok().filter(|_| is_own)?;
+        let words = line.strip_suffix(&[0]).unwrap_or(&line).split(|byte| *byte == 0);
+        let words: Vec<_> = words.map(|word| Path::new(OsStr::from_bytes(word))).collect();
+        let found = wanted(&words)?;
+        Some((process, found))
+    });
+    known.collect()
 }
 
 /// Writes down a process, so that `Process::recorded` finds it.
@@ -124,6 +146,39 @@ mod tests {
         assert!(Process::recorded(&path).is_none(), "a process that ended and was not waited for");
         child.wait().unwrap();
         assert!(Process::recorded(&path).is_none());
+    }
+
+    #[test]
+    fn as_root_what_runs_in_a_namespace_of_its_own_is_not_taken_for_ours() {
+        // A time that no other process sleeps for.
+        let time = format!("1000.{:09}", std::process::id());
+        let sleeping = |name: &str| {
+            let is_it = |words: &[&Path]| *words == [Path::new("sleep"), Path::new(name)];
+            running(|words| is_it(words).then_some(())).len()
+        };
+        let mut own = Command::new("sleep").arg(&time).spawn().unwrap();
+        let contained = format!("{time}1");
+        let mut container = Command::new("unshare")
+            .args(["--pid", "--fork", "--kill-child", "sleep", &contained])
+            .spawn()
+            .unwrap();
+        let is_there = |name: &str| {
+            let lines = fs::read_dir("/proc")
+                .unwrap()
+                .filter_map(|entry| fs::read_to_string(entry.unwrap().path().join("cmdline")).ok());
+            lines.into_iter().any(|line| line == format!("sleep\0{name}\0"))
+        };
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        while !(is_there(&time) && is_there(&contained)) {
+            assert!(std::time::Instant::now() < end, "they do not begin");
+            std::thread::sleep(std::time::Duration::from_millis(10));
+        }
+        let found = (sleeping(&time), sleeping(&contained));
+        for child in [&mut own, &mut container] {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        assert_eq!(found, (1, 0));
     }
 
     #[test]

@@ -74,7 +74,7 @@ async fn a_disk_is_made_written_and_read_again() {
     attach.mount(Source::File("disk"), &target, Access::ReadOnly).await.unwrap();
     assert_eq!(fs::read_to_string(target.join("hello")).unwrap(), "world");
     attach.unmount(&target).await.unwrap();
-    // Not at once: a test beside this one may hold a copy of the mounts just now.
+    // Not at once: a test that runs beside this one may hold a copy of the mounts.
     until("it is released", async || attach.is_released(Source::File("disk")).await.unwrap()).await;
     attach.shut_down().await.unwrap();
     assert_eq!(place.loop_devices(), Vec::<PathBuf>::new());
@@ -178,7 +178,7 @@ async fn a_snapshot_is_shared_and_refuses_writes() {
     attach.unmount(&a).await.unwrap();
     assert!(!attach.is_released(source).await.unwrap());
     attach.unmount(&b).await.unwrap();
-    // Not at once: a test beside this one may hold a copy of the mounts just now.
+    // Not at once: a test that runs beside this one may hold a copy of the mounts.
     until("it is released", async || attach.is_released(source).await.unwrap()).await;
 }
 
@@ -276,7 +276,7 @@ async fn a_new_process_goes_on_where_a_killed_one_stopped() {
 
     let second = attach(&place).await;
     assert_eq!(second.mounts().await.unwrap(), before);
-    // Not at once: whoever looks at new devices, as udev does, may have it open just now.
+    // Not at once: a program that probes new devices, such as udev, may have it open.
     let half_released = async || second.is_released(Source::File("half")).await.unwrap();
     until("the half made one is released", half_released).await;
     fs::write(target.join("x"), "thawed").unwrap();
@@ -341,7 +341,7 @@ async fn bad_sources_are_clear_errors_and_leave_nothing() {
     let error = attach.mount(Source::File("../x"), &target, Access::ReadOnly).await.unwrap_err();
     assert!(matches!(error, AttachError::Path { .. }), "{error:?}");
     assert!(!target.exists());
-    // Not at once: a test beside this one may hold a copy of the mounts just now.
+    // Not at once: a test that runs beside this one may hold a copy of the mounts.
     until("no device is left", async || place.loop_devices().is_empty()).await;
 }
 
@@ -386,7 +386,7 @@ async fn many_mounts_at_once_some_of_them_given_up_leave_no_device_behind() {
         // Waits for its turn, so it comes after the mount that was begun.
         attach.unmount(&target(&place, &index.to_string())).await.unwrap();
     }
-    // Not at once: a test beside this one may hold a copy of the mounts just now.
+    // Not at once: a test that runs beside this one may hold a copy of the mounts.
     until("no device is left", async || place.loop_devices().is_empty()).await;
     assert!(place.mounted().is_empty());
 }
