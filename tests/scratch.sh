@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # The folder of a run, and what killed runs have left of theirs; for scripts to read.
 #
-# A run holds a lock on its folder until its last process has ended. So a folder that nobody holds is
-# that of a run that was killed before it could clean up, and the next run does that.
+# A run holds a lock on its folder until its last process has ended. An unlocked folder is that of a run
+# that was killed before it could clean up: the next run does that.
 
 # scratch_make NAME CLEAN: sets `scratch` to a new folder. CLEAN FOLDER is called for each that is left.
 scratch_make() {
     local left others own
+    local locks=${XDG_CACHE_HOME:-$HOME/.cache}/slackwater
+    mkdir -p "$locks"
     # Between the making of a folder and its lock, no other run may take it for one that is left.
-    exec {others}>"${TMPDIR:-/tmp}/slackwater-$1-$EUID.lock"
+    exec {others}>>"$locks/scratch-$1.lock"
     flock "$others"
     for left in "${TMPDIR:-/tmp}/slackwater-$1".??????; do
         if [ -d "$left" ] && [ ! -L "$left" ] && [ -O "$left" ] && [ ! -e "$left/kept" ]; then
@@ -21,4 +23,29 @@ scratch_make() {
     exec {own}<"$scratch"
     flock "$own"
     exec {others}>&-
+}
+
+# scratch_end_groups FOLDER: ends what is left in control groups that have the folder's name, and
+# removes them, which the kernel does not do with their last process.
+scratch_end_groups() {
+    local name=${1##*/} file process try
+    # Never those of another program.
+    case $name in slackwater-*.??????) ;; *) return 1 ;; esac
+    # A container that is paused, as during a commit, is ended by no signal until it is thawed.
+    while read -r file; do
+        while read -r process; do
+            kill -KILL "$process" 2>/dev/null || true
+        done <"$file"
+    done < <(find /sys/fs/cgroup -path "*/$name*" -name cgroup.procs 2>/dev/null)
+    while read -r file; do
+        case $file in
+            */freezer.state) echo THAWED ;;
+            *) echo 0 ;;
+        esac 2>/dev/null >"$file" || true
+    done < <(find /sys/fs/cgroup -path "*/$name*" \( -name freezer.state -o -name cgroup.freeze \) 2>/dev/null)
+    for try in {1..50}; do
+        find /sys/fs/cgroup -depth -type d -path "*/$name*" -exec rmdir {} + 2>/dev/null || true
+        [ -n "$(find /sys/fs/cgroup -type d -path "*/$name*" -print -quit 2>/dev/null)" ] || return 0
+        sleep 0.1
+    done
 }

@@ -1,10 +1,12 @@
 //! The command without an appliance: usage, exit codes, unreachable servers, completions.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
-use std::net::SocketAddr;
+#[path = "../../tests/held_port.rs"]
+mod held_port;
+
 use std::process::{Command, Output};
 
-use tokio::net::TcpSocket;
+use held_port::HeldPort;
 
 fn slackwater(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_slackwater")).args(arguments).env_clear().output().unwrap()
@@ -12,26 +14,6 @@ fn slackwater(arguments: &[&str]) -> Output {
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
-}
-
-/// A port that refuses connections for as long as this lives: it is bound, so that no other
-/// process can take it, and nothing listens on it.
-struct ClosedPort(TcpSocket);
-
-impl ClosedPort {
-    fn new() -> Self {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        Self(socket)
-    }
-
-    fn address(&self) -> SocketAddr {
-        self.0.local_addr().unwrap()
-    }
-
-    fn url(&self) -> String {
-        format!("http://{}", self.address())
-    }
 }
 
 #[test]
@@ -88,7 +70,7 @@ fn the_help_tells_every_command_and_exit_code() {
 
 #[test]
 fn an_appliance_that_is_away_is_exit_5_and_says_where() {
-    let closed = ClosedPort::new();
+    let closed = HeldPort::new();
     let url = closed.url();
     for arguments in [
         &["file", "stat", "a.img"][..],
@@ -141,7 +123,7 @@ fn completions_come_for_every_shell() {
 
 #[test]
 fn doctor_without_an_appliance_finds_problems_and_their_remedies() {
-    let closed = ClosedPort::new();
+    let closed = HeldPort::new();
     let (api, nfs) = (closed.url(), closed.address().to_string());
     let output = slackwater(&["--json", "--api", &api, "doctor", "--nfs", &nfs]);
     assert_eq!(output.status.code(), Some(6), "{}", text(&output.stderr));

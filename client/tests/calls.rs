@@ -2,12 +2,15 @@
 //! what is not, and what the caller is told.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, reason = "tests")]
 
+#[path = "../../tests/held_port.rs"]
+mod held_port;
 #[path = "support/scripted.rs"]
 mod scripted;
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use held_port::HeldPort;
 use scripted::{Answer, Scripted, json, problem, status, with_headers};
 use slackwater_client::types::CreateSnapshot;
 use slackwater_client::{
@@ -143,11 +146,8 @@ async fn silence_ends_as_a_timeout() {
 
 #[tokio::test]
 async fn a_closed_port_is_unreachable_even_for_a_patch_tried_again() {
-    // Bound, so that no other process takes the port; nothing listens on it.
-    let closed = tokio::net::TcpSocket::new_v4().unwrap();
-    closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let port = closed.local_addr().unwrap().port();
-    let client = Client::builder(format!("http://127.0.0.1:{port}"))
+    let closed = HeldPort::new();
+    let client = Client::builder(closed.url())
         .retry(RetryPolicy {
             attempts_max: 2,
             delay_first: Duration::from_millis(1),

@@ -1,11 +1,14 @@
 //! `doctor` and `engine-config` as a person runs them.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
+#[path = "../../tests/held_port.rs"]
+mod held_port;
+
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::process::{Command, Output};
 
-use tokio::net::TcpSocket;
+use held_port::HeldPort;
 
 /// Exit code of a doctor that found something missing.
 const PROBLEMS: i32 = 6;
@@ -24,7 +27,7 @@ fn doctor(api: &str) -> String {
     // Engines that happen to run on this machine are not part of the test.
     let nowhere = ["--docker-host", "unix:///nonexistent/d.sock", "--containerd", "/nonexistent/c"];
     // Nor is what listens at the default port of NFS, such as the appliance of `make run`.
-    let closed = ClosedPort::new();
+    let closed = HeldPort::new();
     let nfs = closed.address().to_string();
     let output = run(&[&["doctor", "--api", api, "--nfs", &nfs][..], &nowhere].concat());
     assert_eq!(output.status.code(), Some(PROBLEMS), "{output:?}");
@@ -37,25 +40,9 @@ fn line<'a>(text: &'a str, what: &str) -> &'a str {
     found.unwrap_or_else(|| panic!("no line about {what}:\n{text}"))
 }
 
-/// A port that refuses connections for as long as this lives: it is bound, so that no other
-/// process can take it, and nothing listens on it.
-struct ClosedPort(TcpSocket);
-
-impl ClosedPort {
-    fn new() -> Self {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        Self(socket)
-    }
-
-    fn address(&self) -> SocketAddr {
-        self.0.local_addr().unwrap()
-    }
-}
-
 #[test]
 fn an_appliance_that_is_not_there_is_named() {
-    let closed = ClosedPort::new();
+    let closed = HeldPort::new();
     let address = closed.address();
     let text = doctor(&format!("http://{address}"));
     let rest = line(&text, "appliance, REST");
@@ -84,7 +71,7 @@ fn an_appliance_that_refuses_is_reported_with_its_reason() {
 
 #[test]
 fn what_the_machine_has_is_listed_and_absent_engines_are_no_fault() {
-    let closed = ClosedPort::new();
+    let closed = HeldPort::new();
     let text = doctor(&format!("http://{}", closed.address()));
     assert!(line(&text, "loop devices").starts_with("ok"), "{text}");
     assert!(line(&text, "mkfs.ext4").starts_with("ok"), "{text}");

@@ -10,8 +10,8 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use support::abort_exports;
+use support::held_port::HeldPort;
 use tempfile::TempDir;
-use tokio::net::TcpSocket;
 
 /// Longest time for a daemon to start or stop.
 const TIME_MAX: Duration = Duration::from_secs(60);
@@ -89,15 +89,6 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// An address where nothing listens, as long as the socket lives, which keeps others from its port:
-/// the daemon starts without its appliance.
-fn nowhere() -> (TcpSocket, String) {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let url = format!("http://{}", socket.local_addr().unwrap());
-    (socket, url)
-}
-
 #[test]
 fn what_is_missing_or_wrong_is_named_with_its_setting() {
     let folder = Folder::new();
@@ -124,7 +115,9 @@ fn flag_environment_and_file_are_one() {
     let folder = Folder::new();
     let (state, file) = (folder.path().join("state"), folder.path().join("config.toml"));
     let (flag, variable) = (folder.path().join("flag.sock"), folder.path().join("variable.sock"));
-    let (_closed, api) = nowhere();
+    // The daemon starts without its appliance.
+    let closed = HeldPort::new();
+    let api = closed.url();
     let settings = format!(
         "api = {:?}\nstate-dir = {:?}\ndocker-socket = \"/nonexistent/not/used.sock\"\ncontainerd-socket = \"/nonexistent/not/used.sock\"\n",
         api, state
@@ -143,7 +136,9 @@ fn flag_environment_and_file_are_one() {
 fn a_state_directory_has_one_daemon_and_the_next_one_takes_it_over() {
     let folder = Folder::new();
     let (state, socket) = (folder.path().join("state"), folder.path().join("docker.sock"));
-    let (_closed, api) = nowhere();
+    // The daemon starts without its appliance.
+    let closed = HeldPort::new();
+    let api = closed.url();
     let arguments = ["--api", &api, "--state-dir", text(&state), "--docker-socket", text(&socket)];
     let mut first = Daemon::start(&mut command(&arguments));
     let (code, error) = refused(&arguments);

@@ -12,7 +12,7 @@ use slackwater_client::query::{ListFiles, ListSnapshots};
 use slackwater_driver::worker::{Access, Content, DockerExtra, Extra, Key, Worker, WorkerError};
 use support::{Appliance, Machine, mounts_below};
 
-/// Longest time in which what nobody needs is deleted, also on a busy machine.
+/// Longest time in which unreferenced files are deleted, also on a busy machine.
 const REAP_TIME: Duration = Duration::from_secs(60);
 
 /// Where the tools are of a test that runs itself again with others.

@@ -39,7 +39,7 @@ fn refusal(command: &mut Command, exit_code: i32) -> String {
     lines[0].to_owned()
 }
 
-/// Waits until nobody listens there: the stop has begun.
+/// Waits until connections are refused: the stop has begun.
 fn wait_until_refused(address: SocketAddr) {
     let deadline = Instant::now() + PATIENCE;
     while TcpStream::connect(address).is_ok() {

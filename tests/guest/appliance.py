@@ -1,8 +1,8 @@
 """The appliance under test: a slackwaterd process on loopback ports of its own, and its REST face.
 
-Invariants: the ports stay the same for the whole run, so that a mount outlives a restart, and are
-nobody else's while the server is down; the process is ended by its id, and only the process that was
-started here; it does not outlive the test.
+Invariants: the ports stay the same for the whole run, so that a mount outlives a restart, and no other
+program gets them while the server is down; only the process that was started here is ended, by its id;
+it does not outlive the test.
 """
 
 import json

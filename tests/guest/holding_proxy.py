@@ -153,7 +153,7 @@ class Proxy:
 
     @staticmethod
     def _shut(*connections):
-        """Ends connections for whoever reads or writes them."""
+        """Ends connections, so that blocked reads and writes of them return."""
         for connection in connections:
             try:
                 connection.shutdown(socket.SHUT_RDWR)

@@ -21,7 +21,7 @@ _held = []
 
 
 def held_port():
-    """A port on which nobody listens and that no other caller of this gets."""
+    """A free port, which no other caller gets."""
     while True:
         port = random.choice(PORTS)
         if _hold(port):
@@ -36,7 +36,7 @@ def _hold(port):
     except OSError:
         holder.close()
         return False
-    # After the bind: until here the port had to be nobody's.
+    # After the bind, which fails if the port is in use.
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     _held.append(holder)
     return True

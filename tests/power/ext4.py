@@ -49,7 +49,7 @@ CUT_SECONDS = (1.0, 6.0)
 
 
 class Appliance:
-    """The machine with the appliance, at one pair of ports, which are nobody else's between its
+    """The machine with the appliance, at one pair of ports, which no other program gets between its
     lives."""
 
     def __init__(self, title, scratch):

@@ -31,12 +31,16 @@ use slackwater_client::{Client, RetryPolicy};
 use slackwater_driver::worker::{Worker, WorkerOptions};
 use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
 use tempfile::TempDir;
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+#[path = "../../../tests/held_port.rs"]
+pub mod held_port;
 pub mod snapshots;
+
+use self::held_port::HeldPort;
 
 /// Disks of tests: large enough for ext4 with a journal.
 pub const DISK_BYTES: u64 = 256 << 20;
@@ -79,16 +83,7 @@ pub struct Appliance {
     servers: Option<Servers>,
     clock_ahead: Duration,
     _data: TempDir,
-    _ports: [TcpSocket; 2],
-}
-
-/// A port of loopback that is kept while nobody serves there: no other process can take it, as this
-/// socket is bound to it. Those that listen are let in beside it, which does not.
-fn kept_port() -> TcpSocket {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_reuseaddr(true).unwrap();
-    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-    socket
+    _ports: [HeldPort; 2],
 }
 
 /// Answers, and tells a time that is ahead. What is to end at a moment by a worker's clock is refused.
@@ -133,8 +128,8 @@ impl Appliance {
             .enable_all()
             .build()
             .unwrap();
-        let ports = [kept_port(), kept_port()];
-        let [nfs, api] = ports.each_ref().map(|port| port.local_addr().unwrap());
+        let ports = [HeldPort::new(), HeldPort::new()];
+        let [nfs, api] = ports.each_ref().map(HeldPort::address);
         let mut appliance = Self {
             url: format!("http://{api}"),
             nfs,

@@ -42,12 +42,20 @@ impl Client {
 
     /// LOOKUP (section 3.3.3).
     pub fn lookup(&mut self, directory: &[u8], name: &str) -> Handle {
+        let status = self.try_lookup(directory, name);
+        status.unwrap_or_else(|status| panic!("LOOKUP {name}: status {status}"))
+    }
+
+    /// LOOKUP; the handle, or the status that is not success.
+    pub fn try_lookup(&mut self, directory: &[u8], name: &str) -> Result<Handle, u32> {
         let mut reply = self.call(NFS, LOOKUP, |call| {
             opaque(call, directory);
             opaque(call, name.as_bytes());
         });
-        reply.expect_ok(name);
-        reply.opaque()
+        match reply.word() {
+            OK => Ok(reply.opaque()),
+            status => Err(status),
+        }
     }
 
     /// WRITE (section 3.3.7), unstable.
@@ -110,24 +118,15 @@ impl Client {
         self.stream.write_all(&call).unwrap();
     }
 
-    /// Sends a CREATE and a REMOVE of names, and does not wait for what they bring: nobody may be there
-    /// to answer. An error when the connection is gone.
-    pub fn send_changes(
-        &mut self,
-        directory: &[u8],
-        create: &str,
-        remove: &str,
-    ) -> std::io::Result<()> {
-        for (procedure, name, tail) in [(CREATE, create, 28), (REMOVE, remove, 0)] {
-            self.xid += 1;
-            let call = encode(self.xid, (NFS, procedure), |call| {
-                opaque(call, directory);
-                opaque(call, name.as_bytes());
-                call.extend(std::iter::repeat_n(0, tail));
-            });
-            self.stream.write_all(&call)?;
-        }
-        Ok(())
+    /// Sends a REMOVE and does not wait for its reply: the server may be killed before that. An error
+    /// when the connection is gone.
+    pub fn send_remove(&mut self, directory: &[u8], name: &str) -> std::io::Result<()> {
+        self.xid += 1;
+        let call = encode(self.xid, (NFS, REMOVE), |call| {
+            opaque(call, directory);
+            opaque(call, name.as_bytes());
+        });
+        self.stream.write_all(&call)
     }
 
     /// Takes a reply: its transaction id, and the status that its results begin with.

@@ -10,8 +10,10 @@ use slackwater_client::types::{CreateSnapshot, SnapshotId};
 use slackwater_client::{ByteRange, Client, DataSource};
 use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
 use tempfile::TempDir;
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
+
+use super::held_port::HeldPort;
 
 /// Longer than any test's store needs to end.
 const END_MAX: Duration = Duration::from_secs(60);
@@ -38,23 +40,14 @@ pub struct Appliance {
     /// For the test's own calls.
     pub calls: Runtime,
     data: TempDir,
-    _ports: [TcpSocket; 2],
-}
-
-/// A port of loopback that is kept while nobody serves there: no other process can take it, as this
-/// socket is bound to it. Those that listen are let in beside it, which does not.
-fn kept_port() -> TcpSocket {
-    let socket = TcpSocket::new_v4().unwrap();
-    socket.set_reuseaddr(true).unwrap();
-    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-    socket
+    _ports: [HeldPort; 2],
 }
 
 impl Appliance {
     pub fn start() -> Self {
         let calls = runtime();
-        let ports = [kept_port(), kept_port()];
-        let [nfs_address, api_address] = ports.each_ref().map(|port| port.local_addr().unwrap());
+        let ports = [HeldPort::new(), HeldPort::new()];
+        let [nfs_address, api_address] = ports.each_ref().map(HeldPort::address);
         let data = tempfile::tempdir().unwrap();
         let server = Some(serve(&data, nfs_address, api_address));
         let client = Client::builder(format!("http://{api_address}")).build().unwrap();
@@ -114,7 +107,7 @@ impl Appliance {
 fn serve(data: &TempDir, nfs: SocketAddr, api: SocketAddr) -> Runtime {
     let mut options = Options::new(data.path());
     options.memory_bytes = 128 << 20;
-    // Nobody holds it any more: a server that was ended lets it go before it is gone.
+    // At the first try: a server that was ended has let it go.
     let store = Store::open(options).unwrap();
     let runtime = runtime();
     let bind = |address| runtime.block_on(TcpListener::bind(address)).unwrap();

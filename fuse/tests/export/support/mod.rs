@@ -4,6 +4,8 @@
 
 pub mod appliance;
 pub mod gate;
+#[path = "../../../../tests/held_port.rs"]
+pub mod held_port;
 pub mod mount;
 
 /// Bytes that cannot be compressed or deduplicated, the same for the same seed.
