@@ -16,13 +16,13 @@ RELEASE := $(CARGO_TARGET_DIR)/release
 COMPARISON := $(CARGO_TARGET_DIR)/bench
 BASELINE ?= main
 FUZZ_SECONDS ?= 300
-# What is run by it ends with make, however make ends; what asks for root by sudo gets rid of it.
+# Ends a program when make ends, also by SIGKILL. Not what it runs by sudo, which clears that.
 LEASH := setpriv --pdeathsig TERM --
 # Git ignores it, and the image's build context holds it.
 IMAGE_DIR := .cache/image
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check deny soak bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines fuzz image up down clean-data
+.PHONY: help run build quick test check deny soak bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines fuzz image up down clean-data
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -52,6 +52,13 @@ check: test-needs ## Formatting and lints
 deny: needs ## Hold the dependencies against deny.toml and RustSec's advisories (network)
 	@command -v cargo-deny >/dev/null || cargo install --locked cargo-deny
 	cargo deny --all-features check
+
+# Unit tests that need root have names that begin with `as_root_`.
+quick: needs ## Formatting, lints, unit and model tests: minutes, without root
+	cargo fmt --all -- --check
+	cargo clippy --release --workspace --all-targets -- -D warnings
+	cargo test --release --workspace --lib --bins --test model -- \
+		$(if $(filter 0,$(shell id -u)),,--skip as_root_)
 
 test: check ## Install what is missing, then formatting, lints, and every test
 	$(LEASH) cargo build --release --workspace --bins

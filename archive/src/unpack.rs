@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn members_without_number_are_refused_also_if_they_are_all_of_one_name() {
+    fn as_root_members_without_number_are_refused_also_if_they_are_all_of_one_name() {
         let bounds = Bounds { members: 3, ..BOUNDS };
         for name in ["a", "b"] {
             let members = [(b'0', "a"), (b'0', ".wh.x"), (b'0', "a"), (b'0', name)];
@@ -513,7 +513,7 @@ mod tests {
     }
 
     #[test]
-    fn directories_without_bound_are_refused_and_each_counts_once() {
+    fn as_root_directories_without_bound_are_refused_and_each_counts_once() {
         let bounds = Bounds { directory_bytes: 2 * (DIRECTORY_BYTES + 1), ..BOUNDS };
         let mut members = vec![(b'5', "a"), (b'5', "b"), (b'5', "a/"), (b'0', "file")];
         assert_eq!(unpack_here(bounds, &members).unwrap().entries, 4);

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_counted_and_nothing_stays_behind() {
+    fn as_root_what_is_written_is_counted_and_nothing_stays_behind() {
         let folder = tempfile::tempdir().unwrap();
         let mount = Mount::new(Kind::Ext4, 64 << 20, folder.path()).unwrap();
         let before = mount.written_bytes().unwrap();
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_that_cannot_be_made_is_said_to_be() {
+    fn as_root_a_file_system_that_cannot_be_made_is_said_to_be() {
         let folder = tempfile::tempdir().unwrap();
         let error = Mount::new(Kind::Xfs, 4096, folder.path()).unwrap_err().to_string();
         assert!(error.contains("mkfs.xfs"), "{error}");

@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_by_reflink_reads_as_its_source() {
+    fn as_root_a_copy_by_reflink_reads_as_its_source() {
         let folder = tempfile::tempdir().unwrap();
         let mount = Mount::new(Kind::Btrfs, 256 << 20, folder.path()).unwrap();
         let path = mount.point().join("source");

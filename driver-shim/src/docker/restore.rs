@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_dockerd_put_there_goes_and_what_the_container_did_stays() {
+    fn as_root_what_dockerd_put_there_goes_and_what_the_container_did_stays() {
         use std::os::unix::fs::{MetadataExt, chown, symlink};
         let folder = tempfile::tempdir().unwrap();
         let tree = |name| folder.path().join(name);
