@@ -1,3 +1,3 @@
-//! Does nothing: Cargo takes `[build-dependencies]`, which see, only of a crate that has this file.
+//! Does nothing. Cargo ignores `[build-dependencies]` of a crate without a build script.
 
 fn main() {}

@@ -154,13 +154,13 @@ enum Preparing {
     OnPool(PoolJob),
 }
 
-/// A job on the pool. Dropping it waits for the job's end: a job holds the index open, and a flush
-/// that has returned is no reason why a store cannot be closed and opened again.
+/// A job on the pool. Dropping it waits until the job has ended: a job holds the index open, and a
+/// store must be free to be opened again once its last call has returned.
 struct PoolJob(Receiver<Result<Prepared>>);
 
 impl Drop for PoolJob {
     fn drop(&mut self) {
-        // The answer of a job that nobody waited for, or the end of one that was heard.
+        // An error when the answer was received before: the job has ended then, too.
         let _ = self.0.recv();
     }
 }
@@ -174,7 +174,7 @@ impl Preparing {
         let (done, receiver) = sync_channel(1);
         core.pool.spawn(move || {
             let prepared = work.run(blocks);
-            // Before the answer: once that is heard the store may be dropped, and the index with it.
+            // Before the answer: once it is received the store may be dropped, and the index must close.
             drop(work);
             // Fails when the waiting thread panicked.
             let _ = done.send(prepared);

@@ -165,7 +165,7 @@ pub(crate) fn open_local(options: &Options) -> Result<(Arc<dyn Kv>, Arc<dyn Disk
     // It writes as it opens; what it deletes then, and what is deleted later, makes room.
     let held = disk.reserved_for_start_bytes();
     let kv = reserve::or_give_back(&disk, open)?;
-    reserve::take_again_at_start(&disk, held)?;
+    reserve::take_again_at_start(&disk, held);
     // The folder of a new index: without its name a store with a copy would not open.
     sync_folder(&options.data_dir)
         .map_err(|source| Error::io("sync", options.data_dir.display().to_string(), source))?;

@@ -12,11 +12,11 @@
 //!   when somebody else fills the disk. It is given back at the first call that the disk refuses
 //!   for want of room, and that frees something or keeps the index durable; it is taken again when
 //!   there is room.
-//! - A start writes before it can free anything: RocksDB its manifest and options, a replay what the
-//!   index holds. That room is a file of its own. While the store runs, what frees something may use
-//!   a part of it, when the reserve is gone, but never the last part ([`Shares::start_least_bytes`]):
-//!   so a server that was killed on a disk without a free byte starts again. After a start that used
-//!   it, it is taken again before anything else is.
+//! - A start writes before it can free anything: RocksDB its manifest and options, and a long replay
+//!   flushes the index. A second file keeps room for that, so that a server that was killed on a disk
+//!   without a free byte starts again. While the store runs, calls that free something may use this
+//!   room once the reserve is gone, but never its last part ([`Shares::start_least_bytes`]). It is
+//!   allocated again as soon as the index is open.
 
 use std::io::ErrorKind;
 use std::time::{Duration, Instant};
@@ -43,16 +43,16 @@ const BYTES_MAX: u64 = 1 << 30;
 /// The share of the reserve that is kept for the next start in addition to it.
 const START_SHARE_DIVISOR: u64 = 4;
 
-/// The most of it: half of the write buffers of an index with the default memory, which take less on
-/// the disk than in memory.
+/// Upper limit of it: half of the write buffers of an index with the default memory. They take less
+/// room on the disk than in memory.
 const START_BYTES_MAX: u64 = 64 << 20;
 
-/// What of it nothing but a start may use: several steps.
+/// Upper limit of the part that only a start may use: several steps.
 const START_LEAST_BYTES_MAX: u64 = 8 << 20;
 
-/// A start gives this much to the disk at a time: more than RocksDB writes when it opens an index
-/// (options and a log of 300 KiB, a manifest of 100 bytes a table). If somebody else takes it, and
-/// the server is killed at that moment, the next start still has the rest.
+/// A start frees this much at a time: more than RocksDB writes when it opens an index (options and a
+/// log of 300 KiB, a manifest of 100 bytes a table). If another program takes it and the server is
+/// killed at that moment, the next start still has the rest.
 const START_STEP_BYTES: u64 = 2 << 20;
 const _: () = assert!(START_STEP_BYTES > RocksKv::OPEN_BYTES);
 const _: () = assert!(START_LEAST_BYTES_MAX >= 4 * START_STEP_BYTES);
@@ -107,11 +107,12 @@ pub(crate) fn take(core: &Core) {
     }
 }
 
-/// What a start gave back is taken again as soon as it is not needed, as far as there is room: another
-/// kill may come, and somebody else may fill the disk.
-pub(crate) fn take_again_at_start(disk: &dyn Disk, held_before_bytes: u64) -> Result<()> {
-    hold_for_start(disk, held_before_bytes, disk.space()?.available_bytes);
-    Ok(())
+/// Allocates again what a start freed, as far as there is room: the server may be killed again, and
+/// another program may fill the disk.
+pub(crate) fn take_again_at_start(disk: &dyn Disk, held_before_bytes: u64) {
+    // A disk that does not tell what is free is asked again while the store runs.
+    let free_bytes = disk.space().map_or(0, |space| space.available_bytes);
+    hold_for_start(disk, held_before_bytes, free_bytes);
 }
 
 /// Holds as much for the next start, or as much of it as there is room for.
@@ -130,7 +131,7 @@ fn hold_for_start(disk: &dyn Disk, wanted_bytes: u64, free_bytes: u64) {
     }
 }
 
-/// Tells whoever starts a store without room what it will do.
+/// Logs that a store starts without room, and what that means.
 pub(crate) fn warn_if_full(core: &Core) {
     let space = core.space();
     if space.room_bytes == 0 {
@@ -158,8 +159,8 @@ fn has_plenty(core: &Core, space: &Space, missing: u64) -> bool {
     space.disk_free_bytes.saturating_sub(core.kv.needed_bytes()) / FREE_MULTIPLE >= missing
 }
 
-/// Gives the reserve to the disk, or if that is gone what the next start can do without; answers
-/// whether there was something.
+/// Frees the reserve, or once that is gone the part of the next start's room that may be used while
+/// the store runs. Answers whether something was freed.
 pub(crate) fn give_back(core: &Core) -> bool {
     let outcome = if core.disk.reserved_bytes() > 0 {
         tracing::warn!("the disk is full: the reserve is given back, for deletes and compaction");
@@ -171,15 +172,15 @@ pub(crate) fn give_back(core: &Core) -> bool {
         }
         tracing::warn!(
             kept_bytes = least,
-            "the disk is full and the reserve is used up: so is now a part of what is kept for the next start"
+            "the disk is full and the reserve is used up: a part of the room for the next start is freed for deletes and compaction"
         );
         core.disk.reserve_for_start(least)
     };
     outcome.inspect_err(|error| tracing::warn!(%error, "the reserve cannot be given back")).is_ok()
 }
 
-/// What was kept for a start goes first, step by step: it is there for nothing else. Answers whether
-/// there was something.
+/// Frees the next step of the room for a start, or once that is gone the reserve. Answers whether
+/// something was freed.
 fn give_back_at_start(disk: &dyn Disk) -> Result<bool> {
     let for_start = disk.reserved_for_start_bytes();
     if for_start > 0 {
@@ -244,7 +245,7 @@ fn until_there_is_room<T>(
         match attempt() {
             Err(error) if is_full(&error) => {
                 if give_back_at_start(disk)? {
-                    tracing::warn!(%error, "the disk is full: what is kept free is given back, for the index");
+                    tracing::warn!(%error, "the disk is full: the index gets a part of the room that is kept for a start");
                     is_given = true;
                 } else if is_given && Instant::now() < deadline {
                     std::thread::sleep(INDEX_RETRY);
@@ -264,7 +265,7 @@ pub(crate) fn fill_index(kv: &dyn Kv, disk: &dyn Disk, batch: &Batch) -> Result<
     fill(disk, needed_bytes, || kv.apply(batch))
 }
 
-/// Makes an index durable that was made anew, with what is kept free, as a start would.
+/// Makes a rebuilt index durable; like a start, it may use all that is kept free.
 pub(crate) fn flush_new_index(kv: &dyn Kv, disk: &dyn Disk) -> Result<()> {
     fill(disk, kv.needed_bytes(), || kv.flush())
 }

@@ -217,7 +217,7 @@ impl Drop for Running {
     }
 }
 
-/// An address of loopback where nobody listens, and what keeps it from others as long as it is there.
+/// A free address of loopback, and the socket that keeps other programs from it while it exists.
 fn held_address(chance: &mut Chance) -> Result<(SocketAddr, TcpSocket), Failure> {
     const TRIES: usize = 1000;
     for _ in 0..TRIES {
@@ -225,7 +225,7 @@ fn held_address(chance: &mut Chance) -> Result<(SocketAddr, TcpSocket), Failure>
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let holder = TcpSocket::new_v4().map_err(Failure::on("make a socket"))?;
         if holder.bind(address).is_ok() {
-            // After the bind: until here the port had to be nobody's.
+            // After the bind, which fails if the port is in use.
             holder.set_reuseaddr(true).map_err(Failure::on("share a port"))?;
             return Ok((address, holder));
         }

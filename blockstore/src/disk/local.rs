@@ -23,8 +23,8 @@ const READAHEAD_MIN_BYTES: usize = 256 << 10;
 /// Bytes behind such a read that are fetched along: the next few reads of a stream.
 const READAHEAD_BYTES: u64 = 4 << 20;
 
-/// The files whose blocks are the reserve, and the reserve for the next start: nobody reads them,
-/// and they may go at any time.
+/// The files whose blocks are the reserve, and the reserve for the next start. They are never read,
+/// and may be deleted at any time.
 const RESERVE_FILE: &str = "reserve";
 const START_RESERVE_FILE: &str = "reserve-start";
 

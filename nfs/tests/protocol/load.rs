@@ -78,7 +78,7 @@ fn little_memory() -> NfsOptions {
     NfsOptions { in_flight_bytes_max: 4 << 20, ..root_options() }
 }
 
-/// A connection is counted as dropped after it gave back its memory, which others may have by then.
+/// A dropped connection is counted after its memory was freed, so another call may get that first.
 async fn one_was_dropped(server: &Server) {
     let dropped = server.wait_until(|counters| counters.connections_dropped > 0);
     timeout(PATIENCE, dropped).await.unwrap();
@@ -99,9 +99,9 @@ async fn a_client_that_reads_a_byte_at_a_time_gives_up_the_memory_that_others_wa
             sleep(Duration::from_millis(100)).await;
         }
     });
-    // Its replies are taken all the time, so that no patience with silence ends this. As long as the
-    // kernel has room for them nobody has to leave, and only the kernel knows how much it has: so the
-    // other one reads until it was in want of memory.
+    // The slow client takes a byte all the time, so no limit on silence drops it. It has to leave once
+    // another call waits for memory, which is not before the kernel's own buffers are full; how large
+    // they are only the kernel knows. So the other client reads until that has happened.
     let until_dropped = async {
         while server.counters().connections_dropped == 0 {
             let (data, _) = client.read(&file, 0, 1 << 20).await.unwrap();
