@@ -355,8 +355,9 @@ impl LayerRecord {
             },
             children: d.bounded(NUMBER_MAX)?,
             snapshots: d.bounded(NUMBER_MAX)?,
-            runs: d.bounded(NUMBER_MAX)?,
-            blocks: d.bounded(NUMBER_MAX)?,
+            // Entries do not overlap, and each maps a block or more of one file.
+            runs: d.bounded(FILE_BLOCKS_MAX)?,
+            blocks: d.bounded(FILE_BLOCKS_MAX)?,
         };
         d.end()?;
         Ok(record)
