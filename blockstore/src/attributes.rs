@@ -288,7 +288,7 @@ fn hide(
     open.state = LayerState::Frozen;
     open.children += 1;
     txn.put_layer(frozen, &open);
-    *layer = txn.make_layer(&open_layer(inode, Some(frozen)));
+    *layer = txn.make_layer(&open_layer(inode, Some(frozen)))?;
     mapping::place(txn, *layer, hole)?;
     // It has no snapshot and one child: collapse takes away what the hole hides.
     reclaim::layer_released(txn, frozen)

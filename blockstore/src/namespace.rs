@@ -158,8 +158,8 @@ pub(crate) fn create(
                 .map(|created| (created, true));
         }
         txn.grows()?;
-        let inode = txn.take_inode();
-        let layer = txn.make_layer(&open_layer(inode, None));
+        let inode = txn.take_inode()?;
+        let layer = txn.make_layer(&open_layer(inode, None))?;
         let verifier = match mode {
             CreateMode::Exclusive(verifier) => Some(verifier),
             CreateMode::Unchecked | CreateMode::Guarded => None,
@@ -222,7 +222,7 @@ fn add_directory(
     name: &Name,
     (generation, set): (u32, &Requested),
 ) -> Result<InodeId> {
-    let inode = txn.take_inode();
+    let inode = txn.take_inode()?;
     let body = Body::Directory { parent, next_cookie: FIRST_COOKIE };
     let record = new_record(txn, generation, set, body);
     txn.put_inode(inode, &record);
@@ -272,7 +272,7 @@ pub(crate) fn make_symlink(
             return Err(Error::exists(format!("`{wanted}`")));
         }
         txn.grows()?;
-        let inode = txn.take_inode();
+        let inode = txn.take_inode()?;
         let record = new_record(txn, generation, &requested, Body::Symlink { target });
         txn.put_inode(inode, &record);
         enter(txn, directory, &wanted, inode, false)?;

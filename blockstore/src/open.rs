@@ -395,7 +395,7 @@ pub(crate) fn initialize(core: &Core) -> Result<()> {
     let generation = crate::paths::random_generation()?;
     core.commit(move |txn| {
         txn.put(Family::Meta, key::META_STORE.to_vec(), record);
-        let root = txn.take_inode();
+        let root = txn.take_inode()?;
         assert_eq!(root, InodeId::ROOT, "the root is the first inode of a new store");
         let now = txn.now();
         let record = InodeRecord {

@@ -223,8 +223,8 @@ pub(crate) fn create_file(core: &Core, path: &FilePath, size_bytes: u64) -> Resu
         let (directory, name) = parent_or_make(txn, &wanted)?;
         refuse_existing(txn, directory, &name, &wanted)?;
         txn.grows()?;
-        let inode = txn.take_inode();
-        let layer = txn.make_layer(&open_layer(inode, None));
+        let inode = txn.take_inode()?;
+        let layer = txn.make_layer(&open_layer(inode, None))?;
         let now = txn.now();
         let record = InodeRecord {
             generation,

@@ -143,7 +143,8 @@ impl Slice {
 
 /// The layer, unless another thread has finished with it since it was queued.
 fn still_there(txn: &Transaction<'_>, id: LayerId) -> Result<Option<LayerRecord>> {
-    txn.get(Family::Layer, &key::layer(id))?.as_deref().map(LayerRecord::decode).transpose()
+    let bytes = txn.get(Family::Layer, &key::layer(id))?;
+    bytes.map(|bytes| LayerRecord::decode_of(id, &bytes)).transpose()
 }
 
 fn reclaim_slice(
@@ -261,6 +262,13 @@ fn collapse_slice(
     };
     txn.moves_entries();
     let of_child = txn.layer(child)?;
+    if of_child.parent != Some(parent) {
+        let reason = format!(
+            "I5: its parent is {:?}, yet layer {parent} has it as a child",
+            of_child.parent
+        );
+        return Err(Error::corrupt(format!("layer {child}"), reason));
+    }
     let mut done = match of_child.state {
         LayerState::Dead => {
             // Reclaim takes the child first; then this layer has none and dies itself.

@@ -362,6 +362,23 @@ impl LayerRecord {
         d.end()?;
         Ok(record)
     }
+
+    /// The record of this layer, whose parent is older than it is: a walk down has an end.
+    pub(crate) fn decode_of(id: LayerId, bytes: &[u8]) -> Result<Self> {
+        let record = Self::decode(bytes)?;
+        record.refuse_younger_parent(id)?;
+        Ok(record)
+    }
+
+    pub(crate) fn refuse_younger_parent(&self, id: LayerId) -> Result<()> {
+        match self.parent {
+            Some(parent) if parent >= id => {
+                let reason = format!("the layer below it is {parent}, itself or a younger one");
+                Err(Error::corrupt(format!("layer {id}"), reason))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Where a logical segment lies, and how much of it lives.

@@ -179,6 +179,8 @@ fn apply(core: &Core, findings: Findings) -> Result<u64> {
         }
         return Ok(done);
     }
+    // An inode that is given a name may need new ones, whose numbers come from the counters.
+    changes.sort_by_key(|fix| !matches!(fix, Fix::Counters(_)));
     while !changes.is_empty() {
         let rest = changes.split_off(changes.len().min(SLICE));
         let slice = std::mem::replace(&mut changes, rest);

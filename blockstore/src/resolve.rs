@@ -351,11 +351,7 @@ impl Resolver {
             return Ok(Some(layer));
         }
         let Some(bytes) = self.kv.get(Family::Layer, &key::layer(id))? else { return Ok(None) };
-        let record = LayerRecord::decode(&bytes)?;
-        if record.parent >= Some(id) {
-            // A walk down would have no end.
-            return Err(Error::corrupt(format!("layer {id}"), "the layer below it is younger"));
-        }
+        let record = LayerRecord::decode_of(id, &bytes)?;
         let layer = Arc::new(in_memory(&record));
         self.layers.insert(id, Arc::clone(&layer));
         Ok(Some(layer))

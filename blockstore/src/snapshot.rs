@@ -197,7 +197,7 @@ fn freeze(txn: &mut Transaction<'_>, inode: InodeId, file: &mut InodeRecord) -> 
     record.snapshots += 1;
     record.children += 1;
     txn.put_layer(frozen, &record);
-    *open = txn.make_layer(&open_layer(inode, Some(frozen)));
+    *open = txn.make_layer(&open_layer(inode, Some(frozen)))?;
     Ok(frozen)
 }
 
@@ -293,11 +293,11 @@ pub(crate) fn clone(core: &Core, id: SnapshotId, path: &FilePath) -> Result<File
         txn.grows()?;
         let (directory, name) = paths::parent_or_make(txn, &wanted)?;
         paths::refuse_existing(txn, directory, &name, &wanted)?;
-        let inode = txn.take_inode();
+        let inode = txn.take_inode()?;
         let mut frozen = txn.layer(snapshot.layer)?;
         frozen.children += 1;
         txn.put_layer(snapshot.layer, &frozen);
-        let layer = txn.make_layer(&open_layer(inode, Some(snapshot.layer)));
+        let layer = txn.make_layer(&open_layer(inode, Some(snapshot.layer)))?;
         snapshot.clone_count += 1;
         txn.put(Family::Snapshot, key::snapshot(id), snapshot.encode());
         let now = txn.now();

@@ -380,23 +380,38 @@ impl<'a> Transaction<'a> {
         &mut self.counters
     }
 
-    pub(crate) fn take_inode(&mut self) -> InodeId {
+    /// The number of a new inode, which its record is put under next.
+    pub(crate) fn take_inode(&mut self) -> Result<InodeId> {
         let inode = InodeId::new(self.counters.next_inode);
+        self.refuse_used(Family::Inode, &key::inode(inode), inode.get())?;
         self.counters.next_inode += 1;
         self.counters.inodes += 1;
-        inode
+        Ok(inode)
+    }
+
+    /// A number is given out once. Counters that were damaged must not put something new in the place
+    /// of what is there.
+    fn refuse_used(&self, family: Family, key: &[u8], number: u64) -> Result<()> {
+        if number != 0 && self.get(family, key)?.is_none() {
+            return Ok(());
+        }
+        let what = if family == Family::Layer { "layer" } else { "inode" };
+        let reason = format!("the next {what} would be {number}, which is not free");
+        Err(Error::corrupt("the store's counters", reason))
     }
 
     /// A new layer with this record.
-    pub(crate) fn make_layer(&mut self, record: &LayerRecord) -> LayerId {
+    pub(crate) fn make_layer(&mut self, record: &LayerRecord) -> Result<LayerId> {
         let layer = LayerId::new(self.counters.next_layer);
+        self.refuse_used(Family::Layer, &key::layer(layer), layer.get())?;
+        record.refuse_younger_parent(layer)?;
         self.counters.next_layer += 1;
         self.counters.layers += 1;
         self.put_layer(layer, record);
         if let Some(parent) = record.parent {
             self.put(Family::Child, key::child(parent, layer), Vec::new());
         }
-        layer
+        Ok(layer)
     }
 
     // ---- typed records
@@ -415,7 +430,7 @@ impl<'a> Transaction<'a> {
 
     pub(crate) fn layer(&self, layer: LayerId) -> Result<LayerRecord> {
         match self.get(Family::Layer, &key::layer(layer))? {
-            Some(bytes) => LayerRecord::decode(&bytes),
+            Some(bytes) => LayerRecord::decode_of(layer, &bytes),
             None => Err(Error::corrupt(
                 format!("layer {layer}"),
                 "a file, snapshot or layer names it, yet it does not exist",
@@ -555,3 +570,6 @@ const fn full() -> Error {
 fn number_of(key: &[u8]) -> Result<u64> {
     crate::codec::Decoder::new("key", key).u64()
 }
+
+#[cfg(test)]
+mod numbers;
