@@ -217,12 +217,17 @@ fn a_shared_root_is_one_read_only_mount() {
             snapshots.prepare_labelled("x", "base", shared.clone()).await.unwrap();
         assert!(!is_writable);
         assert_eq!(snapshots.stat("x").await.unwrap().kind(), Kind::Active);
-        snapshots.update("base", shared, &["labels"]).await.unwrap();
-        let (second, is_writable) =
-            snapshots.prepare_labelled("y", "base", HashMap::new()).await.unwrap();
-        assert!(!is_writable, "the parent's label counts too");
+        let (second, _) = snapshots.prepare_labelled("y", "base", shared.clone()).await.unwrap();
         assert_eq!(first, second);
         assert_eq!(fs::read_to_string(first.join("file")).unwrap(), "one");
+        let message = refused(snapshots.commit("z", "x").await, Code::FailedPrecondition);
+        assert!(message.contains("nothing to commit"), "{message}");
+        // The parent's label is an image's, or anybody's.
+        snapshots.update("base", shared, &["labels"]).await.unwrap();
+        let (own, is_writable) =
+            snapshots.prepare_labelled("w", "base", HashMap::new()).await.unwrap();
+        assert!(is_writable);
+        assert_ne!(own, first);
     });
 }
 

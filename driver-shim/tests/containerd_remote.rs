@@ -20,6 +20,7 @@ mod support;
 
 const REF: &str = "containerd.io/snapshot.ref";
 const ANNOTATION: &str = "containerd.io/snapshot/slackwater";
+const SHARED: &str = "containerd.io/snapshot/slackwater.shared";
 
 /// Longest time of a test: far more than it takes on a busy machine.
 const TEST_TIME: Duration = Duration::from_secs(300);
@@ -57,10 +58,21 @@ fn refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code) -> String 
 
 /// Unpacks a layer as the unpacker does: with its chain id in a label, or only in its names.
 async fn unpack(snapshots: &Snapshots, chain: &str, parent: &str, is_labelled: bool) -> String {
+    let sent = if is_labelled { labels(&[(REF, chain)]) } else { HashMap::new() };
+    unpack_labelled(snapshots, chain, parent, sent).await
+}
+
+/// The same, with the labels that annotations of the layer become.
+async fn unpack_labelled(
+    snapshots: &Snapshots,
+    chain: &str,
+    parent: &str,
+    sent: HashMap<String, String>,
+) -> String {
     let key = format!("default/1/extract-1-A {chain}");
     let name = format!("default/2/{chain}");
-    let sent = if is_labelled { labels(&[(REF, chain)]) } else { HashMap::new() };
-    let (root, _) = snapshots.prepare_labelled(&key, parent, sent.clone()).await.unwrap();
+    let (root, is_writable) = snapshots.prepare_labelled(&key, parent, sent.clone()).await.unwrap();
+    assert!(is_writable, "containerd 2.4 unpacks nothing into what is read-only");
     fs::write(root.join(format!("layer {}", &chain[7..9])), chain).unwrap();
     let commit = CommitRequest { name: name.clone(), key, labels: sent, ..Default::default() };
     snapshots.commit_as(commit).await.unwrap();
@@ -161,6 +173,51 @@ fn a_call_that_is_given_up_leaves_nothing_unfinished() {
     });
 }
 
+/// Layers whose annotations ask for the shared root are unpacked like any others, and so is what stands
+/// above them: else their chain ids would name what lies below.
+#[test]
+fn annotations_and_inherited_labels_make_no_layer_a_shared_root() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let machine = Machine::start(&appliance).await;
+        let snapshots = serve(&machine).await;
+        let chains = ['1', '2', '3', '4'].map(chain);
+        let mut above = String::new();
+        for (index, chain) in chains.iter().enumerate() {
+            // The last image has no annotations; the first worker that had its base had them.
+            let sent = match index {
+                0 | 1 => labels(&[(REF, chain), (SHARED, "true")]),
+                2 => labels(&[(SHARED, "true")]),
+                _ => labels(&[(REF, chain)]),
+            };
+            above = unpack_labelled(&snapshots, chain, &above, sent).await;
+        }
+        let (_, is_writable) =
+            snapshots.prepare_labelled("a container", &above, HashMap::new()).await.unwrap();
+        assert!(is_writable);
+
+        let second = Machine::start(&appliance).await;
+        let others = serve(&second).await;
+        let mut above = String::new();
+        for (index, chain) in chains.iter().enumerate() {
+            let sent = labels(&[(REF, chain), (SHARED, "true")]);
+            let key = format!("default/1/extract-{index} {chain}");
+            refused(others.prepare_labelled(&key, &above, sent).await, Code::AlreadyExists);
+            above.clone_from(chain);
+        }
+        let (root, is_writable) =
+            others.prepare_labelled("a container", &above, HashMap::new()).await.unwrap();
+        assert!(is_writable, "what was adopted keeps the label, which decides nothing");
+        for chain in &chains {
+            let file = root.join(format!("layer {}", &chain[7..9]));
+            assert_eq!(fs::read_to_string(file).unwrap(), *chain);
+        }
+        others.stop().await;
+        snapshots.stop().await;
+    });
+}
+
 #[test]
 fn a_layer_above_a_container_is_not_shared() {
     let appliance = Appliance::start();
@@ -242,30 +299,39 @@ fn a_reference_that_was_unpacked_is_bound() {
             slackwater_archive::unpack(&reference.to_archive()[..], &root, None).unwrap();
             root
         };
+        let one = chain('1');
+        let key = |name: &str| format!("x/1/extract-{name} {one}");
 
-        write("x/1/extract-1", "", &meant).await;
-        snapshots.commit("x/2/first", "x/1/extract-1").await.unwrap();
+        write(&key("1"), "", &meant).await;
+        snapshots.commit("x/2/first", &key("1")).await.unwrap();
         assert_eq!(snapshot(&machine, "x/2/first").await, taken);
-        write("x/1/extract-2", "x/2/first", &meant).await;
-        snapshots.commit("x/2/second", "x/1/extract-2").await.unwrap();
+        write(&key("2"), "x/2/first", &meant).await;
+        snapshots.commit("x/2/second", &key("2")).await.unwrap();
         assert_eq!(snapshot(&machine, "x/2/second").await, taken);
         let view = snapshots.view("view", "x/2/second").await.unwrap();
         assert_eq!(fs::read_to_string(view.join("file")).unwrap(), "meant");
         assert!(!view.join(slackwater_archive::REFERENCE_MEMBER).exists());
 
-        let root = write("x/1/with more", "", &meant).await;
+        let root = write(&key("with more"), "", &meant).await;
         fs::write(root.join("other"), "content").unwrap();
-        snapshots.commit("x/2/with more", "x/1/with more").await.unwrap();
+        snapshots.commit("x/2/with more", &key("with more")).await.unwrap();
         assert_ne!(snapshot(&machine, "x/2/with more").await, taken);
 
+        // Written by what runs in a container.
+        write("x/1/container", "", &meant).await;
+        snapshots.commit("x/2/container", "x/1/container").await.unwrap();
+        assert_ne!(snapshot(&machine, "x/2/container").await, taken);
+        let view = snapshots.view("view of the container", "x/2/container").await.unwrap();
+        assert!(view.join(slackwater_archive::REFERENCE_MEMBER).exists());
+
         let unknown = Reference { snapshot_id: Uuid::new_v4(), ..meant.clone() };
-        write("x/1/unknown", "", &unknown).await;
-        let answer = snapshots.commit("x/2/unknown", "x/1/unknown").await;
+        write(&key("unknown"), "", &unknown).await;
+        let answer = snapshots.commit("x/2/unknown", &key("unknown")).await;
         let message = refused(answer, Code::FailedPrecondition);
         assert!(message.contains(&unknown.snapshot_id.to_string()), "{message}");
         let elsewhere = Reference { store_id: Uuid::new_v4().to_string(), ..meant };
-        write("x/1/elsewhere", "", &elsewhere).await;
-        let answer = snapshots.commit("x/2/elsewhere", "x/1/elsewhere").await;
+        write(&key("elsewhere"), "", &elsewhere).await;
+        let answer = snapshots.commit("x/2/elsewhere", &key("elsewhere")).await;
         let message = refused(answer, Code::FailedPrecondition);
         assert!(message.contains(&elsewhere.store_id), "{message}");
         assert_eq!(snapshots.names(&["name~=x/2/(unknown|elsewhere)"]).await, [""; 0]);

@@ -74,6 +74,12 @@ pub enum CallError {
         /// The snapshot.
         key: Key,
     },
+    /// Commit of what can hold nothing of its own.
+    #[error("the root of {key} is read-only and shared: there is nothing to commit")]
+    SharedRoot {
+        /// The snapshot.
+        key: Key,
+    },
     /// Mounts of what is committed.
     #[error("{key} is committed: prepare an active snapshot or a view above it to mount it")]
     NotMountable {
@@ -148,6 +154,7 @@ impl CallError {
             | Self::ParentNotCommitted { .. }
             | Self::ParentChanged { .. } => Code::InvalidArgument,
             Self::NotActive { .. }
+            | Self::SharedRoot { .. }
             | Self::NotMountable { .. }
             | Self::Reference { .. }
             | Self::OtherStore { .. } => Code::FailedPrecondition,

@@ -15,7 +15,9 @@ pub const CHAIN: &str = "containerd.io/snapshot.ref";
 /// containerd hands down because of its prefix.
 pub const REFERENCE: &str = "containerd.io/snapshot/slackwater";
 
-/// `true`: the root is the read-only mount that all snapshots above this parent share.
+/// `true`: the root is the read-only mount that all who ask for it above this parent share. It counts
+/// for what is started now, and not where a layer is unpacked: there it is an annotation of the
+/// layer, which whoever made the image wrote.
 pub const SHARED: &str = "containerd.io/snapshot/slackwater.shared";
 
 /// A label of a snapshot on the appliance, by itself or followed by a dot and more: its value is
@@ -77,11 +79,21 @@ pub(super) fn chain(labels: &BTreeMap<String, String>) -> Option<ChainId> {
 /// The chain id of the layer that was unpacked into `key` and is now committed as `name`, for
 /// clients that send no labels (`ctr images pull` of containerd 1.6): both names end in it.
 pub(super) fn unpacked_chain(key: &str, name: &str) -> Option<ChainId> {
-    let (unpack, in_key) = key.rsplit_once(' ')?;
-    let unpack = unpack.rsplit('/').next()?;
-    let in_name = name.rsplit('/').next()?;
-    let is_unpacked = unpack.starts_with(UNPACK_PREFIX) && in_key == in_name;
-    if is_unpacked { in_name.parse().ok() } else { None }
+    let chain = chain_in(key)?;
+    (name.rsplit('/').next() == Some(chain.as_str())).then_some(chain)
+}
+
+/// The chain id of the layer that is being unpacked into `key`.
+fn chain_in(key: &str) -> Option<ChainId> {
+    let (unpack, chain) = key.rsplit_once(' ')?;
+    let is_unpacked = unpack.rsplit('/').next()?.starts_with(UNPACK_PREFIX);
+    if is_unpacked { chain.parse().ok() } else { None }
+}
+
+/// Whether a layer of an image is being unpacked into the snapshot with this key and these labels.
+/// Neither comes from the image: all unpackers write both, or the key alone, over what is inherited.
+pub(super) fn is_unpacking(key: &str, labels: &BTreeMap<String, String>) -> bool {
+    labels.contains_key(CHAIN) || chain_in(key).is_some()
 }
 
 /// Whether the labels ask for the shared root.
@@ -182,6 +194,27 @@ mod tests {
         }
         assert_eq!(chain(&map(&[(CHAIN, "bad")])), None);
         assert_eq!(chain(&map(&[(CHAIN, &chain_text('1'))])).unwrap().as_str(), chain_text('1'));
+    }
+
+    #[test]
+    fn an_unpack_is_known_by_its_key_or_by_the_chain_in_its_labels() {
+        let one = chain_text('1');
+        let unlabelled = BTreeMap::new();
+        let labelled = map(&[(CHAIN, one.as_str())]);
+        for key in [format!("default/7/extract-775838128-m-A0 {one}"), format!("extract-x {one}")] {
+            assert!(is_unpacking(&key, &unlabelled), "{key}");
+        }
+        for key in [
+            "default/7/container".to_owned(),
+            format!("default/7/{one}"),
+            format!("default/7/x extract- {one}"),
+            format!("default/extract-1/container {one}"),
+            "default/7/extract-775838128-m-A0 sha256:00".to_owned(),
+            "default/7/extract-775838128-m-A0".to_owned(),
+        ] {
+            assert!(!is_unpacking(&key, &unlabelled), "{key}");
+            assert!(is_unpacking(&key, &labelled), "{key}");
+        }
     }
 
     #[test]

@@ -75,11 +75,13 @@ impl Snapshotter {
         {
             return Err(CallError::Remote { chain: chain.to_string(), name });
         }
-        let is_below_shared = match &parent {
-            Some(parent) => labels::is_shared(&extra(parent)?.labels),
-            None => false,
-        };
-        let is_shared = is_below_shared || labels::is_shared(&labels);
+        // Of whoever starts something above the parent, and of nobody else: what the parent's labels
+        // say was an annotation of an image, or came with the first image that had this layer.
+        let mut is_shared = labels::is_shared(&labels);
+        if is_shared && labels::is_unpacking(&key.name, &labels) {
+            tracing::warn!(%key, "an image asks for the shared root for one of its own layers: ignored");
+            is_shared = false;
+        }
         let extra = ContainerdExtra { is_shared, ..new_extra(Kind::Active, labels) };
         self.begin(key, parent, extra).await
     }
@@ -104,6 +106,9 @@ impl Snapshotter {
         if active.kind != Kind::Active {
             return Err(CallError::NotActive { key: volume.key });
         }
+        if active.is_shared {
+            return Err(CallError::SharedRoot { key: volume.key });
+        }
         let parent = volume.parent.as_ref();
         let parent_name = parent.map_or("", |parent| parent.name.as_str());
         if !request.parent.is_empty() && request.parent != parent_name {
@@ -122,7 +127,13 @@ impl Snapshotter {
         let chain = chain.map(|chain| chain.to_string());
         let committed = ContainerdExtra { chain, ..new_extra(Kind::Committed, labels) };
         let committed = Extra::Containerd(committed);
-        match remote::unpacked_reference(&self.worker, &volume).await? {
+        // What runs in a container, or in a step of a build, may write a reference, too.
+        let reference = if labels::is_unpacking(&volume.key.name, &active.labels) {
+            remote::unpacked_reference(&self.worker, &volume).await?
+        } else {
+            None
+        };
+        match reference {
             Some(snapshot) => {
                 self.worker.commit_bound(&volume.key, name, snapshot, committed).await?
             }
