@@ -1,4 +1,4 @@
-// A port of loopback for the tests of several crates, which include this file as a module.
+//! A port of loopback for the tests of several crates, which include this file as a module.
 #![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 use std::net::SocketAddr;
