@@ -263,10 +263,8 @@ fn collapse_slice(
     txn.moves_entries();
     let of_child = txn.layer(child)?;
     if of_child.parent != Some(parent) {
-        let reason = format!(
-            "I5: its parent is {:?}, yet layer {parent} has it as a child",
-            of_child.parent
-        );
+        let got = of_child.parent.map_or("none".to_owned(), |parent| parent.to_string());
+        let reason = format!("I5: its parent is {got}, yet layer {parent} has it as a child");
         return Err(Error::corrupt(format!("layer {child}"), reason));
     }
     let mut done = match of_child.state {

@@ -363,7 +363,10 @@ impl LayerRecord {
         Ok(record)
     }
 
-    /// The record of this layer, whose parent is older than it is: a walk down has an end.
+    /// The record of this layer.
+    ///
+    /// # Errors
+    /// `Corrupt`, also where its parent is not older than the layer: a walk down would have no end.
     pub(crate) fn decode_of(id: LayerId, bytes: &[u8]) -> Result<Self> {
         let record = Self::decode(bytes)?;
         record.refuse_younger_parent(id)?;

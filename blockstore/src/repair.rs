@@ -179,7 +179,7 @@ fn apply(core: &Core, findings: Findings) -> Result<u64> {
         }
         return Ok(done);
     }
-    // An inode that is given a name may need new ones, whose numbers come from the counters.
+    // The counters first: to give an inode a name may make `lost+found`, with a number from them.
     changes.sort_by_key(|fix| !matches!(fix, Fix::Counters(_)));
     while !changes.is_empty() {
         let rest = changes.split_off(changes.len().min(SLICE));

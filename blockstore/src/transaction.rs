@@ -380,7 +380,10 @@ impl<'a> Transaction<'a> {
         &mut self.counters
     }
 
-    /// The number of a new inode, which its record is put under next.
+    /// The number of a new inode. The caller puts the inode's record.
+    ///
+    /// # Errors
+    /// `Corrupt` when the counters were damaged and an inode has the number.
     pub(crate) fn take_inode(&mut self) -> Result<InodeId> {
         let inode = InodeId::new(self.counters.next_inode);
         self.refuse_used(Family::Inode, &key::inode(inode), inode.get())?;
@@ -389,8 +392,7 @@ impl<'a> Transaction<'a> {
         Ok(inode)
     }
 
-    /// A number is given out once. Counters that were damaged must not put something new in the place
-    /// of what is there.
+    /// A number is given out once: with damaged counters, a new record would replace an existing one.
     fn refuse_used(&self, family: Family, key: &[u8], number: u64) -> Result<()> {
         if number != 0 && self.get(family, key)?.is_none() {
             return Ok(());
@@ -401,6 +403,9 @@ impl<'a> Transaction<'a> {
     }
 
     /// A new layer with this record.
+    ///
+    /// # Errors
+    /// `Corrupt` when the counters were damaged, and a layer has the number or the parent a greater one.
     pub(crate) fn make_layer(&mut self, record: &LayerRecord) -> Result<LayerId> {
         let layer = LayerId::new(self.counters.next_layer);
         self.refuse_used(Family::Layer, &key::layer(layer), layer.get())?;

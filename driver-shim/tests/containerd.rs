@@ -222,7 +222,7 @@ fn a_shared_root_is_one_read_only_mount() {
         assert_eq!(fs::read_to_string(first.join("file")).unwrap(), "one");
         let message = refused(snapshots.commit("z", "x").await, Code::FailedPrecondition);
         assert!(message.contains("nothing to commit"), "{message}");
-        // The parent's label is an image's, or anybody's.
+        // The parent's label has no effect: an image's annotation would be one.
         snapshots.update("base", shared, &["labels"]).await.unwrap();
         let (own, is_writable) =
             snapshots.prepare_labelled("w", "base", HashMap::new()).await.unwrap();

@@ -173,8 +173,7 @@ fn a_call_that_is_given_up_leaves_nothing_unfinished() {
     });
 }
 
-/// Layers whose annotations ask for the shared root are unpacked like any others, and so is what stands
-/// above them: else their chain ids would name what lies below.
+/// Else nothing would be unpacked into such a layer, and its chain id would name its parent's content.
 #[test]
 fn annotations_and_inherited_labels_make_no_layer_a_shared_root() {
     let appliance = Appliance::start();
@@ -185,7 +184,7 @@ fn annotations_and_inherited_labels_make_no_layer_a_shared_root() {
         let chains = ['1', '2', '3', '4'].map(chain);
         let mut above = String::new();
         for (index, chain) in chains.iter().enumerate() {
-            // The last image has no annotations; the first worker that had its base had them.
+            // The last layer has no annotation, and those below it have.
             let sent = match index {
                 0 | 1 => labels(&[(REF, chain), (SHARED, "true")]),
                 2 => labels(&[(SHARED, "true")]),

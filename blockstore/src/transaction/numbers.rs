@@ -1,4 +1,4 @@
-//! Numbers of inodes and layers are given out once, also by counters that were damaged.
+//! Numbers of inodes and layers are given out once, even when the counters are damaged.
 
 use crate::error::{Error, Result};
 use crate::id::InodeId;
@@ -64,9 +64,9 @@ fn nothing_new_takes_the_place_of_what_has_its_number() {
     }
 }
 
-/// An inode without a name gets one in `lost+found`, whose number must not be taken either.
+/// An inode without a name gets one in `lost+found`, which is a new inode itself.
 #[test]
-fn a_repair_counts_before_it_makes_lost_and_found() {
+fn a_repair_mends_the_counters_before_it_makes_lost_and_found() {
     let (world, [(lost, content), _]) = damaged(|counters| counters.next_inode = 2);
     let entry = key::dirent(InodeId::ROOT, b"a");
     let stored = world.kv.get(Family::Dirent, &entry).unwrap();
@@ -77,9 +77,9 @@ fn a_repair_counts_before_it_makes_lost_and_found() {
     assert_eq!(world.content(lost), content);
 }
 
-/// A walk down the layers has an end, whatever lies on the disk.
+/// A walk down the layers would have no end.
 #[test]
-fn a_layer_below_which_itself_comes_again_is_refused() {
+fn a_layer_whose_parent_is_not_older_is_refused() {
     let id = LayerId::new(5);
     let record = |parent| LayerRecord {
         parent,

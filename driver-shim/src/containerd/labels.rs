@@ -15,9 +15,9 @@ pub const CHAIN: &str = "containerd.io/snapshot.ref";
 /// containerd hands down because of its prefix.
 pub const REFERENCE: &str = "containerd.io/snapshot/slackwater";
 
-/// `true`: the root is the read-only mount that all who ask for it above this parent share. It counts
-/// for what is started now, and not where a layer is unpacked: there it is an annotation of the
-/// layer, which whoever made the image wrote.
+/// `true` on the snapshot of a container: its root is a read-only mount, shared with all others above
+/// the same parent that ask for it. On a layer that is being unpacked it has no effect: there it comes
+/// from an annotation, which the image's author wrote.
 pub const SHARED: &str = "containerd.io/snapshot/slackwater.shared";
 
 /// A label of a snapshot on the appliance, by itself or followed by a dot and more: its value is
@@ -90,8 +90,8 @@ fn chain_in(key: &str) -> Option<ChainId> {
     if is_unpacked { chain.parse().ok() } else { None }
 }
 
-/// Whether a layer of an image is being unpacked into the snapshot with this key and these labels.
-/// Neither comes from the image: all unpackers write both, or the key alone, over what is inherited.
+/// Whether a layer of an image is being unpacked into the snapshot with this key and these labels. The
+/// image decides neither: the unpacker chooses the key, and overwrites this label where it was inherited.
 pub(super) fn is_unpacking(key: &str, labels: &BTreeMap<String, String>) -> bool {
     labels.contains_key(CHAIN) || chain_in(key).is_some()
 }

@@ -12,8 +12,8 @@
 //!   one file was added, and it is a reference                           adopt what it names
 //! ```
 //!
-//! A reference in anything but a layer that is being unpacked is a file like any other: a container may
-//! write one. An annotation is a stranger's word: without the appliance's own label that the snapshot is
+//! A reference counts only in a layer that is being unpacked: a container can write the same file. An
+//! annotation is the word of the image's author: without the appliance's own label that the snapshot is
 //! that chain, a manifest could put any content under a chain id that others trust.
 
 use std::collections::{BTreeMap, BTreeSet};

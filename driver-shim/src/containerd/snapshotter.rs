@@ -75,8 +75,8 @@ impl Snapshotter {
         {
             return Err(CallError::Remote { chain: chain.to_string(), name });
         }
-        // Of whoever starts something above the parent, and of nobody else: what the parent's labels
-        // say was an annotation of an image, or came with the first image that had this layer.
+        // The parent's labels do not count: they were annotations of an image, maybe of another one with
+        // the same layer.
         let mut is_shared = labels::is_shared(&labels);
         if is_shared && labels::is_unpacking(&key.name, &labels) {
             tracing::warn!(%key, "an image asks for the shared root for one of its own layers: ignored");

@@ -8,6 +8,7 @@ use crate::kv::Write;
 use crate::name::{FilePath, Name};
 use crate::namespace::{self, Removal};
 use crate::paths;
+use crate::record::LayerRecord;
 use crate::testing::hooked::{self, During, Hook};
 use crate::testing::{World, blocks, options};
 use crate::types::SnapshotRequest;
@@ -219,6 +220,27 @@ fn a_layer_that_is_queued_as_dead_and_is_not_keeps_what_it_has() {
     assert_eq!(job, Job::Reclaim(layer));
     assert!(error.to_string().contains("queued as dead"), "{error}");
     assert!(world.content(file) == expected);
+}
+
+/// Else a wrong entry would put a layer below another, and maybe below itself.
+#[test]
+fn a_layer_collapses_into_no_other_than_its_own_child() {
+    let world = World::new(options(1 << 20), None);
+    let file = world.create("f");
+    world.put(file, 0, &[1]);
+    let id = snapshot(&world, "f");
+    world.put(file, 1, &[2]);
+    crate::snapshot::delete(&world.core, id).unwrap();
+    assert_eq!(job(&world.core), Some(Job::Collapse(LayerId::new(1))));
+    let key = key::layer(LayerId::new(2));
+    let child = LayerRecord::decode(&world.core.kv.get(Family::Layer, &key).unwrap().unwrap());
+    let strange = LayerRecord { parent: None, ..child.unwrap() };
+    world.kv.tamper(Family::Layer, &key, Some(strange.encode()));
+    let entries = || [Family::Map, Family::Layer, Family::Child].map(|of| world.kv.entries(of));
+    let before = entries();
+    let error = work_next(&world.core, |_| true).unwrap().unwrap().failed.unwrap().1;
+    assert!(error.to_string().contains("its parent is none, yet layer 1"), "{error}");
+    assert!(entries() == before, "nothing was moved");
 }
 
 #[test]
