@@ -6,6 +6,9 @@
 //! - A loop device is marked to be freed by its last user as soon as it has one, so that no
 //!   order of deaths leaves one behind for good. What is left between the two is found by the
 //!   next `open`.
+//! - A loop device is mounted only if the kernel says that it is on the very file of the export
+//!   that was asked for. `losetup` resolves links by itself, and a link would lead to a file or
+//!   disk of this machine.
 //! - Nothing is frozen, synced or unmounted that the mount table does not show as a loop mount:
 //!   the directory below is the machine's own disk.
 
@@ -16,7 +19,7 @@ use std::time::Duration;
 use crate::export::{Export, Place, make_directory};
 use crate::kernel::{self, LoopDevice, MountPoint};
 use crate::tools::{LOSETUP, MOUNT, TOOL_TIME_LIMIT, UMOUNT, says};
-use crate::{Access, AttachError, Source};
+use crate::{Access, AttachError, Rights, Source};
 
 /// How a disk is mounted. Reads shall not write (`noatime`), the inode tables of a sparse file
 /// are zeros already (`noinit_itable`), and after an error nothing more is written.
@@ -94,17 +97,17 @@ impl Export {
             Some(disk) => (disk.source, disk.read_only),
             None => (point.source.display().to_string(), point.read_only),
         };
-        if got == place.path && read_only == access.is_read_only() {
+        let rights = Rights { set_id: !point.has("nosuid"), devices: !point.has("nodev") };
+        let describe = |source: &str, read_only, rights: Rights| {
+            let access = if read_only { "read-only" } else { "writable" };
+            format!("`{source}` {access} with {}", rights.options())
+        };
+        let got = describe(&got, read_only, rights);
+        let expected = describe(&place.path, access.is_read_only(), self.rights());
+        if got == expected {
             return Ok(true);
         }
-        let describe = |source: &str, read_only| {
-            format!("`{source}` {}", if read_only { "read-only" } else { "writable" })
-        };
-        Err(AttachError::Occupied {
-            target: target.to_owned(),
-            got: describe(&got, read_only),
-            expected: describe(&place.path, access.is_read_only()),
-        })
+        Err(AttachError::Occupied { target: target.to_owned(), got, expected })
     }
 
     async fn mount_locked(
@@ -173,7 +176,7 @@ impl Export {
             Access::ReadWrite => call,
         };
         match call.argument(&place.file).run().await {
-            Ok(device) => Ok(device.into()),
+            Ok(device) => self.require_on(place, device.into()).await,
             Err(error) => {
                 // It can have attached the device before it was given up.
                 if let Some(device) = self.device_on(place)? {
@@ -188,6 +191,22 @@ impl Export {
                 })
             }
         }
+    }
+
+    /// Frees a device that came to be on something else than the file that was asked for.
+    async fn require_on(&self, place: &Place, device: PathBuf) -> Result<PathBuf, AttachError> {
+        let got = kernel::loop_device(&device).map(|now| now.file);
+        if got.as_deref() == Some(&place.file) {
+            return Ok(device);
+        }
+        // At once: nothing would find it here later.
+        let detach = self.tools.call(LOSETUP).argument("--detach").argument(&device);
+        detach.without_permit().run().await?;
+        let reason = got.map_or_else(
+            || "its loop device was taken away at once".to_owned(),
+            |file| format!("it leads to {} of this machine", file.display()),
+        );
+        Err(AttachError::NotRegular { path: place.path.clone(), reason })
     }
 
     /// Frees the device, or has the kernel free it with its last user.
@@ -210,7 +229,8 @@ impl Export {
             Access::ReadWrite => WRITE_OPTIONS,
             Access::ReadOnly => READ_OPTIONS,
         };
-        let call = self.tools.call(MOUNT).arguments(["-n", "-i", "-t", "ext4", "-o", options]);
+        let options = format!("{options},{}", self.rights().options());
+        let call = self.tools.call(MOUNT).arguments(["-n", "-i", "-t", "ext4", "-o", &options]);
         let mounted = call.argument(device).argument(target).run().await;
         mounted.map(drop).map_err(|error| match error {
             AttachError::Tool { reason, .. } if is_damage(&reason) => {
@@ -337,6 +357,12 @@ pub(crate) mod tests {
             (scratch, export)
         }
 
+        /// An empty ext4 on the file `disk`.
+        pub(crate) fn make_file_system(&self) {
+            let disk = self.files.join("disk");
+            run("mkfs.ext4", &["-q", "-F", disk.to_str().unwrap()]);
+        }
+
         /// As the next process does.
         pub(crate) async fn open(&self) -> Arc<Export> {
             let options = Options {
@@ -345,6 +371,8 @@ pub(crate) mod tests {
                 export: "/slackwater".to_owned(),
                 state_directory: self.target.parent().unwrap().to_owned(),
                 fuse_program: Vec::new(),
+                tool_program: Vec::new(),
+                rights: Rights::default(),
             };
             Export::local(options, &self.files).await.unwrap()
         }
@@ -410,7 +438,7 @@ pub(crate) mod tests {
         tokio::runtime::Runtime::new().unwrap().block_on(async {
             let (scratch, export) = Scratch::new().await;
             let target = &scratch.target;
-            export.make_file_system("disk").await.unwrap();
+            scratch.make_file_system();
             export.mount(Source::File("disk"), target, Access::ReadWrite).await.unwrap();
             for _ in 0..2 {
                 let error = export.sync_within(target, RELEASE_PAUSE).await.unwrap_err();

@@ -62,6 +62,16 @@ pub enum AttachError {
         /// The path below the export.
         path: String,
     },
+    /// What has the name of a disk on the appliance is no regular file of it.
+    #[error(
+        "`{path}` of the appliance is not used as a disk: {reason}, expected a regular file; a disk does not become that by itself, look for what replaced it"
+    )]
+    NotRegular {
+        /// The path below the export.
+        path: String,
+        /// What it is.
+        reason: String,
+    },
     /// Something else is mounted at the target.
     #[error("{} is taken: {got} is mounted there, not {expected}; unmount it first", target.display())]
     Occupied {
@@ -139,6 +149,15 @@ pub enum AttachError {
         /// How it ended.
         status: ExitStatus,
         /// What it said.
+        reason: String,
+    },
+    /// A tool was not let at a file, because the file is none that it may have, or because its
+    /// sandbox could not be made.
+    #[error("a tool cannot work on `{path}`: {reason}")]
+    Sandbox {
+        /// The path below the export.
+        path: String,
+        /// Why not.
         reason: String,
     },
     /// A call of the system failed.

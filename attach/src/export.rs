@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,8 +14,8 @@ use crate::kernel::{self, MountPoint};
 use crate::locks::Locks;
 use crate::serving::{self, Service, Serving};
 use crate::syncing::Syncing;
-use crate::tools::{LOSETUP, MODPROBE, MOUNT, Tools, UMOUNT};
-use crate::{AttachError, Method, Mounted, Options, Source};
+use crate::tools::{LOSETUP, MODPROBE, MOUNT, TOOL_TIME_LIMIT, Tools, UMOUNT};
+use crate::{AttachError, Method, Mounted, Options, Rights, Source};
 
 /// Where the export shows its snapshots.
 pub(crate) const SNAPSHOTS: &str = ".snapshot";
@@ -24,6 +25,15 @@ pub(crate) const STATISTICS: &str = ".slackwater-stats";
 
 /// The type of a kernel NFS mount.
 const NFS_FILE_SYSTEM: &str = "nfs";
+
+/// Disks are other people's: only root reaches what is made for them.
+const DIRECTORY_MODE: u32 = 0o700;
+
+/// What the mounts of the export have: their files are disks, and nothing else.
+const MOUNT_OPTIONS: &str = "noatime,nosuid,nodev,noexec";
+
+/// The mount option with which no symbolic link of a mount is followed.
+const NO_LINKS: &str = "nosymfollow";
 
 /// How long the first NFS mount may take: the daemon starts even if the appliance is away, and
 /// tries again when a disk is mounted.
@@ -68,7 +78,7 @@ impl Export {
         let state_directory = make_directory(&options.state_directory)?;
         let directory = state_directory.join("export");
         let existing = kernel::mounted_at(&directory)?;
-        let tools = Tools::new(options.nfs_address);
+        let tools = Tools::new(options.nfs_address, &options.tool_program);
         let method = match (options.method, &existing) {
             (Some(method), _) => method,
             (None, Some(point)) if point.kind == serving::FILE_SYSTEM => Method::Fuse,
@@ -112,7 +122,7 @@ impl Export {
             state_directory: make_directory(&options.state_directory)?,
             snapshots: directory.join(SNAPSHOTS),
             directory,
-            tools: Tools::new(options.nfs_address),
+            tools: Tools::new(options.nfs_address, &options.tool_program),
             locks: Locks::default(),
             frozen: Mutex::default(),
             late: Mutex::default(),
@@ -147,7 +157,10 @@ impl Export {
                 None => self.recover().await?,
             },
         }
-        Ok(())
+        match self.method {
+            Method::Nfs => Ok(()),
+            Method::Fuse => self.refuse_links(&self.directory, TOOL_TIME_LIMIT).await,
+        }
     }
 
     /// Whether a mount is the export as the options want it.
@@ -236,6 +249,7 @@ impl Export {
         let both = [(export, &self.directory, "rw"), (&*snapshots, &self.snapshots, "ro")];
         for (export, directory, access) in both {
             if kernel::mounted_at(directory)?.is_some() {
+                self.refuse_links(directory, limit).await?;
                 continue;
             }
             make_directory(directory)?;
@@ -249,8 +263,41 @@ impl Export {
                 }
                 other => other,
             })?;
+            self.refuse_links(directory, limit).await?;
         }
         Ok(())
+    }
+
+    /// Has the kernel follow no symbolic link of a mount of the export, for any program. Who may
+    /// write the export could put one in the place of a disk, and it would lead to a file of this
+    /// machine.
+    async fn refuse_links(&self, directory: &Path, limit: Duration) -> Result<(), AttachError> {
+        if refuses_links(directory)? {
+            return Ok(());
+        }
+        // It sets all of them, and of this mount only.
+        let access = if directory == self.snapshots { "ro" } else { "rw" };
+        let options = format!("remount,bind,{access},{MOUNT_OPTIONS},{NO_LINKS}");
+        let call = self.tools.call(MOUNT).limit(limit).arguments(["-n", "-i", "-o", &options]);
+        let reason = match call.argument(directory).run().await {
+            Ok(_) if refuses_links(directory)? => return Ok(()),
+            Ok(_) => "the kernel does not know it".to_owned(),
+            Err(AttachError::Tool { reason, .. }) => reason,
+            Err(other) => return Err(other),
+        };
+        Err(AttachError::Missing {
+            what: format!(
+                "the mount option `{NO_LINKS}` ({reason}), without which a link on the appliance may lead to this machine's own files,"
+            ),
+            advice:
+                "use Linux 5.10 or newer, and a mount(8) that knows it, as that of Debian 12 does"
+                    .to_owned(),
+        })
+    }
+
+    /// What the files of its disks may do here.
+    pub(crate) fn rights(&self) -> Rights {
+        self.options.rights
     }
 
     /// See that the export can be used.
@@ -259,7 +306,7 @@ impl Export {
             return Ok(());
         }
         let is_over = match self.method {
-            Method::Nfs => return self.mount_nfs(crate::tools::TOOL_TIME_LIMIT).await,
+            Method::Nfs => return self.mount_nfs(TOOL_TIME_LIMIT).await,
             Method::Fuse => {
                 let serving = self.serving.lock().unwrap_or_else(PoisonError::into_inner);
                 serving.as_ref().is_none_or(Serving::is_over)
@@ -397,7 +444,7 @@ fn nfs_options(address: SocketAddr, access: &str) -> String {
     format!(
         "{access},vers=3,proto={transport},mountproto={transport},addr={ip},mountaddr={ip},\
          port={port},mountport={port},nolock,hard,rsize=1048576,wsize=1048576,\
-         lookupcache=positive,noatime,nosuid,nodev,noexec"
+         lookupcache=positive,{MOUNT_OPTIONS}"
     )
 }
 
@@ -422,14 +469,20 @@ pub(crate) async fn has_nfs(tools: &Tools) -> bool {
     kernel::has_file_system(NFS_FILE_SYSTEM)
 }
 
-/// Makes a directory with those above it; its path as the kernel prints it.
+/// Whether no symbolic link of what is mounted there is followed.
+fn refuses_links(directory: &Path) -> Result<bool, AttachError> {
+    Ok(kernel::mounted_at(directory)?.is_none_or(|point| point.has(NO_LINKS)))
+}
+
+/// Makes a directory with those above it, for the owner alone; its path as the kernel prints it.
 pub(crate) fn make_directory(path: &Path) -> Result<PathBuf, AttachError> {
     let failed = |source| AttachError::System {
         action: "make the directory",
         path: path.to_owned(),
         source,
     };
-    fs::create_dir_all(path).map_err(failed)?;
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true).mode(DIRECTORY_MODE).create(path).map_err(failed)?;
     path.canonicalize().map_err(failed)
 }
 
@@ -468,6 +521,8 @@ mod tests {
             export: "/slackwater".to_owned(),
             state_directory: directory.path().join("state"),
             fuse_program: Vec::new(),
+            tool_program: Vec::new(),
+            rights: Rights::default(),
         };
         let export = Export::local(options, &directory.path().join("export")).await.unwrap();
         let id = Uuid::from_u128(7);

@@ -4,8 +4,9 @@
 //! Features and sizes are given one by one: the tool's own choice differs by version and machine.
 
 use crate::export::{Export, Place};
-use crate::tools::{DEBUGFS, E2FSCK, MKFS_EXT4, RESIZE2FS};
-use crate::{AttachError, Source};
+use crate::sandbox::{DISK, NOT_BEGUN, SETTINGS};
+use crate::tools::{Call, DEBUGFS, E2FSCK, MKFS_EXT4, OnFile, RESIZE2FS, Said, Tool};
+use crate::{Access, AttachError, Source};
 
 /// What every Linux since 4.x can mount; newer ones would exclude older workers.
 const FEATURES: &str = "none,has_journal,ext_attr,resize_inode,dir_index,filetype,extent,64bit,\
@@ -30,6 +31,12 @@ const FIXED_TIME: &str = "1600000000";
 /// What a container's root does not have, unless somebody made it.
 const LOST_AND_FOUND: &str = "lost+found";
 
+/// What debugfs says of a command that it did not carry out.
+const NOT_OPEN: &str = "Filesystem not open";
+
+/// How `unshare` begins what it says of itself. It ends as e2fsck does after a correction.
+const NO_NAMESPACES: &str = "unshare:";
+
 /// How e2fsck ends when it had something to put right, and did.
 const CORRECTED: i32 = 1;
 
@@ -39,12 +46,13 @@ impl Export {
         let _turn = self.locks.lock(&place.file).await;
         self.require_unused(&place)?;
         self.require().await?;
-        let call = self.tools.call(MKFS_EXT4).environment("MKE2FS_CONFIG", "/dev/null");
+        let call = self.call_on(MKFS_EXT4, &place, Access::ReadWrite);
+        let call = call.environment("MKE2FS_CONFIG", SETTINGS);
         let call = call.environment("E2FSPROGS_FAKE_TIME", FIXED_TIME);
         let call =
             call.arguments(["-F", "-q", "-b", "4096", "-I", "256", "-i", "16384", "-m", "0"]);
         let call = call.arguments(["-J", JOURNAL_OPTIONS, "-O", FEATURES, "-U", FILE_SYSTEM_ID]);
-        call.arguments(["-E", EXTENDED_OPTIONS]).argument(&place.file).run().await?;
+        run(call.arguments(["-E", EXTENDED_OPTIONS, DISK]), &place).await?;
         // Diffs and engines would show it.
         self.edit(&place, &format!("rmdir {LOST_AND_FOUND}"), true).await.map(drop)
     }
@@ -58,15 +66,16 @@ impl Export {
         let before = self.edit(&place, &format!("ls -l {LOST_AND_FOUND}"), false).await?;
         // The kernel could grow it while it is mounted, but asks for a capability that daemons
         // in containers do not have. This way a check comes first; it replays the journal too.
-        let call = self.tools.call(E2FSCK).arguments(["-f", "-p"]).argument(&place.file);
-        match call.run().await {
+        let call = self.call_on(E2FSCK, &place, Access::ReadWrite);
+        match run(call.arguments(["-f", "-p", DISK]), &place).await {
             Err(AttachError::Tool { status, .. }) if status.code() == Some(CORRECTED) => {}
             Err(AttachError::Tool { reason, .. }) => {
                 return Err(AttachError::Damaged { path: place.path, reason });
             }
             other => drop(other?),
         }
-        self.tools.call(RESIZE2FS).argument(&place.file).run().await?;
+        let call = self.call_on(RESIZE2FS, &place, Access::ReadWrite);
+        run(call.argument(DISK), &place).await?;
         if before.is_empty() {
             // The check made it.
             self.edit(&place, &format!("rmdir {LOST_AND_FOUND}"), true).await?;
@@ -76,8 +85,37 @@ impl Export {
 
     /// Runs a command of debugfs on a file that is not mounted.
     async fn edit(&self, place: &Place, command: &str, write: bool) -> Result<String, AttachError> {
-        let call = self.tools.call(DEBUGFS).environment("E2FSPROGS_FAKE_TIME", FIXED_TIME);
+        let access = if write { Access::ReadWrite } else { Access::ReadOnly };
+        let call = self.call_on(DEBUGFS, place, access);
+        let call = call.environment("E2FSPROGS_FAKE_TIME", FIXED_TIME);
         let call = if write { call.argument("-w") } else { call };
-        call.arguments(["-R", command]).argument(&place.file).run().await
+        let said = tell(call.arguments(["-R", command, DISK]), place).await?;
+        // It ends with success whatever became of the command.
+        if said.errors.contains(NOT_OPEN) {
+            return Err(AttachError::Damaged { path: place.path.clone(), reason: said.errors });
+        }
+        Ok(said.output)
     }
+
+    fn call_on(&self, tool: Tool, place: &Place, access: Access) -> Call {
+        self.tools.call_on(tool, OnFile { export: &self.directory, path: &place.path, access })
+    }
+}
+
+async fn run(call: Call, place: &Place) -> Result<String, AttachError> {
+    Ok(tell(call, place).await?.output)
+}
+
+/// Runs a tool on a file; what kept it from that is told as what it is.
+async fn tell(call: Call, place: &Place) -> Result<Said, AttachError> {
+    let sandbox = |reason| AttachError::Sandbox { path: place.path.clone(), reason };
+    call.run_and_tell().await.map_err(|error| match error {
+        AttachError::Tool { status, reason, .. } if status.code() == Some(NOT_BEGUN.into()) => {
+            sandbox(reason)
+        }
+        AttachError::Tool { reason, .. } if reason.starts_with(NO_NAMESPACES) => sandbox(format!(
+            "{reason}; it needs namespaces, which the systemd unit of an older release does not let it make: take the unit of this one"
+        )),
+        other => other,
+    })
 }

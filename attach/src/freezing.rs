@@ -197,7 +197,7 @@ mod tests {
     async fn as_root_a_freeze_that_was_given_up_is_undone_before_there_is_another() {
         let (scratch, export) = Scratch::new().await;
         let target = &scratch.target;
-        export.make_file_system("disk").await.unwrap();
+        scratch.make_file_system();
         export.mount(Source::File("disk"), target, Access::ReadWrite).await.unwrap();
         fs::write(target.join("x"), "x").unwrap();
         run("fsfreeze", &["--freeze", scratch.files()]);
@@ -231,7 +231,7 @@ mod tests {
     async fn as_root_a_disk_that_another_process_froze_lets_its_device_go() {
         let (scratch, export) = Scratch::new().await;
         let target = scratch.target.as_path();
-        export.make_file_system("disk").await.unwrap();
+        scratch.make_file_system();
         export.mount(Source::File("disk"), target, Access::ReadWrite).await.unwrap();
         run("fsfreeze", &["--freeze", target.to_str().unwrap()]);
         export.unmount(target).await.unwrap();
@@ -248,7 +248,7 @@ mod tests {
     async fn as_root_a_freeze_that_outlives_its_process_is_undone_by_the_next_one() {
         let (scratch, export) = Scratch::new().await;
         let target = scratch.target.as_path();
-        export.make_file_system("disk").await.unwrap();
+        scratch.make_file_system();
         export.mount(Source::File("disk"), target, Access::ReadWrite).await.unwrap();
         fs::write(target.join("x"), "x").unwrap();
         run("fsfreeze", &["--freeze", scratch.files()]);

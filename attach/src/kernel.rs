@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use crate::AttachError;
 
 const MOUNT_TABLE: &str = "/proc/self/mountinfo";
+const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const BLOCK_DEVICES: &str = "/sys/block";
 const EXT4_FILE_SYSTEMS: &str = "/sys/fs/ext4";
 
@@ -27,8 +28,17 @@ pub(crate) struct MountPoint {
     /// The device or the export.
     pub(crate) source: PathBuf,
     pub(crate) read_only: bool,
+    /// Options of the mount: `rw,nosuid,nodev`.
+    pub(crate) mount_options: String,
     /// Options of the file system itself.
     pub(crate) options: String,
+}
+
+impl MountPoint {
+    /// Whether the mount has this option.
+    pub(crate) fn has(&self, option: &str) -> bool {
+        self.mount_options.split(',').any(|has| has == option)
+    }
 }
 
 /// The mount table, in the order in which things were mounted.
@@ -67,6 +77,7 @@ fn parse_line(line: &[u8]) -> Option<MountPoint> {
         kind: String::from_utf8_lossy(kind).into_owned(),
         source: unescape(source).into(),
         read_only: is_read_only(own_options) || is_read_only(options),
+        mount_options: String::from_utf8_lossy(own_options).into_owned(),
         options: String::from_utf8_lossy(options).into_owned(),
     })
 }
@@ -172,6 +183,17 @@ pub(crate) fn loop_device(device: &Path) -> Option<LoopDevice> {
     read_loop_device(&Path::new(BLOCK_DEVICES).join(name), &|_: &Path| true).ok().flatten()
 }
 
+/// The release of the kernel, its first two numbers; `None` if it has no such name.
+pub(crate) fn release() -> Option<(u32, u32)> {
+    parse_release(&fs::read_to_string(RELEASE).ok()?)
+}
+
+/// `6.1.0-28-cloud-amd64`
+fn parse_release(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.split(|letter: char| !letter.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
 /// Whether a file system is in the kernel now. It may be one that a module would bring.
 pub(crate) fn has_file_system(name: &str) -> bool {
     let text = fs::read_to_string("/proc/filesystems").unwrap_or_default();
@@ -190,8 +212,10 @@ mod tests {
             kind: "ext4".to_owned(),
             source: "/dev/loop0".into(),
             read_only: false,
+            mount_options: "rw,noatime".to_owned(),
             options: "rw,errors=remount-ro".to_owned(),
         };
+        assert!(expected.has("noatime") && !expected.has("atime") && !expected.has("nosuid"));
         assert_eq!(parse_line(line), Some(expected));
     }
 
@@ -224,6 +248,17 @@ mod tests {
     fn the_path_of_a_backing_file_loses_what_the_kernel_adds() {
         assert_eq!(backing_path(b"/x/disk one\n"), Path::new("/x/disk one"));
         assert_eq!(backing_path(b"/x/disk (deleted)\n"), Path::new("/x/disk"));
+    }
+
+    #[test]
+    fn releases_are_compared_as_numbers() {
+        assert_eq!(parse_release("6.1.0-28-cloud-amd64\n"), Some((6, 1)));
+        assert_eq!(parse_release("5.10-rc1"), Some((5, 10)));
+        assert!(parse_release("5.9.16") < Some((5, 10)));
+        for text in ["", "linux", "6", "6.x"] {
+            assert_eq!(parse_release(text), None, "{text:?}");
+        }
+        assert!(release().is_some());
     }
 
     #[test]

@@ -23,8 +23,12 @@ mod kernel;
 mod locks;
 mod probe;
 mod process;
+mod sandbox;
 mod serving;
 mod syncing;
+#[cfg(test)]
+#[path = "../tests/support/tool.rs"]
+mod test_tool;
 mod tools;
 
 use std::ffi::OsString;
@@ -39,6 +43,7 @@ pub use attach::Attach;
 pub use error::AttachError;
 pub use keeper::keep_serving;
 pub use probe::{Finding, Probe};
+pub use sandbox::run_tool;
 
 /// How the export becomes a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,6 +90,36 @@ pub struct Options {
     /// descriptor of `/dev/fuse` as its standard input. `--resume` is appended when it is started
     /// on a descriptor that has served already.
     pub fuse_program: Vec<OsString>,
+    /// The command line of a program that calls `run_tool` with the words that are appended.
+    pub tool_program: Vec<OsString>,
+    /// What the files of a disk may do on this machine.
+    pub rights: Rights,
+}
+
+/// What the files of a mounted disk may do on this machine. Who writes a disk chooses their owners
+/// and modes, so a set-user-id program of root may be anybody's. By default they may do nothing.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rights {
+    /// Set-user-id and set-group-id bits and file capabilities count (`suid`; else `nosuid`).
+    pub set_id: bool,
+    /// Device files are devices (`dev`; else `nodev`).
+    pub devices: bool,
+}
+
+impl Rights {
+    /// Those of a container's root. Its users need set-id programs, and it makes device files; the
+    /// engine's rules say which of them it may open. Only root may reach such a mount from outside.
+    pub const CONTAINER: Self = Self { set_id: true, devices: true };
+
+    /// The options of mount(8).
+    fn options(self) -> &'static str {
+        match (self.set_id, self.devices) {
+            (true, true) => "suid,dev",
+            (true, false) => "suid,nodev",
+            (false, true) => "nosuid,dev",
+            (false, false) => "nosuid,nodev",
+        }
+    }
 }
 
 /// What a mount shows.

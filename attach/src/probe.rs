@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::export::has_nfs;
-use crate::tools::{MODPROBE, NEEDED, Tool, Tools, search_path};
-use crate::{Method, kernel, serving};
+use crate::tools::{MODPROBE, NEEDED, SANDBOXED, Tool, Tools, search_path};
+use crate::{Method, kernel, sandbox, serving};
 
 /// What `probe` found of one need.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -36,10 +36,13 @@ impl Finding {
     }
 }
 
+/// The first kernel with the mount option `nosymfollow`.
+const NO_LINKS_RELEASE: (u32, u32) = (5, 10);
+
 /// Looks at this machine. `wanted` is the method that the settings ask for.
 pub(crate) async fn probe(wanted: Option<Method>) -> Probe {
     // No tool is started that would wait for an appliance.
-    let tools = Tools::new(SocketAddr::from(([0, 0, 0, 0], 0)));
+    let tools = Tools::new(SocketAddr::from(([0, 0, 0, 0], 0)), &[]);
     let is_root = rustix::process::geteuid().is_root();
     let has_nfs = has_nfs(&tools).await;
     let has_fuse = Path::new("/dev/fuse").exists() && serving::has_descriptors();
@@ -77,9 +80,19 @@ pub(crate) async fn probe(wanted: Option<Method>) -> Probe {
             "modprobe fuse, take Linux 5.6 or newer, or use --attach nfs",
         ),
     ];
+    findings.push(Finding::new(
+        "mounts that follow no symbolic links (Linux 5.10)",
+        kernel::release().is_some_and(|release| release >= NO_LINKS_RELEASE),
+        true,
+        "take Linux 5.10 or newer",
+    ));
     findings.extend(NEEDED.iter().map(|tool| {
         let advice = format!("apt-get install {}", tool.package);
-        Finding::new(tool.program, is_installed(tool), true, &advice)
+        let is_there = match SANDBOXED.contains(tool) {
+            true => sandbox::program(tool.program.as_ref()).is_some(),
+            false => is_installed(tool),
+        };
+        Finding::new(tool.program, is_there, true, &advice)
     }));
     Probe { method, findings }
 }

@@ -220,6 +220,8 @@ fn mount(source: &str, directory: &Path, fuse: &OwnedFd) -> io::Result<()> {
     );
     let data = std::ffi::CString::new(data)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::NOATIME;
+    // A kernel that does not know this one ignores it: the mount table tells.
+    let flags = flags | MountFlags::NOSYMFOLLOW;
     Ok(rustix::mount::mount(source, directory, FILE_SYSTEM, flags, data.as_c_str())?)
 }
 

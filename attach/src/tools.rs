@@ -4,17 +4,20 @@
 //! signal ends. A child that hangs so holds nothing of this process: no thread, no descriptor.
 
 use std::ffi::{OsStr, OsString};
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::process::Command;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
-use crate::AttachError;
+use crate::sandbox;
+use crate::{Access, AttachError};
 
 /// A program and Debian's package of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,11 +35,15 @@ pub(crate) const MKFS_EXT4: Tool = Tool { program: "mkfs.ext4", package: "e2fspr
 pub(crate) const DEBUGFS: Tool = Tool { program: "debugfs", package: "e2fsprogs" };
 pub(crate) const E2FSCK: Tool = Tool { program: "e2fsck", package: "e2fsprogs" };
 pub(crate) const RESIZE2FS: Tool = Tool { program: "resize2fs", package: "e2fsprogs" };
+pub(crate) const UNSHARE: Tool = Tool { program: "unshare", package: "util-linux" };
 pub(crate) const MODPROBE: Tool = Tool { program: "modprobe", package: "kmod" };
 
 /// All that disks are attached with.
-pub(crate) const NEEDED: [Tool; 9] =
-    [LOSETUP, MOUNT, UMOUNT, FSFREEZE, SYNC, MKFS_EXT4, DEBUGFS, E2FSCK, RESIZE2FS];
+pub(crate) const NEEDED: [Tool; 10] =
+    [LOSETUP, MOUNT, UMOUNT, FSFREEZE, SYNC, MKFS_EXT4, DEBUGFS, E2FSCK, RESIZE2FS, UNSHARE];
+
+/// Those that read what others wrote.
+pub(crate) const SANDBOXED: [Tool; 4] = [MKFS_EXT4, DEBUGFS, E2FSCK, RESIZE2FS];
 
 /// How long a tool may take. An appliance that restarts is back within it; an engine that waits
 /// longer for a plugin has given up itself.
@@ -45,6 +52,24 @@ pub(crate) const TOOL_TIME_LIMIT: Duration = Duration::from_secs(60);
 /// How many tools run at once: enough for a burst of containers, few enough that an outage does
 /// not fill the machine with processes.
 pub(crate) const CHILDREN_MAX: usize = 64;
+
+/// What a tool that reads foreign bytes does not share with this machine. It ends with `unshare`.
+/// Until the tool has its root it has a copy of the machine's mounts, from which those go that are
+/// unmounted meanwhile where mounts are shared.
+const NAMESPACES: [&str; 9] = [
+    "--mount",
+    "--propagation",
+    "slave",
+    "--net",
+    "--ipc",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--",
+];
+
+/// How much a tool may say: far more than any of them does, unless a disk makes it.
+const SAID_BYTES_MAX: u64 = 1 << 20;
 
 /// Where administrators' tools are on machines whose users do not have them in their path.
 const TOOL_FOLDERS: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -66,16 +91,43 @@ pub(crate) fn search_path() -> OsString {
 pub(crate) struct Tools {
     address: SocketAddr,
     permits: Arc<Semaphore>,
+    /// What becomes a tool in its sandbox.
+    sandbox_program: Arc<[OsString]>,
+}
+
+/// A file of the export that a tool works on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct OnFile<'a> {
+    /// Where the export is visible.
+    pub(crate) export: &'a Path,
+    /// The path below.
+    pub(crate) path: &'a str,
+    pub(crate) access: Access,
 }
 
 impl Tools {
-    pub(crate) fn new(address: SocketAddr) -> Self {
-        Self { address, permits: Arc::new(Semaphore::new(CHILDREN_MAX)) }
+    pub(crate) fn new(address: SocketAddr, sandbox_program: &[OsString]) -> Self {
+        let permits = Arc::new(Semaphore::new(CHILDREN_MAX));
+        Self { address, permits, sandbox_program: sandbox_program.into() }
     }
 
     /// The appliance that the tools wait for.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Begins a call of a tool that reads what others wrote on a file of the export: it has that
+    /// file, as `sandbox::DISK`, and nothing else.
+    pub(crate) fn call_on(&self, tool: Tool, file: OnFile<'_>) -> Call {
+        let mut call = self.call(UNSHARE).arguments(NAMESPACES);
+        call.command.args(self.sandbox_program.iter());
+        call.command.args(sandbox::words(file.export, file.path, file.access));
+        // An end of a pipe, which is closed at once: the machine's /dev/null could be changed by it.
+        call.command.stdin(Stdio::piped());
+        // Their threads, one for each processor, would else take a share of the address space each.
+        call.command.env("MALLOC_ARENA_MAX", "1");
+        call.hidden_words = 1 + call.command.as_std().get_args().count();
+        call.argument(tool.program)
     }
 
     /// Begins a call of a tool.
@@ -91,14 +143,14 @@ impl Tools {
             limit: TOOL_TIME_LIMIT,
             is_lasting: false,
             needs_permit: true,
+            hidden_words: 0,
         }
     }
 
     /// Thaws what is mounted at `target`. It waits for no permit: what holds them all may be
     /// waiting for this.
     pub(crate) fn unfreeze(&self, target: &Path) -> Call {
-        let call = self.call(FSFREEZE).argument("--unfreeze").argument(target);
-        Call { needs_permit: false, ..call }
+        self.call(FSFREEZE).argument("--unfreeze").argument(target).without_permit()
     }
 }
 
@@ -111,6 +163,8 @@ pub(crate) struct Call {
     limit: Duration,
     is_lasting: bool,
     needs_permit: bool,
+    /// How many words of the command line help nobody who reads it in a message.
+    hidden_words: usize,
 }
 
 impl Call {
@@ -141,8 +195,19 @@ impl Call {
         self
     }
 
+    /// Starts it also while as many others run as may.
+    pub(crate) fn without_permit(mut self) -> Self {
+        self.needs_permit = false;
+        self
+    }
+
     /// Runs it; its standard output.
-    pub(crate) async fn run(mut self) -> Result<String, AttachError> {
+    pub(crate) async fn run(self) -> Result<String, AttachError> {
+        Ok(self.run_and_tell().await?.output)
+    }
+
+    /// Runs it; all that it said. One that says more than is read is given up in time.
+    pub(crate) async fn run_and_tell(mut self) -> Result<Said, AttachError> {
         let text = self.text();
         let given_up = |_| timed_out(&text, self.tools.address, self.limit);
         let deadline = Instant::now() + self.limit;
@@ -159,27 +224,56 @@ impl Call {
             source,
         })?;
         let ended = if self.is_lasting {
-            child.wait_with_output().await
+            end_of(child).await
         } else {
-            timeout_at(deadline, child.wait_with_output()).await.map_err(given_up)?
+            timeout_at(deadline, end_of(child)).await.map_err(given_up)?
         };
-        let output = ended.map_err(|source| AttachError::System {
+        let (status, output, errors) = ended.map_err(|source| AttachError::System {
             action: "wait for",
             path: self.tool.program.into(),
             source,
         })?;
-        if !output.status.success() {
-            return Err(failed(text, output.status, &output.stderr));
+        if !status.success() {
+            return Err(failed(text, status, &errors));
         }
-        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        Ok(Said { output: text(&output), errors: text(&errors) })
     }
 
     /// The command line, for messages.
     fn text(&self) -> String {
         let command = self.command.as_std();
         let words = std::iter::once(command.get_program()).chain(command.get_args());
-        words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+        words.skip(self.hidden_words).map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
     }
+}
+
+/// What a tool that succeeded said.
+#[derive(Debug)]
+pub(crate) struct Said {
+    /// On standard output.
+    pub(crate) output: String,
+    /// On standard error.
+    pub(crate) errors: String,
+}
+
+/// Waits for the end of a child and what it says until then.
+async fn end_of(mut child: Child) -> io::Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
+    drop(child.stdin.take());
+    let (output, errors) = (child.stdout.take(), child.stderr.take());
+    tokio::try_join!(child.wait(), beginning(output), beginning(errors))
+}
+
+/// What comes out of a pipe, as far as it is read. The rest stays in the pipe.
+async fn beginning(pipe: Option<impl AsyncRead + Unpin>) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let Some(mut pipe) = pipe else { return Ok(bytes) };
+    (&mut pipe).take(SAID_BYTES_MAX).read_to_end(&mut bytes).await?;
+    if bytes.len() as u64 == SAID_BYTES_MAX {
+        // Closing it would end the tool at once, and its last words be taken for all.
+        std::future::pending::<()>().await;
+    }
+    Ok(bytes)
 }
 
 pub(crate) fn timed_out(command: &str, address: SocketAddr, limit: Duration) -> AttachError {
@@ -210,7 +304,7 @@ mod tests {
     const NONE: Tool = Tool { program: "slackwater-no-such-tool", package: "nothing" };
 
     fn tools() -> Tools {
-        Tools::new(SocketAddr::from(([192, 0, 2, 1], 2049)))
+        Tools::new(SocketAddr::from(([192, 0, 2, 1], 2049)), &[])
     }
 
     #[tokio::test]
@@ -237,6 +331,18 @@ mod tests {
         let thaw = tools.unfreeze(Path::new("/no/such/folder")).run();
         let error = tokio::time::timeout(patience, thaw).await.unwrap().unwrap_err();
         assert!(says(&error, "No such file"), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn a_tool_that_says_too_much_is_given_up_and_not_remembered() {
+        let endless = Tool { program: "yes", package: "coreutils" };
+        let call = tools().call(endless).limit(Duration::from_millis(500));
+        let error = call.run().await.unwrap_err();
+        assert!(matches!(error, AttachError::TimedOut { .. }), "{error:?}");
+        let count = (SAID_BYTES_MAX - 1).to_string();
+        let much = Tool { program: "head", package: "coreutils" };
+        let call = tools().call(much).arguments(["-c", &count, "/dev/zero"]);
+        assert_eq!(call.run().await.unwrap().len() as u64, SAID_BYTES_MAX - 1);
     }
 
     #[tokio::test]

@@ -1,7 +1,10 @@
 //! Loop devices and ext4, on a local directory in the export's place. Needs root.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
+mod foreign;
 mod support;
+#[path = "support/tool.rs"]
+mod tool;
 
 use std::fs;
 use std::io::Write;
@@ -9,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use slackwater_attach::{Access, Attach, AttachError, Source};
+use slackwater_attach::{Access, Attach, AttachError, Source, run_tool};
 use support::{PATIENCE, Place, run, until};
 use uuid::Uuid;
 
@@ -17,8 +20,13 @@ const MIB: u64 = 1 << 20;
 const DISK_SIZE_BYTES: u64 = 256 * MIB;
 
 async fn attach(place: &Place) -> Attach {
-    let options = place.options(Vec::new());
+    let options = place.options(Vec::new(), tool::program("as_a_tool"));
     Attach::on_directory(options, place.export.clone()).await.unwrap()
+}
+
+#[test]
+fn as_a_tool() {
+    tool::become_one(run_tool);
 }
 
 /// An attach and an empty disk `name` on its export.
@@ -109,6 +117,8 @@ async fn a_file_system_that_gave_up_writing_is_not_synced() {
     support::run("sync", &["--file-system", path]);
     is_noted().await;
 
+    // Not at once: a tool that runs beside this, or a test, may hold a copy of the mounts.
+    until("it is released", async || attach.is_released(Source::File("disk")).await.unwrap()).await;
     attach.mount(Source::File("disk"), &target, Access::ReadOnly).await.unwrap();
     attach.sync(&target).await.unwrap();
     attach.unmount(&target).await.unwrap();

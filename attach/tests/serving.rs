@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use slackwater_attach::{Access, Attach, AttachError, Source, keep_serving};
+use slackwater_attach::{Access, Attach, AttachError, Source, keep_serving, run_tool};
 use support::{PATIENCE, Place, run, until};
 
 const DISK_SIZE_BYTES: u64 = 64 << 20;
@@ -29,6 +29,7 @@ fn main() {
             server::serve(Path::new(folder), std::io::stdin().as_fd(), rest.contains(&"--resume"));
         }
         ["daemon", state, folder] => daemon(state, folder),
+        ["tool", ..] => std::process::exit(run_tool(&arguments[1..]).into()),
         ["--list", ..] => {}
         other => run_tests(other.first().filter(|word| !word.starts_with('-')).copied()),
     }
@@ -43,6 +44,10 @@ fn keep(folder: &str, rest: &[&str]) {
 
 fn this_program() -> OsString {
     std::env::current_exe().unwrap().into()
+}
+
+fn tool_program() -> Vec<OsString> {
+    vec![this_program(), "tool".into()]
 }
 
 fn keeper_program(folder: &Path) -> Vec<OsString> {
@@ -65,6 +70,8 @@ async fn open_at(state: &Path, folder: &Path) -> Result<Attach, AttachError> {
         export: "/slackwater".to_owned(),
         state_directory: state.to_owned(),
         fuse_program: keeper_program(folder),
+        tool_program: tool_program(),
+        rights: slackwater_attach::Rights::CONTAINER,
     };
     Attach::open(options).await
 }
@@ -94,6 +101,7 @@ async fn run_tests(filter: Option<&str>) {
         when_all_are_killed_the_disks_are_lost_and_it_begins_anew,
         an_export_of_another_appliance_is_not_taken_for_ours,
         a_server_that_cannot_start_is_a_clear_error,
+        no_link_of_an_export_is_followed_also_of_one_that_was_mounted_before,
     );
 }
 
@@ -278,7 +286,7 @@ async fn an_export_of_another_appliance_is_not_taken_for_ours() {
     let (place, attach) = place().await;
     attach.make_file_system("disk").await.unwrap();
     attach.mount(DISK, &target(&place), Access::ReadWrite).await.unwrap();
-    let mut options = place.options(keeper_program(&place.export));
+    let mut options = place.options(keeper_program(&place.export), tool_program());
     options.nfs_address = "127.0.0.1:2050".parse().unwrap();
     let error = Attach::open(options.clone()).await.unwrap_err();
     assert!(matches!(error, AttachError::OtherExport { .. }), "{error:?}");
@@ -292,10 +300,35 @@ async fn an_export_of_another_appliance_is_not_taken_for_ours() {
     end(place, attach).await;
 }
 
+/// The options of the export's mount.
+fn mount_options(place: &Place) -> String {
+    let export = place.state.join("export").to_str().unwrap().replace(' ', "\\040");
+    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+    lines.find(|fields| fields[4] == export).unwrap()[5].to_owned()
+}
+
+async fn no_link_of_an_export_is_followed_also_of_one_that_was_mounted_before() {
+    let (place, attach) = place().await;
+    attach.make_file_system("disk").await.unwrap();
+    attach.mount(DISK, &target(&place), Access::ReadWrite).await.unwrap();
+    let expected = mount_options(&place);
+    assert!(expected.contains("nosymfollow"), "{expected}");
+    drop(attach);
+    // As an older daemon mounted it, under a disk that is in use.
+    let older = "remount,bind,rw,nosuid,nodev,noexec,noatime,symfollow";
+    run("mount", &["-n", "-i", "-o", older, place.state.join("export").to_str().unwrap()]);
+    assert!(!mount_options(&place).contains("nosymfollow"));
+    let attach = open_at(&place.state, &place.export).await.unwrap();
+    assert_eq!(mount_options(&place), expected);
+    exercise(&place, &attach, "adopted").await;
+    end(place, attach).await;
+}
+
 async fn a_server_that_cannot_start_is_a_clear_error() {
     let place = Place::new();
     let program = vec![place.state.join("no-such-program").into()];
-    let error = Attach::open(place.options(program)).await.unwrap_err();
+    let error = Attach::open(place.options(program, tool_program())).await.unwrap_err();
     assert!(error.to_string().contains("no-such-program"), "{error}");
     assert!(place.mounted().is_empty());
 }

@@ -13,12 +13,12 @@
 use std::fs::File;
 use std::future::Future;
 use std::io::Write;
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::time::Duration;
 
 use axum::Router;
 use sd_notify::NotifyState;
+use slackwater_attach::Method;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -29,14 +29,14 @@ use crate::docker::GraphDriver;
 use crate::error::DriverError;
 use crate::settings::Config;
 use crate::worker::Worker;
-use crate::{containerd, docker, socket};
+use crate::{containerd, docker, private, socket};
 
 /// Time for calls that are under way when the stop begins. What outlives it waits for the
 /// appliance; the state says where it was, and the next daemon goes on from there.
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 
-/// Only root reaches the state directory: every container's disk is mounted below it.
-const STATE_DIR_MODE: u32 = 0o700;
+/// The file by which a process has the state directory.
+const LOCK: &str = "lock";
 
 /// Tells whether the daemon is to stop.
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ impl Stop {
 pub async fn run(config: Config) -> Result<(), DriverError> {
     config.require_socket()?;
     let stop = stop_on_signal()?;
-    let _lock = lock(&config.state_dir)?;
+    let _lock = take_directories(&config)?;
     let worker = Worker::open(config.worker_options().await?).await?;
     let mut servers = Servers::start(&config, &worker, &stop).await?;
     announce(&config, &worker);
@@ -97,17 +97,26 @@ pub async fn run(config: Config) -> Result<(), DriverError> {
     outcome
 }
 
+/// Takes the directories of these settings for this process.
+///
+/// # Errors
+/// As [`lock`]; the directory of cached blocks can be reached by other users.
+pub fn take_directories(config: &Config) -> Result<File, DriverError> {
+    let locked = lock(&config.state_dir)?;
+    if config.attach.method() != Some(Method::Nfs) {
+        private::take(&config.cache_dir, slackwater_fuse::CACHE_FILE)?;
+    }
+    Ok(locked)
+}
+
 /// Takes the state directory for this process; the lock goes with it, however it ends.
 ///
 /// # Errors
-/// Another process has it.
+/// Another process has it; other users can reach it, and it may be theirs.
 pub fn lock(state_dir: &Path) -> Result<File, DriverError> {
-    let path = state_dir.join("lock");
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(STATE_DIR_MODE)
-        .create(state_dir)
-        .map_err(DriverError::io("make", state_dir))?;
+    // Every container's disk is mounted below it.
+    private::take(state_dir, LOCK)?;
+    let path = state_dir.join(LOCK);
     let file = File::options()
         .create(true)
         .truncate(false)

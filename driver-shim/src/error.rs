@@ -72,6 +72,20 @@ pub enum DriverError {
         /// The directory.
         path: PathBuf,
     },
+    /// Other users of this machine reach a directory in which disks are to lie.
+    #[error(
+        "{} is of user {owner} with mode {mode:03o}, expected one that this user alone can reach: \
+         the disks of others are to lie in it; `chmod 700` it, or name a directory that is not \
+         there yet", path.display()
+    )]
+    Exposed {
+        /// The directory.
+        path: PathBuf,
+        /// Its permissions.
+        mode: u32,
+        /// Its user.
+        owner: u32,
+    },
     /// The operating system refuses what every program gets.
     #[error("cannot start: {0}")]
     Start(String),

@@ -21,6 +21,7 @@ pub mod error;
 pub mod image;
 pub mod logs;
 pub mod metrics;
+mod private;
 pub mod settings;
 pub mod socket;
 pub mod worker;

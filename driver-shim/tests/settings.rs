@@ -155,3 +155,32 @@ fn a_state_directory_has_one_daemon_and_the_next_one_takes_it_over() {
     assert!(status.contains("appliance.reachable") && status.contains("false"), "{status}");
     assert_eq!(second.stop(), Some(0));
 }
+
+#[test]
+fn directories_that_others_reach_are_refused_before_anything_is_mounted() {
+    use std::os::unix::fs::PermissionsExt;
+
+    for exposed in ["cache", "state"] {
+        let folder = Folder::new();
+        let (state, cache) = (folder.path().join("state"), folder.path().join("cache"));
+        let directory = &folder.path().join(exposed);
+        // Something of somebody else is in it.
+        std::fs::create_dir(directory).unwrap();
+        std::fs::write(directory.join("letter"), "").unwrap();
+        let text = |path: &Path| path.to_str().unwrap().to_owned();
+        let (state, cache) = (text(&state), text(&cache));
+        let socket = format!("{state}.sock");
+        let words = ["--api", "http://127.0.0.1:1", "--nfs", "127.0.0.1:1", "--state-dir", &state];
+        let words = [&words[..], &["--cache-dir", &cache, "--docker-socket", &socket]].concat();
+        let disk = format!("{state}.disk");
+        for command in [&["run"][..], &["attach", "--file", "x", &disk]] {
+            let (code, said) = refused(&[command, &words].concat());
+            assert_eq!(code, Some(1), "{said}");
+            assert!(said.contains(&text(directory)) && said.contains("mode 755"), "{said}");
+            assert!(said.contains("chmod 700"), "{said}");
+        }
+        let mode = std::fs::metadata(directory).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode, 0o755, "it is as it was");
+        assert!(!folder.path().join("state/attach").exists());
+    }
+}

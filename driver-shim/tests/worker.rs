@@ -271,6 +271,14 @@ fn a_disk_that_is_detached_by_hand_tells_of_lost_writes() {
     };
     let attached = run(&["attach", "--clone", &image.id.to_string()]);
     assert!(attached.status.success(), "{attached:?}");
+    // Who wrote the disk has no rights here, and only root sees it and the blocks that are kept.
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let mount = table.lines().find(|line| line.contains(disk.to_str().unwrap())).unwrap();
+    assert!(mount.contains("nosuid,nodev"), "{mount}");
+    for directory in ["", "state", "cache"] {
+        let found = std::fs::metadata(place.join(directory)).unwrap();
+        assert_eq!(found.permissions().mode() & 0o777, 0o700, "{directory}");
+    }
     std::fs::write(disk.join("file"), "x").unwrap();
     let detached = run(&["detach"]);
     let said = String::from_utf8_lossy(&detached.stderr);

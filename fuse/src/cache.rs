@@ -31,6 +31,9 @@ use crate::error::ServeError;
 use crate::slots::{Fingerprint, Slot, Slots};
 use crate::statistics::Statistics;
 
+/// The file of the blocks in the cache directory.
+pub const CACHE_FILE: &str = "blocks.v1";
+
 /// Bytes of a block.
 pub(crate) const BLOCK_BYTES: usize = 4096;
 const BLOCK_BYTES_U64: u64 = 4096;
@@ -108,7 +111,7 @@ impl BlockCache {
             .create(directory)
             .map_err(file_error(directory.to_owned()))?;
         let lock = lock(directory)?;
-        let (blocks_path, index_path) = (directory.join("blocks.v1"), directory.join("index.v1"));
+        let (blocks_path, index_path) = (directory.join(CACHE_FILE), directory.join("index.v1"));
         let (blocks, index) = (open_file(blocks_path.clone())?, open_file(index_path.clone())?);
         let capacity = u32::try_from(size_bytes / BLOCK_BYTES_U64).unwrap_or(u32::MAX);
         cut(&blocks, u64::from(capacity) * BLOCK_BYTES_U64).map_err(file_error(blocks_path))?;

@@ -52,6 +52,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+pub use cache::CACHE_FILE;
 pub use error::ServeError;
 
 use crate::cache::BlockCache;

@@ -6,7 +6,7 @@
     initramfs (newc cpio, not compressed: emulated code would unpack it slowly)
         init agent *.sh               from inside/
         bin/busybox                   the shell and small tools
-        tools/                        programs of the host whose exact behaviour is tested or needed
+        tools/ usr/sbin/              programs of the host whose exact behaviour is tested or needed
         modules/NN-name.ko            in the order in which they load
 
 Invariant: a directory of the cache is complete or absent (unpacked aside, then renamed).
@@ -31,10 +31,13 @@ MODULES = ["nfs", "nfsv3", "virtio_net", "virtio_pci", "loop"]
 
 # Real programs rather than busybox's: dd knows oflag=sync, sync knows single files, stat and du
 # print block counts the way users see them.
-HOST_TOOLS = ["mkfs.ext4", "e2fsck", "dd", "sync", "stat", "du", "df"]
+HOST_TOOLS = ["dd", "sync", "stat", "du", "df"]
+
+# Where they are on every machine: the driver's sandbox has no other folders.
+E2FSPROGS = ["mkfs.ext4", "e2fsck", "debugfs", "resize2fs"]
 
 # What the driver calls besides those, and what calls the driver over its Unix sockets.
-DRIVER_TOOLS = ["mount", "umount", "losetup", "fsfreeze", "debugfs", "resize2fs", "curl"]
+DRIVER_TOOLS = ["mount", "umount", "losetup", "fsfreeze", "unshare", "curl"]
 
 # A mirror that does not answer must not eat the time of the tests.
 DOWNLOAD_LIMIT_SECONDS = 300
@@ -178,6 +181,8 @@ def build(scratch, modules, programs, pool):
     install(root, which("busybox"), "bin/busybox")
     for tool in HOST_TOOLS + DRIVER_TOOLS:
         install(root, which(tool), f"tools/{tool}")
+    for tool in E2FSPROGS:
+        install(root, which(tool), f"usr/sbin/{tool}")
     for program in programs:
         install(root, program, f"tools/{program.name}")
     for number, module in enumerate(module_order(modules, MODULES)):

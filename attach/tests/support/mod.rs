@@ -1,5 +1,6 @@
 //! A state directory and an export that leave nothing mounted behind, however a test ends.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -28,13 +29,19 @@ impl Place {
         Self { directory, state, export }
     }
 
-    pub(crate) fn options(&self, fuse_program: Vec<std::ffi::OsString>) -> Options {
+    pub(crate) fn options(
+        &self,
+        fuse_program: Vec<OsString>,
+        tool_program: Vec<OsString>,
+    ) -> Options {
         Options {
             method: Some(slackwater_attach::Method::Fuse),
             nfs_address: "127.0.0.1:2049".parse().unwrap(),
             export: "/slackwater".to_owned(),
             state_directory: self.state.clone(),
             fuse_program,
+            tool_program,
+            rights: slackwater_attach::Rights::CONTAINER,
         }
     }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use criterion::measurement::WallTime;
 use criterion::{BenchmarkGroup, SamplingMode};
-use slackwater_attach::{Access, Attach, Method, Options, Source};
+use slackwater_attach::{Access, Attach, Method, Options, Rights, Source};
 use slackwater_client::types::CreateSnapshot;
 use tokio::runtime::Runtime;
 
@@ -56,6 +56,8 @@ fn options(state: &Path, nfs: std::net::SocketAddr, fuse_program: Vec<OsString>)
         export: "/slackwater".to_owned(),
         state_directory: state.to_owned(),
         fuse_program,
+        tool_program: vec![driver().into(), "run-tool".into()],
+        rights: Rights::CONTAINER,
     }
 }
 

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args};
-use slackwater_attach::{Access, Attach, AttachError, Source};
+use slackwater_attach::{Access, Attach, AttachError, Options, Rights, Source};
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
@@ -21,7 +21,7 @@ const CLONES_FOLDER: &str = "attached";
 #[derive(Clone, Debug, Args)]
 #[command(group(ArgGroup::new("source").required(true).args(["file", "snapshot", "clone"])))]
 pub(super) struct AttachArguments {
-    /// Where it is to be seen; made if missing
+    /// Where it is to be seen; made if missing, with those above it for root alone
     directory: PathBuf,
     /// A file of the appliance that holds an ext4
     #[arg(long, value_name = "PATH")]
@@ -35,6 +35,13 @@ pub(super) struct AttachArguments {
     /// Refuse writes
     #[arg(long)]
     read_only: bool,
+    /// Let set-user-id and set-group-id programs and file capabilities of the disk count here: it
+    /// can then make any local user root, so only for disks that you trust
+    #[arg(long)]
+    suid: bool,
+    /// Let device files of the disk be devices here, with the same warning
+    #[arg(long)]
+    dev: bool,
 }
 
 /// Detaches it.
@@ -48,8 +55,10 @@ pub(super) async fn attach(
     arguments: &AttachArguments,
     config: &Config,
 ) -> Result<(), DriverError> {
-    let _lock = daemon::lock(&config.state_dir)?;
-    let attach = Attach::open(config.attach_options().await?).await?;
+    let _lock = daemon::take_directories(config)?;
+    let rights = Rights { set_id: arguments.suid, devices: arguments.dev };
+    let options = Options { rights, ..config.attach_options().await? };
+    let attach = Attach::open(options).await?;
     let directory = absolute(&arguments.directory)?;
     let mut path = arguments.file.clone().unwrap_or_default();
     let source = if let Some(id) = arguments.snapshot {

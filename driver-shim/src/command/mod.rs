@@ -75,6 +75,17 @@ enum Command {
     /// Serve the export to the kernel; the daemon starts it by itself
     #[command(hide = true)]
     ServeExport(serve_export::ServeExportArguments),
+    /// Become a tool of e2fsprogs on one file; attaching starts it by itself
+    #[command(hide = true)]
+    RunTool(RunToolArguments),
+}
+
+/// Not for people.
+#[derive(Clone, Debug, clap::Args)]
+struct RunToolArguments {
+    /// What `slackwater_attach::run_tool` takes
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    words: Vec<OsString>,
 }
 
 /// Does what the arguments (the program's name first) ask for.
@@ -82,6 +93,9 @@ enum Command {
 pub fn main(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     let line = match parse(arguments.clone()) {
+        Ok(CommandLine { command: Some(Command::RunTool(run)), .. }) => {
+            return ExitCode::from(slackwater_attach::run_tool(&run.words));
+        }
         Ok(line) => line,
         // Prints help and version too, and ends with 0 after those and 2 after a fault.
         Err(error) => error.exit(),
@@ -149,7 +163,7 @@ async fn dispatch(command: Command, settings: Settings) -> Result<(), DriverErro
             Ok(())
         }
         // Done before.
-        Command::Completions(_) => Ok(()),
+        Command::Completions(_) | Command::RunTool(_) => Ok(()),
     }
 }
 

@@ -9,6 +9,7 @@ use clap::Args;
 use slackwater_fuse::ServeOptions;
 
 use crate::error::DriverError;
+use crate::private;
 use crate::settings::Config;
 
 /// Serves the export on the descriptor that is the standard input.
@@ -33,9 +34,12 @@ pub(super) fn keep(arguments: &[OsString]) -> Result<(), DriverError> {
 /// Serves until the export is unmounted.
 pub(super) async fn serve(config: &Config, resume: bool) -> Result<(), DriverError> {
     let state_directory = config.state_dir.join("fuse");
-    for directory in [&config.cache_dir, &state_directory] {
-        std::fs::create_dir_all(directory).map_err(DriverError::io("make", directory))?;
+    match private::take(&config.cache_dir, slackwater_fuse::CACHE_FILE) {
+        // Containers wait for it, and the one before used that directory, too.
+        Err(error @ DriverError::Exposed { .. }) if resume => tracing::error!(%error, "used still"),
+        taken => taken?,
     }
+    std::fs::create_dir_all(&state_directory).map_err(DriverError::io("make", &state_directory))?;
     let options = ServeOptions {
         client: config.target.client()?,
         nfs_address: config.target.nfs_address().await?,

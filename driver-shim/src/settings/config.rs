@@ -5,6 +5,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use slackwater_attach::{Options as AttachOptions, Rights};
 use slackwater_client::{Client, Token};
 
 use crate::worker::WorkerOptions;
@@ -152,21 +153,23 @@ impl Config {
         })
     }
 
-    /// The options of the attached export.
+    /// The options of the attached export. Files of its disks have no rights on this machine.
     ///
     /// # Errors
     /// The appliance's name cannot be resolved, or this program does not know its own path.
-    pub async fn attach_options(&self) -> Result<slackwater_attach::Options, SettingsError> {
+    pub async fn attach_options(&self) -> Result<AttachOptions, SettingsError> {
         let program = std::env::current_exe().map_err(|source| SettingsError::Unreadable {
             path: "/proc/self/exe".into(),
             source,
         })?;
-        Ok(slackwater_attach::Options {
+        Ok(AttachOptions {
             method: self.attach.method(),
             nfs_address: self.target.nfs_address().await?,
             export: self.target.export_path.clone(),
             state_directory: self.attach_directory(),
             fuse_program: self.export_program(&program),
+            tool_program: vec![program.into(), "run-tool".into()],
+            rights: Rights::default(),
         })
     }
 
@@ -183,7 +186,7 @@ impl Config {
     pub async fn worker_options(&self) -> Result<WorkerOptions, SettingsError> {
         Ok(WorkerOptions {
             client: self.target.client()?,
-            attach: self.attach_options().await?,
+            attach: AttachOptions { rights: Rights::CONTAINER, ..self.attach_options().await? },
             state_directory: self.state_dir.clone(),
             disk_size_bytes: self.disk_size.bytes(),
         })

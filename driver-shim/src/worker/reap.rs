@@ -324,6 +324,8 @@ mod tests {
             export: "/slackwater".to_owned(),
             state_directory: "/nonexistent".into(),
             fuse_program: Vec::new(),
+            tool_program: Vec::new(),
+            rights: slackwater_attach::Rights::CONTAINER,
         };
         let options = WorkerOptions {
             client: Client::builder(url).retry(RetryPolicy::never()).build().unwrap(),

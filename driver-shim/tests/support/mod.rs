@@ -371,6 +371,8 @@ async fn open_worker(appliance: &Appliance, directory: &Path) -> Worker {
         export: "/slackwater".to_owned(),
         state_directory: state_directory.clone(),
         fuse_program: serve_export(appliance, directory),
+        tool_program: vec![env!("CARGO_BIN_EXE_slackwater-driver").into(), "run-tool".into()],
+        rights: slackwater_attach::Rights::CONTAINER,
     };
     let options = WorkerOptions {
         client: appliance.client(),

@@ -19,6 +19,12 @@ attached() {
     /tools/slackwater-driver --state-dir /run/attach "$@"
 }
 
+# rights DIRECTORY: which of nosuid and nodev what is mounted there has
+rights() {
+    awk -v at="$1" '$2 == at { print $4 }' /proc/mounts | tr , '\n' | grep -e nosuid -e nodev |
+        tr '\n' , | sed 's/,$//'
+}
+
 # driver_start: returns when the daemon serves
 driver_start() {
     rm -f /run/driver.ready

@@ -67,7 +67,7 @@ disk_check() {
     device=$(losetup -f)
     losetup -r "$device" "$1"
     code=0
-    answer=$(/tools/e2fsck -fn "$device" 2>&1) || code=$?
+    answer=$(/usr/sbin/e2fsck -fn "$device" 2>&1) || code=$?
     losetup -d "$device"
     [ "$code" -eq 0 ] || fail "e2fsck -fn $1: exit code $code: $answer"
 }

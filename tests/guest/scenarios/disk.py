@@ -52,7 +52,7 @@ def ext4_on_loop(world):
         truncate -s {DISK_BYTES} /n/disk.img
         device=$(losetup -f)
         losetup "$device" /n/disk.img
-        /tools/mkfs.ext4 -q "$device"
+        /usr/sbin/mkfs.ext4 -q "$device"
         losetup -d "$device"
         disk_mount /n/disk.img /m
         tree_write /m/tree

@@ -105,8 +105,8 @@ def driver_runs(world):
     mounts = world.guest(f"grep -E ' {first} | /run/driver/export' /proc/mounts")
     for pattern in (
         rf"^/dev/loop\d+ {first} ext4 rw,",
-        r"^10\.0\.2\.2:\S+ /run/driver/export nfs rw,.*vers=3,.*\bhard,",
-        r"^10\.0\.2\.2:\S+/\.snapshot /run/driver/export\.snapshot nfs ro,",
+        r"^10\.0\.2\.2:\S+ /run/driver/export nfs rw,.*nosymfollow,.*vers=3,.*\bhard,",
+        r"^10\.0\.2\.2:\S+/\.snapshot /run/driver/export\.snapshot nfs ro,.*nosymfollow,",
     ):
         require(re.search(pattern, mounts, re.M), f"no mount like {pattern}:\n{mounts}")
     world.guest(f"""
@@ -213,10 +213,43 @@ def driver_attach(world):
         attached attach --file {clone} /run/attach/clone
         pool 5 {DATA_BYTES} | cmp - /run/attach/clone/copy
         attached detach /run/attach/clone
+        attached attach --suid --dev --file {clone} /run/attach/clone
+        is "rights that were asked for" "$(rights /run/attach/clone)" ""
+        attached detach /run/attach/clone
+        is "rights of a foreign disk" "$(rights /run/attach/seen)" "nosuid,nodev"
         attached detach /run/attach/seen
         is "what is left mounted" "$(grep /run/attach /proc/mounts)" ""
         is "disks and devices left" "$(driver_mounts /run/attach)" ""
         rm -r /n/attached""")
+
+
+@scenario("driver: a link that replaced a disk attaches nothing of the worker's own", 120)
+def driver_link(world):
+    world.fact("containers")
+    world.guest("""
+        # Not on a tmpfs: a loop device as the driver makes it would be refused there anyway.
+        truncate -s 128M /run/below
+        device=$(/tools/losetup --find --show /run/below)
+        /usr/sbin/mkfs.ext4 -q "$device"
+        mkdir /run/own /n/linked
+        mount -t ext4 "$device" /run/own
+        truncate -s 64M /run/own/file
+        /usr/sbin/mkfs.ext4 -q /run/own/file
+        before=$(md5sum /run/own/file)
+        ln -s /run/own/file /n/linked/file
+        ln -s "$device" /n/linked/device
+        ln -s /run/own /n/linked/folder
+        for name in file device folder/file; do
+            refused "leads to" attached attach --file "linked/$name" /run/attach/link
+        done
+        # No program of this machine follows a link there.
+        refused 'Too many levels of symbolic links' cat /run/driver/export/linked/file
+        is "what is left mounted" "$(grep /run/attach /proc/mounts)" ""
+        is "the worker's own" "$(md5sum /run/own/file)" "$before"
+        umount /run/own
+        /tools/losetup --detach "$device"
+        is "devices left" "$(grep -l -e /run/own -e /run/below /sys/block/loop*/loop/backing_file)" ""
+        rm -r /n/linked /run/own /run/below""")
 
 
 @scenario("driver: everything removed leaves no mount, no loop device, and no file", 90)

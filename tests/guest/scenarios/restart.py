@@ -37,7 +37,7 @@ START_WRITERS = f"""
     truncate -s 256M /n/restart/disk.img
     device=$(losetup -f)
     losetup "$device" /n/restart/disk.img
-    /tools/mkfs.ext4 -q "$device"
+    /usr/sbin/mkfs.ext4 -q "$device"
     losetup -d "$device"
     disk_mount /n/restart/disk.img /restart
     echo held >/n/restart/held
