@@ -13,6 +13,7 @@
 //!   the directory below is the machine's own disk.
 
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -195,17 +196,20 @@ impl Export {
 
     /// Frees a device that came to be on something else than the file that was asked for.
     async fn require_on(&self, place: &Place, device: PathBuf) -> Result<PathBuf, AttachError> {
-        let got = kernel::loop_device(&device).map(|now| now.file);
-        if got.as_deref() == Some(&place.file) {
-            return Ok(device);
-        }
-        // At once: nothing would find it here later.
+        let file = match kernel::loop_device(&device) {
+            Some(now) if now.file == place.file => return Ok(device),
+            Some(now) => now.file,
+            None => {
+                let source = io::Error::new(io::ErrorKind::NotFound, "it was detached at once");
+                return Err(AttachError::System { action: "use", path: device, source });
+            }
+        };
+        // At once: it is on no file of the export, so that no start would find it.
         let detach = self.tools.call(LOSETUP).argument("--detach").argument(&device);
-        detach.without_permit().run().await?;
-        let reason = got.map_or_else(
-            || "its loop device was taken away at once".to_owned(),
-            |file| format!("it leads to {} of this machine", file.display()),
-        );
+        if let Err(error) = detach.without_permit().run().await {
+            tracing::error!(%error, file = %file.display(), "a loop device is left on a file of this machine: detach it");
+        }
+        let reason = format!("it leads to {} of this machine", file.display());
         Err(AttachError::NotRegular { path: place.path.clone(), reason })
     }
 
@@ -247,7 +251,7 @@ impl Export {
         // Of a disk that is gone; the next one here is another.
         drop(self.lock_late_syncs().remove(&target));
         match fs::remove_dir(&target) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(AttachError::System { action: "remove", path: target, source: error })
             }
             _ => Ok(()),

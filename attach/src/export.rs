@@ -248,9 +248,13 @@ impl Export {
         let snapshots = format!("{export}/{SNAPSHOTS}");
         let both = [(export, &self.directory, "rw"), (&*snapshots, &self.snapshots, "ro")];
         for (export, directory, access) in both {
-            if kernel::mounted_at(directory)?.is_some() {
-                self.refuse_links(directory, limit).await?;
-                continue;
+            match kernel::mounted_at(directory)? {
+                Some(point) if point.has(NO_LINKS) => continue,
+                Some(_) => {
+                    self.refuse_links(directory, limit).await?;
+                    continue;
+                }
+                None => {}
             }
             make_directory(directory)?;
             let address = self.options.nfs_address;

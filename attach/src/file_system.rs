@@ -106,7 +106,7 @@ async fn run(call: Call, place: &Place) -> Result<String, AttachError> {
     Ok(tell(call, place).await?.output)
 }
 
-/// Runs a tool on a file; what kept it from that is told as what it is.
+/// Runs a tool on a file. That it did not begin is another error than that it failed.
 async fn tell(call: Call, place: &Place) -> Result<Said, AttachError> {
     let sandbox = |reason| AttachError::Sandbox { path: place.path.clone(), reason };
     call.run_and_tell().await.map_err(|error| match error {
@@ -118,4 +118,62 @@ async fn tell(call: Call, place: &Place) -> Result<Said, AttachError> {
         )),
         other => other,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::process::Command;
+
+    use super::*;
+    use crate::{Options, Rights};
+
+    /// What util-linux says where it may make no namespaces, and how it ends then.
+    const UNSHARE: &str = "#!/bin/sh
+        echo 'unshare: unshare failed: Operation not permitted' >&2; exit 1";
+
+    #[test]
+    fn a_sandbox_that_cannot_be_made_is_no_corrected_file_system() {
+        const TOOLS: &str = "SLACKWATER_TEST_UNSHARE";
+        // What finds the tools is the environment, so the test runs itself again in another.
+        if std::env::var_os(TOOLS).is_none() {
+            let tools = tempfile::tempdir().unwrap();
+            let unshare = tools.path().join("unshare");
+            std::fs::write(&unshare, UNSHARE).unwrap();
+            std::fs::set_permissions(&unshare, std::fs::Permissions::from_mode(0o755)).unwrap();
+            let name = "a_sandbox_that_cannot_be_made_is_no_corrected_file_system";
+            let mut again = Command::new(std::env::current_exe().unwrap());
+            again.args(["--exact", &format!("file_system::tests::{name}"), "--nocapture"]);
+            let path = std::env::var("PATH").unwrap();
+            again.env("PATH", format!("{}:{path}", tools.path().display())).env(TOOLS, "1");
+            let ended = again.output().unwrap();
+            assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let export = folder.path().join("export");
+        std::fs::create_dir(&export).unwrap();
+        std::fs::write(export.join("disk"), "").unwrap();
+        let options = Options {
+            method: None,
+            nfs_address: SocketAddr::from(([127, 0, 0, 1], 2049)),
+            export: "/slackwater".to_owned(),
+            state_directory: folder.path().join("state"),
+            fuse_program: Vec::new(),
+            tool_program: Vec::new(),
+            rights: Rights::default(),
+        };
+        tokio::runtime::Runtime::new().unwrap().block_on(async {
+            let export = Export::local(options, &export).await.unwrap();
+            let place = export.place(Source::File("disk")).unwrap();
+            let check = export.call_on(E2FSCK, &place, Access::ReadWrite);
+            let grown = export.grow_file_system("disk").await;
+            for outcome in [run(check, &place).await.map(drop), grown] {
+                let error = outcome.unwrap_err();
+                assert!(matches!(error, AttachError::Sandbox { .. }), "{error:?}");
+                assert!(error.to_string().contains("systemd unit"), "{error}");
+            }
+        });
+    }
 }

@@ -79,7 +79,8 @@ const EMPTY_FILES: [&str; 3] = ["proc/mounts", "etc/mtab", "etc/mke2fs.conf"];
 /// driver are the last.
 const ENDED_FIRST: &str = "1000";
 
-/// Memory of a tool. A check of a disk of 16 TiB takes less; one that is made to take much ends.
+/// Memory of a tool. To make, check and grow an empty disk of 16 TiB takes less. A disk that makes a
+/// tool take more cannot be grown.
 const ADDRESS_SPACE_BYTES_MAX: u64 = 4 << 30;
 
 /// The words that lead to `run_tool`: the export, the path below it, and how it is opened. The
@@ -98,7 +99,7 @@ pub(crate) fn words<'a>(export: &'a Path, path: &'a str, access: Access) -> [&'a
 /// process is to end with the answer as its status.
 pub fn run_tool(arguments: &[OsString]) -> u8 {
     let error = become_tool(arguments);
-    // Nothing can be done when nobody reads it.
+    // A standard error that is closed takes no words; the status says enough.
     let _ = writeln!(io::stderr(), "{error}");
     NOT_BEGUN
 }
@@ -119,7 +120,7 @@ fn become_tool(arguments: &[OsString]) -> AttachError {
     let Some(program) = program(tool) else {
         return not_started(io::Error::new(
             io::ErrorKind::NotFound,
-            format!("it is in none of the folders {}", PROGRAM_FOLDERS.join(", ")),
+            format!("it is in none of /{}", PROGRAM_FOLDERS.join(", /")),
         ));
     };
     let prepared = open(Path::new(export), Path::new(path)).and_then(|file| {
@@ -133,15 +134,16 @@ fn become_tool(arguments: &[OsString]) -> AttachError {
     }
 }
 
-/// The file of a program that a sandbox has, found as a shell does, without links.
+/// The file of a program that a sandbox has: the first of that name in the search path that lies,
+/// links resolved, in a folder of programs.
 pub(crate) fn program(name: &OsStr) -> Option<PathBuf> {
     let folders = search_path();
     let found = std::env::split_paths(&folders).map(|folder| folder.join(name));
-    let path = found.filter(|path| path.is_file()).find_map(|path| path.canonicalize().ok())?;
-    PROGRAM_FOLDERS
-        .iter()
-        .any(|folder| path.starts_with(Path::new("/").join(folder)))
-        .then_some(path)
+    let mut files = found.filter(|path| path.is_file()).filter_map(|path| path.canonicalize().ok());
+    let is_visible = |path: &PathBuf| {
+        PROGRAM_FOLDERS.iter().any(|folder| path.starts_with(Path::new("/").join(folder)))
+    };
+    files.find(is_visible)
 }
 
 /// Opens a regular file of the export, by a path of which no part is a link.

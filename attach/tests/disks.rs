@@ -333,6 +333,12 @@ async fn bad_sources_are_clear_errors_and_leave_nothing() {
             assert!(matches!(error, AttachError::Damaged { .. }), "{error:?}");
         }
     }
+    for name in ["zeros", "noise"] {
+        // Found by the first tool, which ends as if all were well.
+        let error = attach.grow_file_system(name).await.unwrap_err();
+        assert!(matches!(error, AttachError::Damaged { .. }), "{error:?}");
+        assert!(error.to_string().contains("not open"), "{error}");
+    }
     // A snapshot that was taken of a running disk.
     attach.mount(Source::File("disk"), &target, Access::ReadWrite).await.unwrap();
     fs::write(target.join("x"), "x").unwrap();

@@ -5,7 +5,7 @@
 //!  not there                           made, with mode 700
 //!  there, for the owner alone          taken
 //!  there, for others too:
-//!     empty, or of an earlier driver   closed to others, which is told
+//!     empty, or of an earlier driver   closed to others, and logged
 //!     anything else                    refused: it may be /tmp
 //! ```
 

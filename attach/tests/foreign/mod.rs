@@ -99,7 +99,7 @@ async fn what_is_no_regular_file_is_no_disk() {
     assert_eq!(place.loop_devices(), Vec::<PathBuf>::new());
 }
 
-/// What a stranger is told who runs a program.
+/// Runs a program as a stranger.
 fn by_a_stranger(words: &[&str]) -> Output {
     let mut command = Command::new("setpriv");
     command.args(["--reuid", STRANGER, "--regid", STRANGER, "--clear-groups"]);
@@ -120,7 +120,7 @@ async fn rights_of_a_stranger(rights: Rights) -> (String, bool) {
     fs::copy("/usr/bin/id", &program).unwrap();
     fs::set_permissions(&program, Permissions::from_mode(0o4755)).unwrap();
     run("mknod", &["--mode=666", text(&device), "c", "1", "3"]);
-    // Else nobody comes there anyhow, which the next test sees.
+    // They keep strangers out, which another test checks; here the mount itself has to.
     for above in target.ancestors().skip(1).take(3) {
         fs::set_permissions(above, Permissions::from_mode(0o755)).unwrap();
     }
