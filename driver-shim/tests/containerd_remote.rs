@@ -301,6 +301,15 @@ fn a_reference_that_was_unpacked_is_bound() {
         let one = chain('1');
         let key = |name: &str| format!("x/1/extract-{name} {one}");
 
+        // That snapshot is not published: what ran in a container may have written its id, and
+        // a build unpacked that as a layer.
+        write(&key("0"), "", &meant).await;
+        let answer = snapshots.commit("x/2/unpublished", &key("0")).await;
+        let message = refused(answer, Code::FailedPrecondition);
+        assert!(message.contains(&taken.id.to_string()), "{message}");
+        assert!(message.contains("not published"), "{message}");
+        machine.worker.publish(taken.id).await.unwrap();
+
         write(&key("1"), "", &meant).await;
         snapshots.commit("x/2/first", &key("1")).await.unwrap();
         assert_eq!(snapshot(&machine, "x/2/first").await, taken);
@@ -333,7 +342,7 @@ fn a_reference_that_was_unpacked_is_bound() {
         let answer = snapshots.commit("x/2/elsewhere", &key("elsewhere")).await;
         let message = refused(answer, Code::FailedPrecondition);
         assert!(message.contains(&elsewhere.store_id), "{message}");
-        assert_eq!(snapshots.names(&["name~=x/2/(unknown|elsewhere)"]).await, [""; 0]);
+        assert_eq!(snapshots.names(&["name~=x/2/(unpublished|unknown|elsewhere)"]).await, [""; 0]);
         snapshots.stop().await;
     });
 }

@@ -8,6 +8,7 @@ mod support;
 
 use serde_json::{Value, json};
 use slackwater_archive::Reference;
+use slackwater_driver::worker::Key;
 use uuid::Uuid;
 
 use self::plugin::{Plugin, layer, set_up_init};
@@ -99,7 +100,23 @@ async fn references_to_nowhere_are_refused_with_the_reason() {
     let mut padded = reference(&store_id).to_archive();
     padded.resize(1 << 20, 0);
     plugin.apply_refused("padded", "", &padded);
-    for name in ["unknown", "foreign", "padded"] {
+    // A snapshot that is there and not published: a container may have written the reference.
+    plugin.create("own", "");
+    plugin.apply("own", "", &layer(&[("file", "secret")]));
+    let own = machine.worker.get(&Key::docker("own")).unwrap().snapshot().unwrap();
+    let snapshot_id = Uuid::from_bytes(*own.id.as_bytes());
+    let theirs = Reference { snapshot_id, ..reference(&store_id) }.to_archive();
+    plugin.create("theirs", "");
+    let refusal = plugin.apply_refused("theirs", "", &theirs);
+    assert!(refusal.contains(&own.id.to_string()), "{refusal}");
+    assert!(refusal.contains("not published"), "{refusal}");
+    machine.worker.publish(own.id).await.unwrap();
+    plugin.create("pulled", "");
+    plugin.apply("pulled", "", &theirs);
+    machine.worker.unpublish(own.id).await.unwrap();
+    plugin.create("late", "");
+    plugin.apply_refused("late", "", &theirs);
+    for name in ["unknown", "foreign", "padded", "theirs", "late"] {
         assert!(plugin.refused("Get", &json!({ "ID": name })).contains("pull again"));
         plugin.remove(name);
     }

@@ -103,18 +103,6 @@ pub enum CallError {
         /// What is wrong with it.
         source: ArchiveError,
     },
-    /// An image of another appliance.
-    #[error(
-        "the image refers to a snapshot of the appliance with store id {got}, but this worker \
-         uses the one with store id {expected}: run it on a worker of that appliance, or export \
-         the image there to ordinary layers"
-    )]
-    OtherStore {
-        /// The store in the reference.
-        got: String,
-        /// The worker's.
-        expected: String,
-    },
     /// A file of the snapshot's directory cannot be read.
     #[error("read the root directory of {key}: {source}")]
     Read {
@@ -156,8 +144,7 @@ impl CallError {
             Self::NotActive { .. }
             | Self::SharedRoot { .. }
             | Self::NotMountable { .. }
-            | Self::Reference { .. }
-            | Self::OtherStore { .. } => Code::FailedPrecondition,
+            | Self::Reference { .. } => Code::FailedPrecondition,
             Self::Remote { .. } => Code::AlreadyExists,
             Self::Read { .. } | Self::Task { .. } => Code::Internal,
             Self::Slow { .. } => Code::Unavailable,
@@ -175,6 +162,7 @@ fn worker_code(error: &WorkerError) -> Code {
         WorkerError::HasChildren { .. }
         | WorkerError::UnknownSnapshot { .. }
         | WorkerError::OtherStore { .. }
+        | WorkerError::NotPublished { .. }
         | WorkerError::Busy { .. }
         | WorkerError::ReadOnly { .. } => Code::FailedPrecondition,
         WorkerError::Appliance { .. } => Code::Unavailable,

@@ -227,11 +227,7 @@ pub(super) async fn unpacked_reference(
     }
     let reference = Reference::from_member(&member)
         .map_err(|source| CallError::Reference { key: volume.key.clone(), source })?;
-    let expected = worker.store_id().await?;
-    if reference.store_id != expected {
-        return Err(CallError::OtherStore { got: reference.store_id, expected });
-    }
-    Ok(Some(SnapshotId::from_bytes(*reference.snapshot_id.as_bytes())))
+    Ok(Some(worker.believe(&reference).await?))
 }
 
 async fn names_of(

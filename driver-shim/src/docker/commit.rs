@@ -10,7 +10,6 @@
 //! Both volumes pass with the call. Nothing holds the last snapshot until the layer that the
 //! reference is unpacked into does; the worker keeps it for that long.
 
-use slackwater_archive::Reference;
 use tokio::task::spawn_blocking;
 use uuid::Uuid;
 
@@ -41,12 +40,8 @@ impl Drop for Passing<'_> {
 impl GraphDriver {
     /// The tar of a reference.
     pub(super) async fn reference(&self, snapshot: SnapshotRef) -> Result<Vec<u8>, DockerError> {
-        let reference = Reference {
-            store_id: self.worker().store_id().await?,
-            snapshot_id: Uuid::from_bytes(*snapshot.id.as_bytes()),
-            size_bytes: snapshot.size_bytes,
-        };
-        Ok(reference.to_archive())
+        let SnapshotRef { id, size_bytes } = snapshot;
+        Ok(self.worker().write_reference(id, size_bytes).await?.to_archive())
     }
 
     /// A reference to what a container is now: another one each time.

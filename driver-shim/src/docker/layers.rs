@@ -13,14 +13,13 @@ use std::path::Path;
 use axum::body::Body;
 use bytes::Bytes;
 use slackwater_archive::{ArchiveError, ChangeKind, Recognised, Reference};
-use slackwater_client::types::SnapshotId;
 use tokio::task::spawn_blocking;
 
 use super::driver::{GraphDriver, access, to_end};
 use super::error::DockerError;
 use super::stream::{self, BodyReader};
 use super::types::{ChangeAnswer, LayerId};
-use crate::worker::{Access, Archive, Content, DockerExtra, Extra, SnapshotRef, WorkerError};
+use crate::worker::{Access, Archive, Content, DockerExtra, Extra, SnapshotRef};
 
 /// Longest tar that can be a reference: those of this driver have less than 4 KiB, and this
 /// leaves room for what another tar writer would pad. What is longer is never held in memory.
@@ -135,12 +134,7 @@ impl GraphDriver {
         reference: &Reference,
         bytes: Bytes,
     ) -> Result<u64, DockerError> {
-        let expected = self.worker().store_id().await?;
-        if reference.store_id != expected {
-            let got = reference.store_id.clone();
-            return Err(WorkerError::OtherStore { got, expected }.into());
-        }
-        let snapshot = SnapshotId::from_bytes(*reference.snapshot_id.as_bytes());
+        let snapshot = self.worker().believe(reference).await?;
         self.worker().bind(&id.key(), snapshot).await?;
         self.finish(id, Archive::Reference(bytes.to_vec())).await?;
         Ok(self.worker().usage(&id.key()).await?.size_bytes)

@@ -196,7 +196,7 @@ impl Worker {
         self.apply(vec![Change::Fact(fact, String::new())]).await
     }
 
-    /// Keeps a snapshot for whoever pulls an image that refers to it, until [`Self::unpublish`].
+    /// Keeps a snapshot for workers that pull an image that refers to it, until [`Self::unpublish`].
     ///
     /// # Errors
     /// `UnknownSnapshot`, `Appliance`.
@@ -211,7 +211,7 @@ impl Worker {
     }
 
     /// Ends what [`Self::publish`] began. Images in a registry that refer to the snapshot cannot
-    /// be pulled any more once no worker has it.
+    /// be pulled any more, and once no worker has it, it goes.
     ///
     /// # Errors
     /// `UnknownSnapshot` if it is not published, `Appliance`.
@@ -219,6 +219,15 @@ impl Worker {
         match self.client().delete_file(&format!("{PUBLISHED}/{snapshot}")).await {
             Ok(()) => Ok(()),
             Err(error) if error.is_not_found() => Err(self.unknown(snapshot)),
+            Err(source) => Err(source.into()),
+        }
+    }
+
+    /// Whether [`Self::publish`] keeps that snapshot.
+    pub(super) async fn is_published(&self, snapshot: SnapshotId) -> Result<bool, WorkerError> {
+        match self.client().file(&format!("{PUBLISHED}/{snapshot}")).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_not_found() => Ok(false),
             Err(source) => Err(source.into()),
         }
     }

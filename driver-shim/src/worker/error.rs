@@ -66,6 +66,14 @@ pub enum WorkerError {
         /// The appliance's address.
         appliance: String,
     },
+    /// A reference names a snapshot that is not published.
+    #[error(
+        "the image refers to snapshot {id}, which is not published: what ran in a container may have written that reference; if the image was pushed from a worker, push it there again, or see `slackwater-driver image published`"
+    )]
+    NotPublished {
+        /// The snapshot.
+        id: SnapshotId,
+    },
     /// The reference names a snapshot of another appliance.
     #[error(
         "the image refers to the appliance with store id {got}, but this worker's appliance has {expected}: pull it on a worker of that appliance, or export it to ordinary layers there"

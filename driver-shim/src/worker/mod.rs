@@ -35,6 +35,7 @@ mod keyed;
 mod lease;
 mod mounting;
 mod reap;
+mod references;
 mod sealing;
 mod state;
 mod volume;
@@ -111,6 +112,8 @@ struct Inner {
     in_progress: Mutex<std::collections::HashSet<Uuid>>,
     /// Snapshots that were captured and may still be bound.
     captured: Mutex<HashMap<SnapshotId, std::time::Instant>>,
+    /// References that were written and may come back at once.
+    written: references::Written,
     metrics: Metrics,
     reap: Arc<Notify>,
     reaping: tokio::sync::Mutex<()>,
@@ -129,6 +132,7 @@ impl Inner {
             pinned: Mutex::default(),
             in_progress: Mutex::default(),
             captured: Mutex::default(),
+            written: references::Written::default(),
             metrics: Metrics::default(),
             reap: Arc::new(Notify::new()),
             reaping: tokio::sync::Mutex::default(),

@@ -26,7 +26,7 @@ const REAPED_AT_ONCE: usize = 8;
 
 /// A captured snapshot that was not bound in this time never will be: an engine binds it within
 /// the call, or after its own retries of half a minute.
-const CAPTURE_AGE_MAX: Duration = Duration::from_secs(120);
+pub(super) const CAPTURE_AGE_MAX: Duration = Duration::from_secs(120);
 
 /// What a look at everything took back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
