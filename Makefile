@@ -1,9 +1,10 @@
 # The two commands of the README are `make run` and `make test`; `make help` lists the rest.
 # Works on Debian 12 with Rust; other systems need the packages of deploy/install-needs.
 
-# Outside the clone, so that RocksDB (a quarter of an hour of C++) is compiled once for all
-# clones and all runs.
-CARGO_TARGET_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/slackwater/target
+# One for each clone, but RocksDB (a quarter of an hour of C++) is compiled once for all of them.
+ifndef CARGO_TARGET_DIR
+CARGO_TARGET_DIR := $(shell deploy/target-directory)
+endif
 export CARGO_TARGET_DIR
 
 # rustup puts cargo there, and not every shell has it on its path.
@@ -12,8 +13,8 @@ export PATH := $(HOME)/.cargo/bin:$(PATH)
 DATA_DIR ?= ./data
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 RELEASE := $(CARGO_TARGET_DIR)/release
-# Outside the clone like what is built, so that figures can be held against older ones.
-COMPARISON := $(CARGO_TARGET_DIR)/bench
+# Outside the clone, so that figures can be held against older ones.
+COMPARISON := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/slackwater/bench
 BASELINE ?= main
 FUZZ_SECONDS ?= 300
 # Ends a program when make ends, also by SIGKILL. Not what it runs by sudo, which clears that.
@@ -29,7 +30,7 @@ help: ## List the commands
 
 needs:
 	@deploy/install-needs build
-	@mkdir -p $(CARGO_TARGET_DIR)
+	@deploy/target-directory --make >/dev/null
 
 test-needs: needs
 	@deploy/install-needs test
