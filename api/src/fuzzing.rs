@@ -21,7 +21,8 @@ use slackwater_blockstore::{Options, Store};
 use tower::ServiceExt;
 
 use crate::{
-    ApiOptions, MetricsSource, Role, Secret, Token, VmstoreCredentials, block_map, router,
+    ApiOptions, MetricsSource, ReferenceKey, Role, Secret, Token, VmstoreCredentials, block_map,
+    router,
 };
 
 /// Requests of one session.
@@ -30,7 +31,7 @@ const REQUESTS_MAX: usize = 16;
 const METHODS: [&str; 9] = ["GET", "GET", "POST", "POST", "PUT", "PATCH", "DELETE", "HEAD", "BREW"];
 
 /// Routes; `@` is one of the segments below.
-const ROUTES: [&str; 32] = [
+const ROUTES: [&str; 33] = [
     "/v1/files",
     "/v1/files",
     "/v1/files/@",
@@ -44,6 +45,7 @@ const ROUTES: [&str; 32] = [
     "/v1/snapshots/@/data",
     "/v1/snapshots/@/map",
     "/v1/snapshots/@/diff",
+    "/v1/snapshots/@/reference",
     "/v1/clones",
     "/v1/clones",
     "/v1/stats",
@@ -348,6 +350,7 @@ pub fn requests(bytes: &[u8]) {
             username: "fuzz".to_owned(),
             password: Secret::new("fuzz"),
         }),
+        reference_key: ReferenceKey::from_bytes([7; ReferenceKey::BYTES]).into(),
         ..ApiOptions::default()
     };
     let face = router(Arc::clone(&store), options, Arc::new(NoMetrics));

@@ -5,6 +5,7 @@
 //! ------------------------------------- feature `server` -------------------------------------
 //! listen crowd patient                  the socket: TLS, HTTP/1.1 and 2, bounded waits
 //! router auth attempts idempotency extract  what happens to a request before its handler
+//! references                            what images hold to stand for snapshots
 //! routes/ openapi dashboard/            the handlers, and what they say about themselves
 //! state convert failure metrics         the way into the store and back
 //! ```
@@ -48,6 +49,8 @@ pub mod options;
 #[cfg(feature = "server")]
 mod patient;
 #[cfg(feature = "server")]
+mod references;
+#[cfg(feature = "server")]
 mod router;
 #[cfg(feature = "server")]
 mod routes;
@@ -62,5 +65,7 @@ pub use listen::{ApiServerError, TlsFiles, run};
 pub use metrics::MetricsSource;
 #[cfg(feature = "server")]
 pub use options::ApiOptions;
+#[cfg(feature = "server")]
+pub use references::ReferenceKey;
 #[cfg(feature = "server")]
 pub use router::router;

@@ -40,7 +40,7 @@ const COMMON_STATUSES: [(&str, &str); 11] = [
         data::get_file, data::put_file, data::get_snapshot,
         map::of_file, map::of_snapshot,
         snapshots::list, snapshots::create, snapshots::get, snapshots::update, snapshots::delete,
-        snapshots::diff,
+        snapshots::diff, snapshots::reference,
         clones::create,
         stats::stats, stats::check, stats::gc, stats::metrics, stats::healthz, stats::readyz,
         stats::document,

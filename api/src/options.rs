@@ -1,8 +1,10 @@
 //! What a server is told about how to serve, each bound with its reason.
 
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::auth::{Token, VmstoreCredentials};
+use crate::references::ReferenceKey;
 
 /// How the REST face serves. `Default` serves everybody without a token, which is for
 /// loopback only: see [`crate::auth::require_tokens_for`].
@@ -12,6 +14,9 @@ pub struct ApiOptions {
     pub tokens: Vec<Token>,
     /// Who may log in to the VMstore face; `None`: the face is off.
     pub vmstore: Option<VmstoreCredentials>,
+    /// What references to snapshots are made with. As long as it is empty, none is made: a server whose
+    /// disk has no room for a key serves without.
+    pub reference_key: Arc<OnceLock<ReferenceKey>>,
     /// Path under which NFS clients mount the export: shown to users, and stripped from the
     /// paths that VMstore clients send.
     pub export_path: String,
@@ -51,6 +56,7 @@ impl Default for ApiOptions {
         Self {
             tokens: Vec::new(),
             vmstore: None,
+            reference_key: Arc::default(),
             export_path: "/slackwater".to_owned(),
             body_bytes_max: 1 << 20,
             bodies_bytes_max: 32 << 20,

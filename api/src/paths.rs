@@ -28,6 +28,8 @@ pub const SNAPSHOT_DATA: &str = "/v1/snapshots/{id}/data";
 pub const SNAPSHOT_MAP: &str = "/v1/snapshots/{id}/map";
 /// `GET` what changed in a snapshot since another one.
 pub const SNAPSHOT_DIFF: &str = "/v1/snapshots/{id}/diff";
+/// `GET` what an image holds to stand for a snapshot.
+pub const SNAPSHOT_REFERENCE: &str = "/v1/snapshots/{id}/reference";
 /// `POST` a clone.
 pub const CLONES: &str = "/v1/clones";
 /// `GET` counts and sizes.
@@ -102,6 +104,12 @@ pub fn snapshot_map(id: crate::types::SnapshotId) -> String {
 #[must_use]
 pub fn snapshot_diff(id: crate::types::SnapshotId) -> String {
     format!("{SNAPSHOTS}/{id}/diff")
+}
+
+/// The route of a snapshot's reference.
+#[must_use]
+pub fn snapshot_reference(id: crate::types::SnapshotId) -> String {
+    format!("{SNAPSHOTS}/{id}/reference")
 }
 
 /// A file's path as one segment; one leading slash is forgiven, as in requests.

@@ -251,6 +251,20 @@ pub struct Snapshot {
     pub expires_at: Option<Timestamp>,
 }
 
+/// What the layer of an image holds to stand for a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct SnapshotReference {
+    /// Id of the store.
+    pub store_id: String,
+    /// The snapshot.
+    pub snapshot_id: SnapshotId,
+    /// Its size.
+    pub size_bytes: u64,
+    /// The code that only this appliance can make of them, as 64 hexadecimal digits.
+    pub mac: String,
+}
+
 /// A page of snapshots, in order of their ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "server", derive(utoipa::ToSchema))]

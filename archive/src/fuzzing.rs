@@ -142,11 +142,12 @@ fn member(choices: &mut Unstructured<'_>, archive: &mut Vec<u8>) -> Chosen<()> {
         }
         b'L' | b'K' => pick(choices, &NAMES)?,
         b'0' | b'S' => {
-            let texts: [&[u8]; 4] = [
+            let texts: [&[u8]; 5] = [
                 b"",
                 b"hello",
                 &[7; 600],
                 b"{\"slackwater\":1,\"store_id\":\"s\",\"snapshot_id\":\"01234567-89ab-cdef-0123-456789abcdef\",\"size_bytes\":1}",
+                b"{\"slackwater\":2,\"store_id\":\"s\",\"snapshot_id\":\"01234567-89ab-cdef-0123-456789abcdef\",\"size_bytes\":1,\"mac\":\"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"}",
             ];
             pick(choices, &texts)?
         }

@@ -34,6 +34,6 @@ mod unpack;
 pub use changes::{Change, ChangeKind, changes};
 pub use error::ArchiveError;
 pub use pack::{Packed, pack};
-pub use reference::{Prefixed, REFERENCE_MEMBER, Recognised, Reference, recognise};
+pub use reference::{Mac, MacError, Prefixed, REFERENCE_MEMBER, Recognised, Reference, recognise};
 pub use replay::replay;
 pub use unpack::{Unpacked, unpack};

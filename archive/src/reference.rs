@@ -2,15 +2,18 @@
 //!
 //! ```text
 //! ustar header ".slackwater-reference", mode 0444, everything else zero   512 bytes
-//! {"slackwater":1,"store_id":"...","snapshot_id":"...","size_bytes":N}\n   padded to 512
+//! {"slackwater":2,"store_id":"...","snapshot_id":"...","size_bytes":N,"mac":"..."}\n   padded to 512
 //! end marker                                                             1024
 //! ```
-//! The same reference is always the same bytes: engines know a layer by the hash of its archive.
+//! The same reference is always the same bytes: engines know a layer by the hash of its archive. One of
+//! version 1 has no `mac`: release 0.2 wrote those, and anything else can.
 
+use std::fmt;
 use std::io::{Cursor, Read};
 use std::path::Path;
+use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
 use crate::error::{ArchiveError, shown};
@@ -21,10 +24,11 @@ use crate::root::clean;
 /// The name of a reference's only member.
 pub const REFERENCE_MEMBER: &str = ".slackwater-reference";
 
-/// The version of the text below.
-const VERSION: u32 = 1;
+/// The version of the text below with a MAC, and without.
+const VERSION: u32 = 2;
+const VERSION_WITHOUT_MAC: u32 = 1;
 
-/// Bytes of a reference's text. One has about 150; with this limit the archive stays below 4 KiB.
+/// Bytes of a reference's text. One has about 230; with this limit the archive stays below 4 KiB.
 const TEXT_BYTES_MAX: usize = 1024;
 
 /// Bytes that may follow the member: the end marker, and what pads an archive to 20 blocks.
@@ -32,6 +36,56 @@ const TRAILING_BYTES_MAX: usize = 64 << 10;
 
 /// Permissions of the member: readable, should it ever be unpacked by somebody else.
 const MODE: u64 = 0o444;
+
+/// The code of a reference that only its appliance can make (a MAC, by BLAKE3 with a key). Compared in constant time; its
+/// `Debug` form shows nothing.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Mac(blake3::Hash);
+
+/// The text is not such a code.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the MAC of a reference is 64 hexadecimal digits in lower case, not these {got} characters"
+)]
+pub struct MacError {
+    /// Length of the text.
+    pub got: usize,
+}
+
+impl FromStr for Mac {
+    type Err = MacError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        // Only the form that Display writes: one reference has one spelling.
+        let hash = blake3::Hash::from_hex(text).ok();
+        let hash = hash.filter(|hash| hash.to_hex().as_str() == text);
+        hash.map(Self).ok_or(MacError { got: text.len() })
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.to_hex())
+    }
+}
+
+impl fmt::Debug for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Mac(..)")
+    }
+}
+
+impl Serialize for Mac {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Mac {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
 
 /// A snapshot of an appliance, named in an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,14 +96,15 @@ pub struct Reference {
     pub snapshot_id: Uuid,
     /// The size of the disk that the snapshot is of.
     pub size_bytes: u64,
+    /// What tells it from a forged one; `None` in those of release 0.2.
+    #[serde(default)]
+    pub mac: Option<Mac>,
 }
 
-/// A reference as it is written.
-#[derive(Serialize, Deserialize)]
-struct Text {
+/// What is read first: the rest depends on it.
+#[derive(Deserialize)]
+struct Version {
     slackwater: u32,
-    #[serde(flatten)]
-    reference: Reference,
 }
 
 impl Reference {
@@ -57,8 +112,12 @@ impl Reference {
     #[must_use]
     pub fn to_archive(&self) -> Vec<u8> {
         let store_id = serde_json::Value::from(self.store_id.as_str());
+        let (version, mac) = match self.mac {
+            Some(mac) => (VERSION, format!(",\"mac\":\"{mac}\"")),
+            None => (VERSION_WITHOUT_MAC, String::new()),
+        };
         let text = format!(
-            "{{\"slackwater\":{VERSION},\"store_id\":{store_id},\"snapshot_id\":\"{}\",\"size_bytes\":{}}}\n",
+            "{{\"slackwater\":{version},\"store_id\":{store_id},\"snapshot_id\":\"{}\",\"size_bytes\":{}{mac}}}\n",
             self.snapshot_id, self.size_bytes
         );
         let size_bytes = text.len() as u64;
@@ -87,17 +146,23 @@ impl Reference {
             let length = bytes.len();
             return Err(bad(format!("it has {length} bytes, at most {TEXT_BYTES_MAX}")));
         }
-        let text: Text = serde_json::from_slice(bytes).map_err(|error| bad(error.to_string()))?;
-        if text.slackwater != VERSION {
-            let got = text.slackwater;
+        let broken = |error: serde_json::Error| bad(error.to_string());
+        let Version { slackwater: version } = serde_json::from_slice(bytes).map_err(broken)?;
+        if ![VERSION_WITHOUT_MAC, VERSION].contains(&version) {
             return Err(bad(format!(
-                "it has version {got}, this program knows {VERSION}; update slackwater-driver"
+                "it has version {version}, this program knows {VERSION_WITHOUT_MAC} and {VERSION}; \
+                 update slackwater-driver"
             )));
         }
-        if text.reference.store_id.is_empty() {
+        let reference: Self = serde_json::from_slice(bytes).map_err(broken)?;
+        if reference.store_id.is_empty() {
             return Err(bad("it names no store".to_owned()));
         }
-        Ok(text.reference)
+        match (version, reference.mac) {
+            (VERSION, None) => Err(bad("it has no `mac`".to_owned())),
+            (VERSION, mac) => Ok(Self { mac, ..reference }),
+            _ => Ok(Self { mac: None, ..reference }),
+        }
     }
 }
 
@@ -180,26 +245,45 @@ mod tests {
     use super::*;
 
     fn reference() -> Reference {
+        Reference { mac: Some("0123456789abcdef".repeat(4).parse().unwrap()), ..without_mac() }
+    }
+
+    /// As release 0.2 wrote it.
+    fn without_mac() -> Reference {
         Reference {
             store_id: "store \"one\"".to_owned(),
             snapshot_id: Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef),
             size_bytes: 64 << 30,
+            mac: None,
         }
+    }
+
+    /// The archive with that text, whose header has that length and checksum.
+    fn archive(text: &str, length: &[u8; 12], checksum: &[u8; 8]) -> Vec<u8> {
+        let mut archive = vec![0; 2048];
+        let mut put =
+            |at: usize, bytes: &[u8]| archive[at..at + bytes.len()].copy_from_slice(bytes);
+        put(0, b".slackwater-reference");
+        put(100, b"0000444\x000000000\x000000000\x00");
+        put(124, length);
+        put(136, b"00000000000\x00");
+        put(148, checksum);
+        put(156, b"0");
+        put(257, b"ustar\x0000");
+        put(512, text.as_bytes());
+        archive
     }
 
     #[test]
     fn the_bytes_of_a_reference_never_change() {
-        let mut expected = [0; 2048];
-        let mut put =
-            |at: usize, bytes: &[u8]| expected[at..at + bytes.len()].copy_from_slice(bytes);
-        put(0, b".slackwater-reference");
-        put(100, b"0000444\x000000000\x000000000\x00");
-        put(124, b"00000000172\x0000000000000\x00");
-        put(148, b"012040\x00 0");
-        put(257, b"ustar\x0000");
         let text = "{\"slackwater\":1,\"store_id\":\"store \\\"one\\\"\",\
             \"snapshot_id\":\"01234567-89ab-cdef-0123-456789abcdef\",\"size_bytes\":68719476736}\n";
-        put(512, text.as_bytes());
+        let expected = archive(text, b"00000000172\x00", b"012040\x00 ");
+        assert_eq!(without_mac().to_archive(), expected);
+        let text = "{\"slackwater\":2,\"store_id\":\"store \\\"one\\\"\",\
+            \"snapshot_id\":\"01234567-89ab-cdef-0123-456789abcdef\",\"size_bytes\":68719476736,\
+            \"mac\":\"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"}\n";
+        let expected = archive(text, b"00000000303\x00", b"012034\x00 ");
         assert_eq!(reference().to_archive(), expected);
     }
 
@@ -208,12 +292,15 @@ mod tests {
         let archive = reference().to_archive();
         let mut padded = archive.clone();
         padded.resize(10_240, 0);
-        for archive in [archive, padded] {
+        let old = without_mac();
+        for (archive, expected) in
+            [(archive, reference()), (padded, reference()), (old.to_archive(), old.clone())]
+        {
             let mut stream = Cursor::new(archive);
             let Recognised::Reference(read) = recognise(&mut stream).unwrap() else {
                 panic!("not recognised");
             };
-            assert_eq!(read, reference());
+            assert_eq!(read, expected);
             assert_eq!(stream.position(), stream.get_ref().len() as u64, "not read to its end");
         }
     }
@@ -239,8 +326,20 @@ mod tests {
         let valid = "{\"slackwater\":1,\"store_id\":\"s\",\
             \"snapshot_id\":\"01234567-89ab-cdef-0123-456789abcdef\",\"size_bytes\":1}";
         assert!(Reference::from_member(valid.as_bytes()).is_ok());
+        let mac = "0123456789abcdef".repeat(4);
+        let with_mac = valid.replace(":1,", ":2,").replace('}', &format!(",\"mac\":\"{mac}\"}}"));
+        let read = Reference::from_member(with_mac.as_bytes()).unwrap();
+        assert_eq!(read.mac, Some(mac.parse().unwrap()));
+        assert!(!format!("{read:?}").contains("0123456789abcdef0"), "{read:?}");
+        // In the version without, it says nothing.
+        let read = Reference::from_member(with_mac.replace(":2,", ":1,").as_bytes()).unwrap();
+        assert_eq!(read.mac, None);
         let cases = [
-            (valid.replace(":1,", ":2,"), "version 2"),
+            (valid.replace(":1,", ":2,"), "no `mac`"),
+            (valid.replace(":1,", ":3,"), "version 3"),
+            (with_mac.replace(":2,", ":3,").replace(&mac, "another form"), "version 3"),
+            (with_mac.replace(&mac, &mac[1..]), "63 characters"),
+            (with_mac.replace(&mac, &mac.to_uppercase()), "lower case"),
             (valid.replace("\"s\"", "\"\""), "no store"),
             (valid.replace("cdef\"", "\""), "UUID"),
             (valid.replace("\"size_bytes\":1", "\"size_bytes\":-1"), "-1"),

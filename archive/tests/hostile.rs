@@ -328,6 +328,7 @@ fn junk() -> impl Strategy<Value = Vec<u8>> {
         store_id: "store".to_owned(),
         snapshot_id: uuid::Uuid::nil(),
         size_bytes: 1,
+        mac: Some("01".repeat(32).parse().unwrap()),
     };
     let reference = reference.to_archive();
     let damage = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6);

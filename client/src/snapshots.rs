@@ -5,7 +5,7 @@ use slackwater_api::paths;
 use slackwater_api::query::{Diff, ListSnapshots};
 use slackwater_api::types::{
     CreateClone, CreateSnapshot, DiffPage, File, Labels, Snapshot, SnapshotId, SnapshotPage,
-    UpdateSnapshot,
+    SnapshotReference, UpdateSnapshot,
 };
 
 use crate::error::ClientError;
@@ -65,6 +65,18 @@ impl Client {
     /// [`ClientError`]; code `not_found`.
     pub async fn diff(&self, id: SnapshotId, query: &Diff) -> Result<DiffPage, ClientError> {
         self.call(Call::get(format!("{}{}", paths::snapshot_diff(id), query.encode()))).await
+    }
+
+    /// `GET /v1/snapshots/{id}/reference`: what an image holds to stand for the snapshot.
+    ///
+    /// # Errors
+    /// [`ClientError`]; code `not_found`, `no_space` if the server has no key, `unknown_route` of
+    /// one of release 0.2.
+    pub async fn snapshot_reference(
+        &self,
+        id: SnapshotId,
+    ) -> Result<SnapshotReference, ClientError> {
+        self.call(Call::get(paths::snapshot_reference(id))).await
     }
 
     /// `POST /v1/clones`: makes a writable file with the snapshot's content.

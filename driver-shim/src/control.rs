@@ -5,7 +5,7 @@
 //! |---|---|
 //! | `GET /status` | what the daemon is and has |
 //! | `GET /metrics` | the same and more for Prometheus; also at `--metrics-listen` |
-//! | `GET /store` | the store id of the appliance |
+//! | `GET /references/{snapshot}` | the reference to a snapshot |
 //! | `GET /volumes?engine=` | all volumes of an engine |
 //! | `GET /volumes/{engine}/{name}` | one and what it was made above, with their snapshots |
 //! | `GET /layers/{namespace}/{chain id}` | the snapshot of a layer of containerd |
@@ -28,17 +28,15 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use slackwater_archive::Reference;
 use slackwater_client::types::SnapshotId;
 
+use crate::containerd::labels::PROOF;
 use crate::daemon::Stop;
 use crate::settings::Config;
 use crate::worker::{
     Engine, Extra, Key, Kind, Reconciled, SnapshotRef, Volume, Worker, WorkerError,
 };
-
-/// The label of an appliance's snapshot that says of which chain id it is. A snapshot that is
-/// of several has the further ones under `slackwater.chain.` and the first digits of each.
-pub const CHAIN_LABEL: &str = "slackwater.chain";
 
 /// Digits of a chain id that tell the chains of one snapshot apart.
 const CHAIN_DIGITS: usize = 32;
@@ -146,7 +144,7 @@ pub fn router(control: Control) -> Router {
     Router::new()
         .route("/status", get(status))
         .route("/metrics", get(metrics))
-        .route("/store", get(store))
+        .route("/references/{snapshot}", get(reference))
         .route("/volumes", get(volumes))
         .route("/volumes/{engine}/{name}", get(chain))
         .route("/layers/{namespace}/{chain_id}", get(layer))
@@ -211,8 +209,11 @@ async fn metrics(State(control): State<Control>) -> Response {
     ([(CONTENT_TYPE, METRICS_TYPE)], page).into_response()
 }
 
-async fn store(State(control): State<Control>) -> Answer<String> {
-    Ok(Json(control.worker.store_id().await?))
+async fn reference(
+    State(control): State<Control>,
+    Path(snapshot): Path<SnapshotId>,
+) -> Answer<Reference> {
+    Ok(Json(control.worker.reference_to(snapshot).await?))
 }
 
 async fn volumes(
@@ -297,16 +298,13 @@ async fn label_chain(
 ) -> Result<(), WorkerError> {
     let client = worker.client();
     let mut labels = client.snapshot(snapshot).await?.labels;
-    let is_chain = |key: &str| key == CHAIN_LABEL || key.starts_with("slackwater.chain.");
-    if labels.iter().any(|(key, value)| is_chain(key) && value == chain_id) {
+    // Of several chain ids, the further ones are told apart by their first digits.
+    let digits = chain_id.trim_start_matches("sha256:").chars().take(CHAIN_DIGITS);
+    let further = format!("{PROOF}.{}", digits.collect::<String>());
+    if [PROOF, &further].iter().any(|key| labels.get(*key).is_some_and(|value| value == chain_id)) {
         return Ok(());
     }
-    let key = if labels.contains_key(CHAIN_LABEL) {
-        let digits = chain_id.trim_start_matches("sha256:").chars().take(CHAIN_DIGITS);
-        format!("{CHAIN_LABEL}.{}", digits.collect::<String>())
-    } else {
-        CHAIN_LABEL.to_owned()
-    };
+    let key = if labels.contains_key(PROOF) { further } else { PROOF.to_owned() };
     labels.insert(key, chain_id.to_owned());
     client.set_snapshot_labels(snapshot, labels).await?;
     Ok(())

@@ -258,8 +258,19 @@ fn an_annotation_counts_if_the_appliance_says_the_same() {
         let good = annotation(&store, size);
         let unproven = snapshots.prepare_labelled("x/1/a", "", good.clone()).await;
         assert!(unproven.unwrap().1, "an ordinary snapshot to unpack into");
-        let label = [("slackwater.chain.aaaa".to_owned(), one.clone())].into();
-        machine.worker.client().set_snapshot_labels(taken.id, label).await.unwrap();
+        // Release 0.2 labelled so, for chain ids that can be computed from ids.
+        let label = async |name: &str| {
+            let label = [(name.to_owned(), one.clone())].into();
+            machine.worker.client().set_snapshot_labels(taken.id, label).await.unwrap();
+        };
+        label("slackwater.image-chain.aaaa").await;
+        let unpublished = snapshots.prepare_labelled("x/1/unpublished", "", good.clone()).await;
+        assert!(unpublished.unwrap().1, "bound although it is not published");
+        machine.worker.publish(taken.id).await.unwrap();
+        label("slackwater.chain").await;
+        let old = snapshots.prepare_labelled("x/1/old", "", good.clone()).await;
+        assert!(old.unwrap().1, "the label of release 0.2 is believed");
+        label("slackwater.image-chain.aaaa").await;
         for (key, bad) in [
             ("x/1/b", annotation(&Uuid::new_v4().to_string(), size)),
             ("x/1/c", annotation(&store, size + 4096)),
@@ -287,12 +298,8 @@ fn a_reference_that_was_unpacked_is_bound() {
         fs::write(root.join("file"), "meant").unwrap();
         snapshots.commit("base", "one").await.unwrap();
         let taken = snapshot(&machine, "base").await;
-        let store_id = machine.worker.store_id().await.unwrap();
-        let meant = Reference {
-            store_id,
-            snapshot_id: Uuid::from_bytes(*taken.id.as_bytes()),
-            size_bytes: taken.size_bytes,
-        };
+        let meant = machine.worker.reference_to(taken.id).await.unwrap();
+        assert_eq!(meant.size_bytes, taken.size_bytes);
         let write = async |key: &str, parent: &str, reference: &Reference| {
             let root = snapshots.prepare(key, parent).await.unwrap();
             slackwater_archive::unpack(&reference.to_archive()[..], &root, None).unwrap();
@@ -309,6 +316,16 @@ fn a_reference_that_was_unpacked_is_bound() {
         assert!(message.contains(&taken.id.to_string()), "{message}");
         assert!(message.contains("not published"), "{message}");
         machine.worker.publish(taken.id).await.unwrap();
+        let forged = Reference { mac: Some("07".repeat(32).parse().unwrap()), ..meant.clone() };
+        write(&key("forged"), "", &forged).await;
+        let answer = snapshots.commit("x/2/forged", &key("forged")).await;
+        let message = refused(answer, Code::FailedPrecondition);
+        assert!(message.contains("forged"), "{message}");
+        let without = Reference { mac: None, ..meant.clone() };
+        write(&key("without"), "", &without).await;
+        let answer = snapshots.commit("x/2/without", &key("without")).await;
+        let message = refused(answer, Code::FailedPrecondition);
+        assert!(message.contains("references-without-mac"), "{message}");
 
         write(&key("1"), "", &meant).await;
         snapshots.commit("x/2/first", &key("1")).await.unwrap();
@@ -342,7 +359,10 @@ fn a_reference_that_was_unpacked_is_bound() {
         let answer = snapshots.commit("x/2/elsewhere", &key("elsewhere")).await;
         let message = refused(answer, Code::FailedPrecondition);
         assert!(message.contains(&elsewhere.store_id), "{message}");
-        assert_eq!(snapshots.names(&["name~=x/2/(unpublished|unknown|elsewhere)"]).await, [""; 0]);
+        assert_eq!(
+            snapshots.names(&["name~=x/2/(unpublished|forged|without|unknown|elsewhere)"]).await,
+            [""; 0]
+        );
         snapshots.stop().await;
     });
 }

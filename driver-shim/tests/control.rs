@@ -81,10 +81,13 @@ async fn chains_are_shown_with_their_snapshots_and_kept_for_images() {
     }
     assert_eq!(daemon.published().await.unwrap(), [above.id]);
     let labels: Labels = worker.client().snapshot(above.id).await.unwrap().labels;
-    let proofs = labels.iter().filter(|(key, _)| key.starts_with("slackwater.chain"));
+    let proofs = labels.iter().filter(|(key, _)| key.starts_with("slackwater.image-chain"));
     let mut proofs: Vec<_> = proofs.map(|(_, value)| value.as_str()).collect();
     proofs.sort_unstable();
     assert_eq!(proofs, [one.as_str(), two.as_str()]);
+    let reference = daemon.reference(above.id).await.unwrap();
+    assert_eq!(reference, worker.reference_to(above.id).await.unwrap());
+    assert!(reference.mac.is_some(), "{reference:?}");
 
     // Without its volumes it lives, until it is published no more.
     worker.remove(&top).await.unwrap();
@@ -93,6 +96,8 @@ async fn chains_are_shown_with_their_snapshots_and_kept_for_images() {
     daemon.unpublish(above.id).await.unwrap();
     let gone = worker.client().snapshot(above.id).await.unwrap_err();
     assert!(gone.is_not_found(), "{gone}");
+    let gone = daemon.reference(above.id).await.unwrap_err();
+    assert!(matches!(gone, EngineError::Refused { status: 404, .. }), "{gone}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -120,7 +125,7 @@ async fn a_view_ends_with_its_connection_or_with_the_daemon() {
     let _view = daemon.view(snapshot).await.unwrap();
     stop.send(true).unwrap();
     let deadline = Instant::now() + RELEASE_TIME;
-    while daemon.store_id().await.is_ok() {
+    while daemon.status().await.is_ok() {
         assert!(Instant::now() < deadline, "the daemon does not end");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

@@ -87,6 +87,7 @@ async fn references_to_nowhere_are_refused_with_the_reason() {
         store_id: store_id.to_owned(),
         snapshot_id: Uuid::from_u128(7),
         size_bytes: DISK_BYTES,
+        mac: Some("07".repeat(32).parse().unwrap()),
     };
     plugin.create("unknown", "");
     let refusal = plugin.apply_refused("unknown", "", &reference(&store_id).to_archive());
@@ -100,26 +101,76 @@ async fn references_to_nowhere_are_refused_with_the_reason() {
     let mut padded = reference(&store_id).to_archive();
     padded.resize(1 << 20, 0);
     plugin.apply_refused("padded", "", &padded);
-    // A snapshot that is there and not published: a container may have written the reference.
-    plugin.create("own", "");
-    plugin.apply("own", "", &layer(&[("file", "secret")]));
-    let own = machine.worker.get(&Key::docker("own")).unwrap().snapshot().unwrap();
-    let snapshot_id = Uuid::from_bytes(*own.id.as_bytes());
-    let theirs = Reference { snapshot_id, ..reference(&store_id) }.to_archive();
-    plugin.create("theirs", "");
-    let refusal = plugin.apply_refused("theirs", "", &theirs);
-    assert!(refusal.contains(&own.id.to_string()), "{refusal}");
-    assert!(refusal.contains("not published"), "{refusal}");
-    machine.worker.publish(own.id).await.unwrap();
-    plugin.create("pulled", "");
-    plugin.apply("pulled", "", &theirs);
-    machine.worker.unpublish(own.id).await.unwrap();
-    plugin.create("late", "");
-    plugin.apply_refused("late", "", &theirs);
-    for name in ["unknown", "foreign", "padded", "theirs", "late"] {
+    for name in ["unknown", "foreign", "padded"] {
         assert!(plugin.refused("Get", &json!({ "ID": name })).contains("pull again"));
         plugin.remove(name);
     }
+}
+
+/// What runs in a container can write a reference, and knows ids of what runs beside it.
+#[tokio::test(flavor = "multi_thread")]
+async fn references_that_anything_could_have_written_are_refused() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let plugin = Plugin::serve(&machine.worker, &socket(&machine));
+    plugin.create("own", "");
+    plugin.apply("own", "", &layer(&[("file", "secret")]));
+    let own = machine.worker.get(&Key::docker("own")).unwrap().snapshot().unwrap();
+    let made = machine.worker.reference_to(own.id).await.unwrap();
+    assert_eq!(made.snapshot_id, Uuid::from_bytes(*own.id.as_bytes()));
+    let refused = |name: &str, reference: &Reference, said: &str| {
+        plugin.create(name, "");
+        let refusal = plugin.apply_refused(name, "", &reference.to_archive());
+        assert!(refusal.contains(&own.id.to_string()) && refusal.contains(said), "{refusal}");
+        assert!(plugin.refused("Get", &json!({ "ID": name })).contains("pull again"));
+        plugin.remove(name);
+    };
+    let forged = [
+        Reference { mac: Some("07".repeat(32).parse().unwrap()), ..made.clone() },
+        Reference { size_bytes: made.size_bytes + 4096, ..made.clone() },
+    ];
+    let without = Reference { mac: None, ..made.clone() };
+    for is_published in [false, true] {
+        if is_published {
+            machine.worker.publish(own.id).await.unwrap();
+        }
+        for forged in &forged {
+            refused("forged", forged, "forged");
+        }
+        refused("without", &without, "references-without-mac");
+    }
+    plugin.create("pulled", "");
+    plugin.apply("pulled", "", &made.to_archive());
+    machine.worker.unpublish(own.id).await.unwrap();
+    refused("late", &made, "not published");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn references_of_release_0_2_are_taken_where_that_is_set() {
+    let appliance = Appliance::start();
+    let machine = Machine::start_with(&appliance, true).await;
+    let plugin = Plugin::serve(&machine.worker, &socket(&machine));
+    plugin.create("own", "");
+    plugin.apply("own", "", &layer(&[("file", "content")]));
+    let own = machine.worker.get(&Key::docker("own")).unwrap().snapshot().unwrap();
+    let made = machine.worker.reference_to(own.id).await.unwrap();
+    let without = Reference { mac: None, ..made.clone() };
+    let larger = Reference { size_bytes: made.size_bytes + 4096, ..without.clone() };
+    for name in ["early", "pulled", "larger", "forged"] {
+        plugin.create(name, "");
+    }
+    let refusal = plugin.apply_refused("early", "", &without.to_archive());
+    assert!(refusal.contains("not published"), "{refusal}");
+    machine.worker.publish(own.id).await.unwrap();
+    plugin.apply("pulled", "", &without.to_archive());
+    // It is pushed as it was pulled: registries know it by its bytes.
+    assert_eq!(plugin.diff("pulled", ""), without.to_archive());
+    let refusal = plugin.apply_refused("larger", "", &larger.to_archive());
+    assert!(refusal.contains("forged"), "{refusal}");
+    // One with a MAC must have the right one all the same.
+    let forged = Reference { mac: Some("07".repeat(32).parse().unwrap()), ..made };
+    let refusal = plugin.apply_refused("forged", "", &forged.to_archive());
+    assert!(refusal.contains("forged"), "{refusal}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -192,6 +243,7 @@ async fn a_tar_whose_beginning_another_process_was_sent_is_refused() {
         store_id: machine.worker.store_id().await.unwrap(),
         snapshot_id: Uuid::from_u128(7),
         size_bytes: DISK_BYTES,
+        mac: None,
     };
     let refusal = plugin.apply_refused("cut", "", &reference.to_archive());
     assert!(refusal.contains("interrupted"), "{refusal}");

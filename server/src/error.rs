@@ -54,6 +54,14 @@ pub enum ServerError {
         /// The store's error.
         source: slackwater_blockstore::Error,
     },
+    /// The key of references cannot be read or made.
+    #[error("the key of references, {}: {source}", path.display())]
+    ReferenceKey {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        source: io::Error,
+    },
     /// There is no store to check.
     #[error("there is no store in {}: name its directory by --data-dir", data_dir.display())]
     NoStore {
@@ -120,6 +128,7 @@ impl ServerError {
             | Self::Signals(_)
             | Self::Listen { .. }
             | Self::Open { .. }
+            | Self::ReferenceKey { .. }
             | Self::Rebuild(_)
             | Self::Check(_)
             | Self::Output(_)

@@ -21,6 +21,7 @@ mod listen;
 mod logs;
 mod open_files;
 mod options;
+mod reference_key;
 mod signals;
 mod systemd;
 mod welcome;

@@ -1,7 +1,7 @@
 //! The life of the server.
 //!
 //! ```text
-//! logs -> signals -> bind both addresses -> open the store -> serve -> ready
+//! logs -> signals -> bind both addresses -> open the store -> key of references -> serve -> ready
 //!      signal, or a server that fails -> stop accepting -> drain -> close the store
 //! ```
 //!
@@ -12,6 +12,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
+use slackwater_api::ApiOptions;
 use slackwater_blockstore::Store;
 use slackwater_nfs::NfsMetrics;
 use tokio::sync::watch;
@@ -23,7 +24,7 @@ use crate::listen::{self, Addresses, Listeners};
 use crate::metrics::Page;
 use crate::signals::{self, Stop};
 use crate::welcome::Welcome;
-use crate::{logs, open_files, options, systemd};
+use crate::{logs, open_files, options, reference_key, systemd};
 
 /// Time for calls that are under way when the stop begins. Both servers bound their own
 /// drain below this; what outlives it waits for a disk that does not answer, and the client
@@ -55,14 +56,26 @@ pub fn run(config: Config) -> Result<(), ServerError> {
 async fn start(config: Config) -> Result<(), ServerError> {
     let stop = signals::stop_on_signal()?;
     let listeners = listen::bind(&config).await?;
-    let addresses = listeners.addresses;
     let store = open(&config).await?;
-    let servers = Servers::start(&config, listeners, &store);
-    announce(&config, addresses, &store);
-    let served = servers.run(stop).await;
+    let served = serve(&config, listeners, &store, stop).await;
     let closed = close(store).await;
     // The first failure is the cause; the second is at most its consequence.
     served.and(closed)
+}
+
+/// Serves until the stop.
+async fn serve(
+    config: &Config,
+    listeners: Listeners,
+    store: &Arc<Store>,
+    stop: Stop,
+) -> Result<(), ServerError> {
+    let api_options = options::api(config);
+    reference_key::provide(&config.data_dir, &api_options.reference_key).await?;
+    let addresses = listeners.addresses;
+    let servers = Servers::start(config, listeners, store, api_options);
+    announce(config, addresses, store);
+    servers.run(stop).await
 }
 
 /// Opens the store, which may take seconds after a crash, beside the runtime.
@@ -119,10 +132,15 @@ type Ended = (&'static str, Result<(), ServerError>);
 
 impl Servers {
     /// Starts both servers, and feeds systemd's watchdog if there is one.
-    fn start(config: &Config, listeners: Listeners, store: &Arc<Store>) -> Self {
+    fn start(
+        config: &Config,
+        listeners: Listeners,
+        store: &Arc<Store>,
+        api_options: ApiOptions,
+    ) -> Self {
         let nfs_metrics = Arc::new(NfsMetrics::default());
         let page = Arc::new(Page::new(Arc::clone(store), Arc::clone(&nfs_metrics)));
-        let router = slackwater_api::router(Arc::clone(store), options::api(config), page);
+        let router = slackwater_api::router(Arc::clone(store), api_options, page);
         let tls = options::tls(config);
 
         let nfs_options = options::nfs(config);

@@ -1,4 +1,4 @@
-//! Snapshots: take, list, look at, label, delete, compare.
+//! Snapshots: take, list, look at, label, delete, compare, refer to.
 
 use axum::Json;
 use axum::extract::{RawQuery, State};
@@ -16,7 +16,9 @@ use crate::paths;
 use crate::query::{Diff, ListSnapshots, QueryError, page_limit};
 use crate::router::Mount;
 use crate::state::{Shared, file_path};
-use crate::types::{CreateSnapshot, DiffPage, Snapshot, SnapshotPage, UpdateSnapshot};
+use crate::types::{
+    CreateSnapshot, DiffPage, Snapshot, SnapshotPage, SnapshotReference, UpdateSnapshot,
+};
 
 /// Snapshots that are read from the store in one go: with all their labels at most 32 MiB.
 const BATCH: usize = 64;
@@ -33,6 +35,7 @@ pub(crate) fn mount(mount: Mount) -> Mount {
         .at(Method::PATCH, paths::SNAPSHOT, update)
         .at(Method::DELETE, paths::SNAPSHOT, delete)
         .at(Method::GET, paths::SNAPSHOT_DIFF, diff)
+        .at(Method::GET, paths::SNAPSHOT_REFERENCE, reference)
 }
 
 /// Lists snapshots
@@ -262,5 +265,38 @@ pub(crate) async fn diff(
     Ok(Json(DiffPage {
         items: page.extents.iter().map(convert::diff_extent).collect(),
         next: page.next_offset_bytes.map(|offset| offset.to_string()),
+    }))
+}
+
+/// Refers to a snapshot
+///
+/// What the layer of an image holds to stand for the snapshot, the same at each call. Workers bind a layer to a
+/// snapshot only if it has the `mac`, which none but the appliance can make.
+#[utoipa::path(
+    get, path = paths::SNAPSHOT_REFERENCE, tag = "snapshots", operation_id = "referToSnapshot",
+    params(("id" = String, Path, format = Uuid, description = "The snapshot's id")),
+    responses(
+        (status = 200, description = "The reference", body = SnapshotReference),
+        (status = 404, description = "There is no such snapshot"),
+        (status = 422, description = "The id is no UUID in lower case"),
+        (status = 507, description = "There is no room for the key of references"),
+    ),
+)]
+pub(crate) async fn reference(
+    State(state): State<Shared>,
+    Segment(id): Segment,
+) -> Result<Json<SnapshotReference>, Failure> {
+    let id = parse_snapshot_id(&id)?;
+    let snapshot = state.call(move |store| store.snapshot_info(id)).await?;
+    let Some(key) = state.options.reference_key.get() else {
+        let advice = "the data directory's disk had no room for the key of references: make room, which the server sees within seconds";
+        return Err(Failure::new(ProblemCode::NoSpace, advice));
+    };
+    let store_id = state.store.store_id();
+    Ok(Json(SnapshotReference {
+        store_id: store_id.to_string(),
+        snapshot_id: convert::snapshot_id(id),
+        size_bytes: snapshot.size_bytes,
+        mac: key.mac(store_id, id, snapshot.size_bytes),
     }))
 }

@@ -1,14 +1,18 @@
 //! Snapshots: take, list, label, delete, diff and map.
 
+use std::sync::Arc;
+
 use axum::http::header;
 use serde_json::json;
 use slackwater_api::block_map::BlockMap;
 use slackwater_api::error::ProblemCode;
 use slackwater_api::types::{
-    DeletionPolicy, DiffPage, ExtentKind, File, Snapshot, SnapshotPage, Stats,
+    DeletionPolicy, DiffPage, ExtentKind, File, Snapshot, SnapshotPage, SnapshotReference, Stats,
 };
+use slackwater_api::{ApiOptions, ReferenceKey};
+use slackwater_blockstore::disk::MemoryDisk;
 
-use crate::harness::{Face, noise};
+use crate::harness::{Face, memory_store, noise};
 
 const UNKNOWN: &str = "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11";
 
@@ -248,4 +252,49 @@ async fn a_map_of_a_huge_sparse_file_is_small() {
     let map = BlockMap::decode(&answer.body).unwrap();
     assert_eq!(u64::try_from(map.blocks.len()).unwrap(), slackwater_api::block_map::BLOCKS_MAX);
     assert_eq!(face.get("/v1/files/a").await.parse::<File>().used_bytes, 0);
+}
+
+#[tokio::test]
+async fn a_reference_is_always_the_same_and_needs_the_key() {
+    let with_key = |key: u8| {
+        let reference_key = ReferenceKey::from_bytes([key; ReferenceKey::BYTES]).into();
+        ApiOptions { reference_key, ..ApiOptions::default() }
+    };
+    let disk = MemoryDisk::new();
+    let store = memory_store(&disk, |_| {});
+    let face = Face::over(Arc::clone(&store), disk.clone(), with_key(1));
+    face.make_file("a", 8192).await;
+    let taken = async |face: &Face| {
+        face.post("/v1/snapshots", json!({"path": "a"})).await.expect(201).parse::<Snapshot>()
+    };
+    let (one, two) = (taken(&face).await, taken(&face).await);
+    let refer =
+        async |face: &Face, id: &str| face.get(&format!("/v1/snapshots/{id}/reference")).await;
+    let first: SnapshotReference = refer(&face, &one.id.to_string()).await.expect(200).parse();
+    assert_eq!((first.snapshot_id, first.size_bytes), (one.id, 8192));
+    let store_id = face.get("/v1/stats").await.parse::<Stats>().store_id;
+    assert_eq!(first.store_id, store_id);
+    let is_digit = |digit: u8| digit.is_ascii_digit() || (b'a'..=b'f').contains(&digit);
+    assert!(first.mac.len() == 64 && first.mac.bytes().all(is_digit), "{first:?}");
+    // Neither a change of the file nor of the labels is one of the snapshot.
+    face.put("/v1/files/a/data", vec![1; 4096]).await.expect(200);
+    face.patch(&format!("/v1/snapshots/{}", one.id), json!({"labels": {"k": "v"}}))
+        .await
+        .expect(200);
+    assert_eq!(refer(&face, &one.id.to_string()).await.parse::<SnapshotReference>(), first);
+    let second: SnapshotReference = refer(&face, &two.id.to_string()).await.expect(200).parse();
+    assert_ne!(second.mac, first.mac);
+    refer(&face, UNKNOWN).await.problem(ProblemCode::NotFound);
+    refer(&face, "x").await.problem(ProblemCode::InvalidValue);
+
+    let other = Face::over(store, disk, with_key(2));
+    let foreign: SnapshotReference = refer(&other, &one.id.to_string()).await.expect(200).parse();
+    assert_ne!(foreign.mac, first.mac);
+    assert_eq!(SnapshotReference { mac: first.mac.clone(), ..foreign }, first);
+
+    let face = Face::new();
+    face.make_file("a", 8192).await;
+    let snapshot = taken(&face).await;
+    refer(&face, &snapshot.id.to_string()).await.problem(ProblemCode::NoSpace);
+    refer(&face, UNKNOWN).await.problem(ProblemCode::NotFound);
 }

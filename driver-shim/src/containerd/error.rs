@@ -162,6 +162,9 @@ fn worker_code(error: &WorkerError) -> Code {
         WorkerError::HasChildren { .. }
         | WorkerError::UnknownSnapshot { .. }
         | WorkerError::OtherStore { .. }
+        | WorkerError::WithoutMac { .. }
+        | WorkerError::Forged { .. }
+        | WorkerError::OldAppliance { .. }
         | WorkerError::NotPublished { .. }
         | WorkerError::Busy { .. }
         | WorkerError::ReadOnly { .. } => Code::FailedPrecondition,

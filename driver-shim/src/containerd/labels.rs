@@ -21,8 +21,12 @@ pub const REFERENCE: &str = "containerd.io/snapshot/slackwater";
 pub const SHARED: &str = "containerd.io/snapshot/slackwater.shared";
 
 /// A label of a snapshot on the appliance, by itself or followed by a dot and more: its value is
-/// a chain id whose content the snapshot is.
-pub const PROOF: &str = "slackwater.chain";
+/// the chain id of an image by reference, whose content the snapshot is.
+pub const PROOF: &str = "slackwater.image-chain";
+
+/// The same of release 0.2, whose references have no MAC: all who know the ids of an image's
+/// snapshots can tell its chain ids.
+const PROOF_WITHOUT_MAC: &str = "slackwater.chain";
 
 /// Most labels of a snapshot. containerd sends about ten.
 const COUNT_MAX: usize = 256;
@@ -102,10 +106,13 @@ pub(super) fn is_shared(labels: &BTreeMap<String, String>) -> bool {
 }
 
 /// Whether a snapshot on the appliance is known to be the content of the chain.
-pub(super) fn proves(labels: &Labels, chain: &ChainId) -> bool {
+pub(super) fn proves(labels: &Labels, chain: &ChainId, takes_without_mac: bool) -> bool {
+    let is_proof = |name: &str, proof: &str| {
+        name.strip_prefix(proof).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    };
     labels.iter().any(|(name, value)| {
-        let rest = name.strip_prefix(PROOF);
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')) && value == chain.as_str()
+        let known = is_proof(name, PROOF) || takes_without_mac && is_proof(name, PROOF_WITHOUT_MAC);
+        known && value == chain.as_str()
     })
 }
 
@@ -235,11 +242,23 @@ mod tests {
     #[test]
     fn only_a_label_of_the_appliance_proves_a_chain() {
         let one: ChainId = chain_text('1').parse().unwrap();
-        assert!(proves(&map(&[("slackwater.chain", one.as_str())]), &one));
-        assert!(proves(&map(&[("slackwater.chain.1111", one.as_str())]), &one));
-        assert!(!proves(&map(&[("slackwater.chains", one.as_str())]), &one));
-        assert!(!proves(&map(&[("note", one.as_str())]), &one));
-        assert!(!proves(&map(&[("slackwater.chain", &chain_text('2'))]), &one));
+        let proves = |name: &str, value: &str, takes_without_mac: bool| {
+            proves(&map(&[(name, value)]), &one, takes_without_mac)
+        };
+        for takes_without_mac in [false, true] {
+            for (name, expected) in [
+                ("slackwater.image-chain", true),
+                ("slackwater.image-chain.1111", true),
+                ("slackwater.image-chains", false),
+                ("note", false),
+                ("slackwater.chain", takes_without_mac),
+                ("slackwater.chain.1111", takes_without_mac),
+                ("slackwater.chains", false),
+            ] {
+                assert_eq!(proves(name, one.as_str(), takes_without_mac), expected, "{name}");
+                assert!(!proves(name, &chain_text('2'), takes_without_mac), "{name}");
+            }
+        }
     }
 
     #[test]

@@ -191,10 +191,13 @@ async fn proven(
         }
         Err(error) => return Err(WorkerError::from(error).into()),
     };
-    Ok(if !labels::proves(&snapshot.labels, chain) {
+    let takes_without_mac = worker.takes_references_without_mac();
+    Ok(if !labels::proves(&snapshot.labels, chain, takes_without_mac) {
         Err("the snapshot has no label that says it is this chain")
     } else if snapshot.size_bytes != located.size_bytes {
         Err("the snapshot has another size")
+    } else if !worker.is_published(located.snapshot).await? {
+        Err("the snapshot is not published")
     } else {
         Ok(located.snapshot)
     })

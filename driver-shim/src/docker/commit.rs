@@ -40,8 +40,7 @@ impl Drop for Passing<'_> {
 impl GraphDriver {
     /// The tar of a reference.
     pub(super) async fn reference(&self, snapshot: SnapshotRef) -> Result<Vec<u8>, DockerError> {
-        let SnapshotRef { id, size_bytes } = snapshot;
-        Ok(self.worker().write_reference(id, size_bytes).await?.to_archive())
+        Ok(self.worker().write_reference(snapshot.id).await?.to_archive())
     }
 
     /// A reference to what a container is now: another one each time.

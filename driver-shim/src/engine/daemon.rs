@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use axum::body::{Body, BodyDataStream};
 use futures_util::StreamExt;
 use hyper::Method;
+use slackwater_archive::Reference;
 use slackwater_client::types::SnapshotId;
 
 use super::EngineError;
@@ -114,12 +115,12 @@ impl Daemon {
         self.http.get("/published").await
     }
 
-    /// The store id of the appliance.
+    /// The reference to a snapshot.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub async fn store_id(&self) -> Result<String, EngineError> {
-        self.http.get("/store").await
+    pub async fn reference(&self, snapshot: SnapshotId) -> Result<Reference, EngineError> {
+        self.http.get(&format!("/references/{snapshot}")).await
     }
 
     /// Mounts a snapshot for reading.

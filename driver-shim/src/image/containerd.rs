@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::digest::{Digest, chain_ids};
 use super::layout::Export;
 use super::media;
-use super::reference::{ReferenceLayer, diff_ids};
+use super::reference::{self, ReferenceLayer, diff_ids};
 use crate::containerd::labels::REFERENCE;
 use crate::engine::containerd::{Containerd, Target};
 use crate::engine::daemon::Daemon;
@@ -155,9 +155,7 @@ impl Images<'_> {
         mut config: Value,
         snapshots: &[SnapshotRef],
     ) -> Result<(), DriverError> {
-        let store_id = self.daemon.store_id().await?;
-        let layers: Vec<_> =
-            snapshots.iter().map(|snapshot| ReferenceLayer::new(&store_id, *snapshot)).collect();
+        let layers = reference::layers(self.daemon, snapshots).await?;
         let ids = diff_ids(&layers);
         for (layer, chain_id) in layers.iter().zip(chain_ids(&ids)) {
             self.daemon.publish(layer.snapshot.id, Some(chain_id)).await?;
@@ -249,6 +247,7 @@ pub(crate) fn architecture() -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use slackwater_archive::Reference;
     use slackwater_client::types::SnapshotId;
 
     use super::*;
@@ -256,7 +255,13 @@ mod tests {
     #[test]
     fn a_manifest_names_its_parts_and_their_snapshots() {
         let snapshot = SnapshotRef { id: SnapshotId::from_bytes([7; 16]), size_bytes: 1 << 30 };
-        let layers = [ReferenceLayer::new("store", snapshot)];
+        let reference = Reference {
+            store_id: "store".to_owned(),
+            snapshot_id: uuid::Uuid::from_bytes([7; 16]),
+            size_bytes: 1 << 30,
+            mac: Some("07".repeat(32).parse().unwrap()),
+        };
+        let layers = [ReferenceLayer::new(&reference, snapshot)];
         let config = br#"{"os":"linux"}"#;
         let manifest = manifest_of(config, &layers);
         let layer = &manifest["layers"][0];

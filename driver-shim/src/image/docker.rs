@@ -7,7 +7,7 @@ use slackwater_client::types::Timestamp;
 
 use super::layout::{Export, docker_archive};
 use super::name;
-use super::reference::ReferenceLayer;
+use super::reference;
 use crate::engine::EngineError;
 use crate::engine::daemon::Daemon;
 use crate::engine::docker::{Docker, HistoryStep, ImageInfo};
@@ -29,9 +29,7 @@ pub async fn convert(
 ) -> Result<(), DriverError> {
     let info = docker.image(source).await?;
     let snapshots = snapshots(daemon, source, &info).await?;
-    let store_id = daemon.store_id().await?;
-    let layers: Vec<_> =
-        snapshots.into_iter().map(|snapshot| ReferenceLayer::new(&store_id, snapshot)).collect();
+    let layers = reference::layers(daemon, &snapshots).await?;
     // Kept before anything names them.
     for layer in &layers {
         daemon.publish(layer.snapshot.id, None).await?;

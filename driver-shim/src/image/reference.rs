@@ -1,9 +1,10 @@
 //! Layers that name snapshots.
 
 use slackwater_archive::Reference;
-use uuid::Uuid;
 
 use super::digest::Digest;
+use crate::engine::EngineError;
+use crate::engine::daemon::Daemon;
 use crate::worker::SnapshotRef;
 
 /// A layer that names a snapshot.
@@ -19,15 +20,30 @@ pub(super) struct ReferenceLayer {
 }
 
 impl ReferenceLayer {
-    pub(super) fn new(store_id: &str, snapshot: SnapshotRef) -> Self {
-        let snapshot_id = Uuid::from_bytes(*snapshot.id.as_bytes());
-        let size_bytes = snapshot.size_bytes;
-        let reference = Reference { store_id: store_id.to_owned(), snapshot_id, size_bytes };
+    /// `reference` is the one to `snapshot`.
+    pub(super) fn new(reference: &Reference, snapshot: SnapshotRef) -> Self {
         let archive = reference.to_archive();
         let diff_id = Digest::of(&archive);
-        let annotation = format!("{store_id}/{}/{size_bytes}", snapshot.id);
+        let Reference { store_id, snapshot_id, size_bytes, .. } = reference;
+        let annotation = format!("{store_id}/{snapshot_id}/{size_bytes}");
         Self { snapshot, archive, diff_id, annotation }
     }
+}
+
+/// A layer for each snapshot.
+///
+/// # Errors
+/// The daemon or the appliance does not give a reference.
+pub(super) async fn layers(
+    daemon: &Daemon,
+    snapshots: &[SnapshotRef],
+) -> Result<Vec<ReferenceLayer>, EngineError> {
+    let mut layers = Vec::with_capacity(snapshots.len());
+    for snapshot in snapshots {
+        let reference = daemon.reference(snapshot.id).await?;
+        layers.push(ReferenceLayer::new(&reference, *snapshot));
+    }
+    Ok(layers)
 }
 
 /// The digests of the layers, as a configuration lists them.

@@ -101,6 +101,8 @@ pub struct Config {
     pub cache_size: Size,
     /// The size of a disk.
     pub disk_size: Size,
+    /// Whether images that release 0.2 made by reference are taken.
+    pub references_without_mac: bool,
     /// How disks are attached.
     pub attach: AttachChoice,
     /// Where Docker's plugin is served.
@@ -142,6 +144,7 @@ impl Config {
             cache_dir: absolute("cache-dir", in_state(&settings.cache_dir, "cache"))?,
             cache_size: given(settings.cache_size, "cache-size")?,
             disk_size,
+            references_without_mac: settings.references_without_mac.unwrap_or_default(),
             attach: given(settings.attach, "attach")?,
             docker_socket: settings.docker_socket.clone(),
             containerd_socket: settings.containerd_socket.clone(),
@@ -189,6 +192,7 @@ impl Config {
             attach: AttachOptions { rights: Rights::CONTAINER, ..self.attach_options().await? },
             state_directory: self.state_dir.clone(),
             disk_size_bytes: self.disk_size.bytes(),
+            takes_references_without_mac: self.references_without_mac,
         })
     }
 

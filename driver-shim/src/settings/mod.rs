@@ -73,6 +73,13 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_DISK_SIZE", value_name = "SIZE")]
     pub disk_size: Option<Size>,
 
+    /// Take images that release 0.2 made by reference [default: false]
+    ///
+    /// Their references have no code of the appliance: what runs in a container can write one, and become
+    /// the snapshot of any published image, or of what is committed just now, if it knows the id.
+    #[arg(long, env = "SLACKWATER_REFERENCES_WITHOUT_MAC", value_name = "BOOL")]
+    pub references_without_mac: Option<bool>,
+
     /// How disks are attached [default: auto]
     #[arg(long, env = "SLACKWATER_ATTACH", value_name = "METHOD")]
     pub attach: Option<AttachChoice>,
@@ -112,6 +119,7 @@ impl Settings {
             export_path: Some("/slackwater".to_owned()),
             cache_size: Some(Size::from_bytes(10 << 30)),
             disk_size: Some(Size::from_bytes(64 << 30)),
+            references_without_mac: Some(false),
             attach: Some(AttachChoice::Auto),
             log: "info".parse().ok(),
             log_format: Some(LogFormat::Text),
@@ -132,6 +140,7 @@ impl Settings {
             cache_dir: self.cache_dir.or(lower.cache_dir),
             cache_size: self.cache_size.or(lower.cache_size),
             disk_size: self.disk_size.or(lower.disk_size),
+            references_without_mac: self.references_without_mac.or(lower.references_without_mac),
             attach: self.attach.or(lower.attach),
             docker_socket: self.docker_socket.or(lower.docker_socket),
             containerd_socket: self.containerd_socket.or(lower.containerd_socket),

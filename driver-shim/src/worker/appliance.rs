@@ -224,7 +224,10 @@ impl Worker {
     }
 
     /// Whether [`Self::publish`] keeps that snapshot.
-    pub(super) async fn is_published(&self, snapshot: SnapshotId) -> Result<bool, WorkerError> {
+    ///
+    /// # Errors
+    /// `Appliance`.
+    pub async fn is_published(&self, snapshot: SnapshotId) -> Result<bool, WorkerError> {
         match self.client().file(&format!("{PUBLISHED}/{snapshot}")).await {
             Ok(_) => Ok(true),
             Err(error) if error.is_not_found() => Ok(false),

@@ -66,6 +66,38 @@ pub enum WorkerError {
         /// The appliance's address.
         appliance: String,
     },
+    /// A reference has no MAC.
+    #[error(
+        "the image refers to snapshot {id} as release 0.2 did, without a code of the appliance, so anything may have written it: make the image again by `slackwater-driver image convert` on a worker that has it, or set references-without-mac"
+    )]
+    WithoutMac {
+        /// The snapshot.
+        id: SnapshotId,
+    },
+    /// A reference has another MAC or size than the appliance gives it.
+    #[error(
+        "the image refers to snapshot {id}, but not by a reference of this appliance: it was forged, or the appliance's file reference-key was lost; if it was, make the image again by `slackwater-driver image convert` on a worker that has it"
+    )]
+    Forged {
+        /// The snapshot.
+        id: SnapshotId,
+    },
+    /// The appliance knows no references.
+    #[error(
+        "the appliance at {appliance} is of an older release than this driver and makes no references to snapshots: update it first"
+    )]
+    OldAppliance {
+        /// The appliance's address.
+        appliance: String,
+    },
+    /// The appliance answers with a MAC that is none.
+    #[error("the appliance gave no reference to snapshot {id}: {source}")]
+    BadMac {
+        /// The snapshot.
+        id: SnapshotId,
+        /// What is wrong.
+        source: slackwater_archive::MacError,
+    },
     /// A reference names a snapshot that is not published.
     #[error(
         "the image refers to snapshot {id}, which is not published: what ran in a container may have written that reference; if the image was pushed from a worker, push it there again, or see `slackwater-driver image published`"

@@ -88,6 +88,8 @@ pub struct WorkerOptions {
     pub state_directory: PathBuf,
     /// Size of a disk where none is asked for.
     pub disk_size_bytes: u64,
+    /// Whether references that release 0.2 wrote are bound.
+    pub takes_references_without_mac: bool,
 }
 
 /// The volumes of this machine. Cheap to clone.

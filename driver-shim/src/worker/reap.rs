@@ -280,7 +280,7 @@ impl Worker {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use slackwater_client::{Client, RetryPolicy};
@@ -298,7 +298,7 @@ mod tests {
     }
 
     /// One that answers everything so.
-    async fn answering(
+    pub(in crate::worker) async fn answering(
         answer: String,
         first: impl Fn() + Send + 'static,
     ) -> (String, Arc<AtomicUsize>) {
@@ -317,7 +317,16 @@ mod tests {
         (url, calls)
     }
 
-    fn worker(url: &str, disk: &FailingDisk) -> Worker {
+    /// An answer that refuses.
+    pub(in crate::worker) fn problem(status: u16, code: &str) -> String {
+        let body =
+            format!(r#"{{"type":"x","title":"x","status":{status},"code":"{code}","detail":"x"}}"#);
+        let head = format!("HTTP/1.1 {status} x\r\ncontent-type: application/problem+json\r\n");
+        let length = body.len();
+        format!("{head}connection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+    }
+
+    pub(in crate::worker) fn worker(url: &str, disk: &FailingDisk) -> Worker {
         let attach = slackwater_attach::Options {
             method: None,
             nfs_address: ([127, 0, 0, 1], 1).into(),
@@ -332,6 +341,7 @@ mod tests {
             attach,
             state_directory: "/nonexistent".into(),
             disk_size_bytes: 1 << 20,
+            takes_references_without_mac: false,
         };
         Worker { inner: Arc::new(Inner::new(options, Uuid::from_u128(1), disk.state())) }
     }
@@ -359,13 +369,7 @@ mod tests {
     /// The appliance restarts between clone and answer, and forgets which calls it answered.
     #[tokio::test]
     async fn a_clone_whose_answer_was_lost_is_taken() {
-        let problem =
-            r#"{"type":"x","title":"Exists","status":409,"code":"exists","detail":"there is"}"#;
-        let head = "HTTP/1.1 409 Conflict\r\ncontent-type: application/problem+json\r\n";
-        let length = problem.len();
-        let answer =
-            format!("{head}connection: close\r\ncontent-length: {length}\r\n\r\n{problem}");
-        let (url, _) = answering(answer, || {}).await;
+        let (url, _) = answering(problem(409, "exists"), || {}).await;
         let worker = worker(&url, &FailingDisk::new());
         let making =
             worker.clone_as(FileKind::Hold, SnapshotId::from_bytes([7; 16])).await.unwrap();

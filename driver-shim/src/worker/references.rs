@@ -1,22 +1,25 @@
 //! Which references this worker takes for the snapshots that they name.
 //!
 //! A reference is a few bytes in a layer, and what runs in a container or in a step of a build can
-//! write them with any id. So that a snapshot has this id says nothing:
+//! write them with any id. So two things are asked for:
 //!
 //! ```text
+//!  its MAC is the appliance's          who wrote it has read a reference of the appliance, or had its token
+//!
 //!  the snapshot is published           someone with the appliance's token gave it to others
-//!  this worker has just written it     `docker commit` and builds read a layer's tar and unpack
+//!  or this worker has just written it  `docker commit` and builds read a layer's tar and unpack
 //!                                      it again at once
-//!  anything else                       refused
 //! ```
 //!
-//! A published snapshot can still be named by all who know its id, as if they had pulled it.
+//! References of release 0.2 have no MAC. A setting takes them; all who know the id of a published
+//! snapshot can then name it.
 
 use std::collections::HashMap;
 use std::time::Instant;
 
 use parking_lot::Mutex;
 use slackwater_archive::Reference;
+use slackwater_client::ProblemCode;
 use slackwater_client::types::SnapshotId;
 
 use super::reap::CAPTURE_AGE_MAX;
@@ -52,35 +55,65 @@ impl Worker {
     /// published.
     ///
     /// # Errors
-    /// `Appliance`, as long as it was never reached.
-    pub async fn write_reference(
-        &self,
-        snapshot: SnapshotId,
-        size_bytes: u64,
-    ) -> Result<Reference, WorkerError> {
-        let store_id = self.store_id().await?;
+    /// As [`Self::reference_to`].
+    pub async fn write_reference(&self, snapshot: SnapshotId) -> Result<Reference, WorkerError> {
+        let reference = self.reference_to(snapshot).await?;
         self.inner.written.add(snapshot);
-        let snapshot_id = uuid::Uuid::from_bytes(*snapshot.as_bytes());
-        Ok(Reference { store_id, snapshot_id, size_bytes })
+        Ok(reference)
+    }
+
+    /// The reference to a snapshot, as the appliance makes it.
+    ///
+    /// # Errors
+    /// `UnknownSnapshot`, `Appliance`; `OldAppliance`, `BadMac` if it gives none.
+    pub async fn reference_to(&self, snapshot: SnapshotId) -> Result<Reference, WorkerError> {
+        let made = match self.client().snapshot_reference(snapshot).await {
+            Ok(made) => made,
+            Err(error) if error.is_not_found() => return Err(self.unknown(snapshot)),
+            Err(error) if error.code() == Some(ProblemCode::UnknownRoute) => {
+                return Err(WorkerError::OldAppliance {
+                    appliance: self.client().url().to_owned(),
+                });
+            }
+            Err(source) => return Err(source.into()),
+        };
+        let mac =
+            made.mac.parse().map_err(|source| WorkerError::BadMac { id: snapshot, source })?;
+        Ok(Reference {
+            store_id: made.store_id,
+            snapshot_id: uuid::Uuid::from_bytes(*made.snapshot_id.as_bytes()),
+            size_bytes: made.size_bytes,
+            mac: Some(mac),
+        })
+    }
+
+    /// Whether references that release 0.2 wrote are bound.
+    #[must_use]
+    pub fn takes_references_without_mac(&self) -> bool {
+        self.inner.options.takes_references_without_mac
     }
 
     /// The snapshot that a reference in a layer is to be taken for.
     ///
     /// # Errors
-    /// `OtherStore`, `UnknownSnapshot`; `NotPublished` if anything could have written it; `Appliance`.
+    /// `OtherStore`, `UnknownSnapshot`; `WithoutMac`, `Forged`, `NotPublished` if anything could have
+    /// written it; `Appliance`.
     pub async fn believe(&self, reference: &Reference) -> Result<SnapshotId, WorkerError> {
         let expected = self.store_id().await?;
         if reference.store_id != expected {
             return Err(WorkerError::OtherStore { got: reference.store_id.clone(), expected });
         }
         let id = SnapshotId::from_bytes(*reference.snapshot_id.as_bytes());
-        if self.inner.written.has(id) || self.is_published(id).await? {
-            return Ok(id);
+        if reference.mac.is_none() && !self.takes_references_without_mac() {
+            return Err(WorkerError::WithoutMac { id });
         }
-        match self.client().snapshot(id).await {
-            Ok(_) => Err(WorkerError::NotPublished { id }),
-            Err(error) if error.is_not_found() => Err(self.unknown(id)),
-            Err(source) => Err(source.into()),
+        let made = self.reference_to(id).await?;
+        if *reference != (Reference { mac: reference.mac.and(made.mac), ..made }) {
+            return Err(WorkerError::Forged { id });
+        }
+        match self.inner.written.has(id) || self.is_published(id).await? {
+            true => Ok(id),
+            false => Err(WorkerError::NotPublished { id }),
         }
     }
 }
@@ -88,6 +121,8 @@ impl Worker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::reap::tests::{answering, problem, worker};
+    use crate::worker::state::failing::FailingDisk;
 
     #[test]
     fn the_youngest_are_remembered() {
@@ -102,6 +137,34 @@ mod tests {
         assert_eq!(written.0.lock().len(), WRITTEN_MAX);
         assert!(!written.has(id(0)) && written.has(id(1)) && written.has(id(WRITTEN_MAX)));
         assert!(!written.has(id(WRITTEN_MAX + 1)));
+    }
+
+    #[tokio::test]
+    async fn why_the_appliance_gives_no_reference() {
+        let asked = async |answer: String| {
+            let (url, _) = answering(answer, || {}).await;
+            let worker = worker(&url, &FailingDisk::new());
+            worker.reference_to(SnapshotId::from_bytes([7; 16])).await
+        };
+        let old = asked(problem(404, "unknown_route")).await.unwrap_err();
+        assert!(matches!(old, WorkerError::OldAppliance { .. }), "{old}");
+        let unknown = asked(problem(404, "not_found")).await.unwrap_err();
+        assert!(matches!(unknown, WorkerError::UnknownSnapshot { .. }), "{unknown}");
+        let full = asked(problem(507, "no_space")).await.unwrap_err();
+        assert!(matches!(full, WorkerError::Appliance { .. }), "{full}");
+        let id = uuid::Uuid::from_bytes([7; 16]);
+        let answer = |mac: &str| {
+            let body = format!(
+                r#"{{"store_id":"store","snapshot_id":"{id}","size_bytes":4096,"mac":"{mac}"}}"#
+            );
+            let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n";
+            format!("{head}content-length: {}\r\n\r\n{body}", body.len())
+        };
+        let bad = asked(answer("short")).await.unwrap_err();
+        assert!(matches!(bad, WorkerError::BadMac { .. }), "{bad}");
+        let good = asked(answer(&"07".repeat(32))).await.unwrap();
+        assert_eq!((good.snapshot_id, good.size_bytes), (id, 4096));
+        assert_eq!(good.mac, Some("07".repeat(32).parse().unwrap()));
     }
 
     #[test]

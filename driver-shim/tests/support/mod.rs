@@ -24,7 +24,7 @@ use axum::http::header::CONTENT_LENGTH;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use slackwater_api::types::{CreateSnapshot, Stats, Timestamp};
-use slackwater_api::{ApiOptions, MetricsSource};
+use slackwater_api::{ApiOptions, MetricsSource, ReferenceKey};
 use slackwater_attach::{Method, Options as AttachOptions};
 use slackwater_blockstore::{Options, Store};
 use slackwater_client::{Client, RetryPolicy};
@@ -44,6 +44,9 @@ use self::held_port::HeldPort;
 
 /// Disks of tests: large enough for ext4 with a journal.
 pub const DISK_BYTES: u64 = 256 << 20;
+
+/// What the appliance makes references with.
+const REFERENCE_KEY: [u8; ReferenceKey::BYTES] = [9; ReferenceKey::BYTES];
 
 /// Blocks that a worker of a test keeps.
 const CACHE_BYTES: u64 = 64 << 20;
@@ -160,8 +163,9 @@ impl Appliance {
             let _ = stopped.wait_for(|stop| *stop).await;
         };
         let metrics = Arc::new(NoMetrics);
-        let router =
-            slackwater_api::router(Arc::clone(&self.store), ApiOptions::default(), metrics);
+        let reference_key = ReferenceKey::from_bytes(REFERENCE_KEY).into();
+        let options = ApiOptions { reference_key, ..ApiOptions::default() };
+        let router = slackwater_api::router(Arc::clone(&self.store), options, metrics);
         let ahead = self.clock_ahead;
         let router = router.layer(from_fn(move |request, next| answer_ahead(ahead, request, next)));
         let shutdown = wait(stopped.clone());
@@ -221,11 +225,16 @@ pub struct Machine {
 
 impl Machine {
     pub async fn start(appliance: &Appliance) -> Self {
+        Self::start_with(appliance, false).await
+    }
+
+    /// One whose worker may take references as release 0.2 wrote them.
+    pub async fn start_with(appliance: &Appliance, takes_references_without_mac: bool) -> Self {
         let directory = tempfile::Builder::new().prefix("slackwater-").tempdir().unwrap();
         let watch = Watch::start(directory.path());
         // From here on a panic unmounts.
         let guard = Mounts { directory: directory.path().to_owned() };
-        let worker = open_worker(appliance, directory.path()).await;
+        let worker = open_worker(appliance, directory.path(), takes_references_without_mac).await;
         std::mem::forget(guard);
         Self { worker, directory: Some(directory), watch: Some(watch) }
     }
@@ -234,9 +243,10 @@ impl Machine {
     pub async fn restart(mut self, appliance: &Appliance) -> Self {
         let directory = self.directory.take().unwrap();
         let watch = self.watch.take();
+        let takes = self.worker.takes_references_without_mac();
         let guard = Mounts { directory: directory.path().to_owned() };
         drop(self);
-        let worker = open_worker(appliance, directory.path()).await;
+        let worker = open_worker(appliance, directory.path(), takes).await;
         std::mem::forget(guard);
         Self { worker, directory: Some(directory), watch }
     }
@@ -360,7 +370,11 @@ fn serve_export(appliance: &Appliance, directory: &Path) -> Vec<OsString> {
     program
 }
 
-async fn open_worker(appliance: &Appliance, directory: &Path) -> Worker {
+async fn open_worker(
+    appliance: &Appliance,
+    directory: &Path,
+    takes_references_without_mac: bool,
+) -> Worker {
     let state_directory = directory.join("state");
     for folder in [&state_directory, &directory.join("cache")] {
         std::fs::create_dir_all(folder).unwrap();
@@ -379,6 +393,7 @@ async fn open_worker(appliance: &Appliance, directory: &Path) -> Worker {
         attach,
         state_directory,
         disk_size_bytes: DISK_BYTES,
+        takes_references_without_mac,
     };
     // The state of a worker that was just dropped may still be open for a moment.
     let deadline = Instant::now() + LET_GO_TIME;
