@@ -35,8 +35,10 @@ impl Machine {
     }
 
     fn command(&self, clone: &Path, arguments: &[&str]) -> Command {
-        let mut command = Command::new(clone.join(SCRIPT));
-        command.args(arguments).env_remove("CARGO_TARGET_DIR");
+        // Not by its name alone: a process that another thread forks while the copy is written holds it
+        // open for a moment, and Linux runs no program that is open for writing.
+        let mut command = Command::new("bash");
+        command.arg(clone.join(SCRIPT)).args(arguments).env_remove("CARGO_TARGET_DIR");
         command.env("XDG_CACHE_HOME", self.0.path().join("cache")).current_dir("/");
         command
     }

@@ -257,9 +257,13 @@ mod tests {
     fn a_server_that_ends_by_itself_is_told_with_its_words() {
         let folder = tempfile::tempdir().unwrap();
         let program = folder.path().join("server");
-        std::fs::write(&program, "#!/bin/sh\necho 'no disk here' >&2\nexit 7\n").unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        std::fs::set_permissions(&program, mode).unwrap();
+        // By another process: one that a test beside this one forks while the file is written here would hold
+        // it open for a moment, and Linux runs no program that is open for writing.
+        let text = "#!/bin/sh\necho 'no disk here' >&2\nexit 7\n";
+        let script = r#"printf %s "$1" >"$2" && chmod 755 "$2""#;
+        let mut writer = std::process::Command::new("sh");
+        writer.args(["-c", script, "sh", text]).arg(&program);
+        assert!(writer.status().unwrap().success());
         let limit = Duration::from_secs(60);
         let mut chance = Chance::new(1);
         let target = Target::new(&program, folder.path(), &[], limit, &mut chance).unwrap();
