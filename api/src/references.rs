@@ -1,7 +1,7 @@
 //! References: what an image holds to stand for a snapshot, so that those who pull it get that snapshot.
 //!
-//! An id is no secret: a container sees those of its neighbours. So a reference carries a message authentication code (MAC) that only
-//! the appliance can make, and a worker binds none without it.
+//! An id is no secret: a container sees those of its neighbours. So a reference carries a message authentication
+//! code (MAC) that only the appliance can make, and a worker binds none without it.
 //!
 //! ```text
 //! MAC = BLAKE3 with the key of the data directory, of
@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 
 use slackwater_blockstore::{SnapshotId, StoreId};
 
-/// What the MAC is of begins with: another version of references has another text.
+/// The first bytes of what the MAC covers: another version of references has other ones.
 const DOMAIN: &[u8; 23] = b"slackwater reference 2\n";
 
 /// The key that references are made with. Its `Debug` form shows nothing.

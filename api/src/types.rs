@@ -261,7 +261,7 @@ pub struct SnapshotReference {
     pub snapshot_id: SnapshotId,
     /// Its size.
     pub size_bytes: u64,
-    /// The code that only this appliance can make of them, as 64 hexadecimal digits.
+    /// Their message authentication code, which only this appliance can make: 64 hexadecimal digits.
     pub mac: String,
 }
 

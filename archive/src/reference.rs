@@ -37,8 +37,8 @@ const TRAILING_BYTES_MAX: usize = 64 << 10;
 /// Permissions of the member: readable, should it ever be unpacked by somebody else.
 const MODE: u64 = 0o444;
 
-/// The code of a reference that only its appliance can make (a MAC, by BLAKE3 with a key). Compared in constant time; its
-/// `Debug` form shows nothing.
+/// The message authentication code of a reference (BLAKE3 with a key), which only its appliance can make. Compared in
+/// constant time; its `Debug` form shows nothing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Mac(blake3::Hash);
 

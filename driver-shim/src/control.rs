@@ -298,7 +298,7 @@ async fn label_chain(
 ) -> Result<(), WorkerError> {
     let client = worker.client();
     let mut labels = client.snapshot(snapshot).await?.labels;
-    // Of several chain ids, the further ones are told apart by their first digits.
+    // The first chain id has the plain label; each further one has its first digits in the label's name.
     let digits = chain_id.trim_start_matches("sha256:").chars().take(CHAIN_DIGITS);
     let further = format!("{PROOF}.{}", digits.collect::<String>());
     if [PROOF, &further].iter().any(|key| labels.get(*key).is_some_and(|value| value == chain_id)) {

@@ -75,8 +75,9 @@ pub struct Settings {
 
     /// Take images that release 0.2 made by reference [default: false]
     ///
-    /// Their references have no code of the appliance: what runs in a container can write one, and become
-    /// the snapshot of any published image, or of what is committed just now, if it knows the id.
+    /// Their references have no message authentication code (MAC) of the appliance: what runs in a container
+    /// can write one, and become the snapshot of any published image, or of what is committed just now, if it
+    /// knows the id.
     #[arg(long, env = "SLACKWATER_REFERENCES_WITHOUT_MAC", value_name = "BOOL")]
     pub references_without_mac: Option<bool>,
 

@@ -68,7 +68,7 @@ pub enum WorkerError {
     },
     /// A reference has no MAC.
     #[error(
-        "the image refers to snapshot {id} as release 0.2 did, without a code of the appliance, so anything may have written it: make the image again by `slackwater-driver image convert` on a worker that has it, or set references-without-mac"
+        "the image refers to snapshot {id} as release 0.2 did, without a message authentication code (MAC) of the appliance, so anything may have written that reference: make the image again by `slackwater-driver image convert` on a worker that has it, or set references-without-mac"
     )]
     WithoutMac {
         /// The snapshot.

@@ -51,7 +51,7 @@ impl Written {
 }
 
 impl Worker {
-    /// A reference to a snapshot, which this worker takes back for two minutes although it is not
+    /// A reference to a snapshot. For two minutes this worker binds it although the snapshot is not
     /// published.
     ///
     /// # Errors
