@@ -123,7 +123,6 @@ async fn tell(call: Call, place: &Place) -> Result<Said, AttachError> {
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
-    use std::os::unix::fs::PermissionsExt as _;
     use std::process::Command;
 
     use super::*;
@@ -140,8 +139,12 @@ mod tests {
         if std::env::var_os(TOOLS).is_none() {
             let tools = tempfile::tempdir().unwrap();
             let unshare = tools.path().join("unshare");
-            std::fs::write(&unshare, UNSHARE).unwrap();
-            std::fs::set_permissions(&unshare, std::fs::Permissions::from_mode(0o755)).unwrap();
+            // By another process: one that a test beside this one forks while the file is written here would
+            // hold it open for a moment, and Linux runs no program that is open for writing.
+            let script = r#"printf %s "$1" >"$2" && chmod 755 "$2""#;
+            let mut writer = Command::new("sh");
+            writer.args(["-c", script, "sh", UNSHARE]).arg(&unshare);
+            assert!(writer.status().unwrap().success());
             let name = "a_sandbox_that_cannot_be_made_is_no_corrected_file_system";
             let mut again = Command::new(std::env::current_exe().unwrap());
             again.args(["--exact", &format!("file_system::tests::{name}"), "--nocapture"]);
