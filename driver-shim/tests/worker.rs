@@ -9,7 +9,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use slackwater_client::query::{ListFiles, ListSnapshots};
-use slackwater_driver::worker::{Access, Content, DockerExtra, Extra, Key, Worker, WorkerError};
+use slackwater_client::types::CreateSnapshot;
+use slackwater_driver::worker::{
+    Access, Content, DockerExtra, Extra, Key, SnapshotRef, Worker, WorkerError,
+};
 use support::{Appliance, Machine, mounts_below};
 
 /// Longest time in which unreferenced files are deleted, also on a busy machine.
@@ -350,6 +353,87 @@ async fn a_named_layer_is_one_snapshot_for_all_workers() {
     second.worker.unpublish(sealed[0].id).await.unwrap();
     assert_nothing_left(&second.worker).await;
     assert_eq!(second.worker.find_named(&name).await.unwrap(), None);
+}
+
+/// The snapshot that a disk was cloned from.
+fn origin(worker: &Worker, key: &Key) -> SnapshotRef {
+    let Content::Disk { from, .. } = worker.get(key).unwrap().content else {
+        panic!("{key} is no disk");
+    };
+    from
+}
+
+/// Makes a disk of nothing, and tells what it was cloned from and what is in its root.
+async fn empty(worker: &Worker, name: &str) -> (SnapshotRef, usize) {
+    let key = create(worker, name, None).await;
+    let path = worker.acquire(&key, Access::ReadWrite).await.unwrap();
+    let found = (origin(worker, &key), std::fs::read_dir(path).unwrap().count());
+    worker.release(&key).await.unwrap();
+    worker.remove(&key).await.unwrap();
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_share_the_empty_disk_that_each_of_them_would_make() {
+    let appliance = Appliance::start();
+    let first = Machine::start(&appliance).await;
+    let second = Machine::start(&appliance).await;
+    let (of_first, _) = empty(&first.worker, "one").await;
+    assert_eq!(empty(&second.worker, "one").await, (of_first, 0));
+    for machine in [&first, &second] {
+        assert_nothing_left(&machine.worker).await;
+    }
+    // Deleted by somebody, it is made once more.
+    appliance.client().delete_snapshot(of_first.id).await.unwrap();
+    let (again, count) = empty(&first.worker, "two").await;
+    assert_ne!(again, of_first);
+    assert_eq!(count, 0);
+    assert_eq!(empty(&second.worker, "two").await, (again, 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_empty_disk_that_somebody_filled_is_used_by_no_other_worker() {
+    let appliance = Appliance::start();
+    let attacker = Machine::start(&appliance).await;
+    let (clean, _) = empty(&attacker.worker, "learn").await;
+    let name = appliance.client().snapshot(clean.id).await.unwrap().name.unwrap();
+    let disks = [
+        // As large as it should be, and with a program for all that start in it.
+        layer(&attacker.worker, "ld.so.preload", None).await,
+        // All zeros, and shorter.
+        create(&attacker.worker, "short", None).await,
+    ];
+    for (index, disk) in disks.iter().enumerate() {
+        let holder = appliance.client().snapshots(&named(&name)).await.unwrap().items;
+        appliance.client().delete_snapshot(holder[0].id).await.unwrap();
+        let path = format!("evil/{index}");
+        match attacker.worker.get(disk).unwrap().snapshot() {
+            Some(snapshot) => appliance.client().create_clone(snapshot.id, &path).await.unwrap(),
+            None => appliance.client().create_file(&path, 1 << 20).await.unwrap(),
+        };
+        let request = CreateSnapshot {
+            path: path.clone(),
+            name: Some(name.clone()),
+            ..CreateSnapshot::default()
+        };
+        let evil = appliance.client().create_snapshot(&request).await.unwrap();
+        let fresh = Machine::start(&appliance).await;
+        let (own, count) = empty(&fresh.worker, "one").await;
+        assert_eq!(count, 0, "{index}");
+        assert_ne!(own.id, evil.id);
+        // Its own one is made once, not each time, also over a restart.
+        let fresh = fresh.restart(&appliance).await;
+        assert_eq!(empty(&fresh.worker, "two").await, (own, 0));
+        appliance.client().delete_file(&path).await.unwrap();
+    }
+    for disk in &disks {
+        attacker.worker.remove(disk).await.unwrap();
+    }
+    assert_nothing_left(&attacker.worker).await;
+}
+
+fn named(name: &str) -> ListSnapshots {
+    ListSnapshots { name: Some(name.to_owned()), ..ListSnapshots::default() }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,6 +1,6 @@
-//! What the worker asks of the appliance: disks, holds, snapshots, and the empty disk.
+//! What the worker asks of the appliance: disks, holds, snapshots.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use slackwater_client::query::ListSnapshots;
 use slackwater_client::types::{
@@ -22,9 +22,6 @@ pub(super) const UNHELD_AGE_MAX: Duration = Duration::from_secs(3600);
 
 /// Directory of the holds of published snapshots.
 const PUBLISHED: &str = "published";
-
-/// Version of the empty disk: another way to make it needs another name.
-const EMPTY_DISK_VERSION: u32 = 1;
 
 /// A file that is being made: listed as obsolete, and deleted again unless a volume names it
 /// before this is dropped.
@@ -142,60 +139,6 @@ impl Worker {
         Ok(id)
     }
 
-    /// The snapshot of an empty file system of that size, made by the first worker that wants it.
-    pub(super) async fn empty_disk(&self, size_bytes: u64) -> Result<SnapshotRef, WorkerError> {
-        let fact = format!("empty_disk:{size_bytes}");
-        if let Some(id) = self.inner.state.fact(&fact).and_then(|text| text.parse().ok()) {
-            return Ok(SnapshotRef { id, size_bytes });
-        }
-        let name = empty_disk_name(size_bytes);
-        let id = match self.find_named(&name).await? {
-            Some(found) => found.id,
-            None => self.make_empty_disk(&name, size_bytes).await?,
-        };
-        self.apply(vec![Change::Fact(fact, id.to_string())]).await?;
-        Ok(SnapshotRef { id, size_bytes })
-    }
-
-    /// That snapshot, if the appliance has it.
-    pub(super) async fn existing_empty_disk(
-        &self,
-        size_bytes: u64,
-    ) -> Result<Option<SnapshotRef>, WorkerError> {
-        self.find_named(&empty_disk_name(size_bytes)).await
-    }
-
-    async fn make_empty_disk(
-        &self,
-        name: &str,
-        size_bytes: u64,
-    ) -> Result<SnapshotId, WorkerError> {
-        let started = Instant::now();
-        let making = self.making(FileKind::Disk).await?;
-        let path = self.path_of(making.file);
-        self.client().create_file(&path, size_bytes).await?;
-        self.attach().await?.make_file_system(&path).await?;
-        let request = CreateSnapshot {
-            path,
-            name: Some(name.to_owned()),
-            deletion_policy: DeletionPolicy::Keep,
-            ..CreateSnapshot::default()
-        };
-        let made = self.client().create_snapshot(&request).await;
-        tracing::info!(name, elapsed_ms = started.elapsed().as_millis(), "made the empty disk");
-        match made {
-            Ok(snapshot) => Ok(snapshot.id),
-            // Another worker was faster.
-            Err(error) => existing_id(&error).ok_or_else(|| error.into()),
-        }
-    }
-
-    /// Forgets which snapshot the empty disk is: somebody deleted it on the appliance.
-    pub(super) async fn forget_empty_disk(&self, size_bytes: u64) -> Result<(), WorkerError> {
-        let fact = format!("empty_disk:{size_bytes}");
-        self.apply(vec![Change::Fact(fact, String::new())]).await
-    }
-
     /// Keeps a snapshot for workers that pull an image that refers to it, until [`Self::unpublish`].
     ///
     /// # Errors
@@ -262,10 +205,6 @@ impl Worker {
             }
         }
     }
-}
-
-fn empty_disk_name(size_bytes: u64) -> String {
-    format!("slackwater-empty-ext4-{EMPTY_DISK_VERSION}-{size_bytes}")
 }
 
 /// The snapshot that holds the wanted name, if that is why the call was refused.

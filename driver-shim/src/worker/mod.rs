@@ -24,12 +24,15 @@
 //! - **D3** What is mounted for writing is the disk of one volume, by one worker.
 //! - **D4** A snapshot is taken of a frozen file system: every one mounts read-only as it is.
 //! - **D5** What an engine was told is in the state first.
+//! - **D6** What has nothing below it is cloned from an empty disk that is, byte for byte, what
+//!   this worker's `mkfs.ext4` made.
 //!
 //! Work on one volume is done one at a time, under its lock; a volume is locked before what it
 //! was made above, never after it. Every operation runs in a task of its own, so that an engine
 //! that goes away in the middle of a call leaves nothing half done.
 
 mod appliance;
+mod empty_disk;
 mod error;
 mod keyed;
 mod lease;
@@ -106,6 +109,8 @@ struct Inner {
     attach: OnceCell<Attach>,
     volume_locks: KeyedLocks<Key>,
     view_locks: KeyedLocks<SnapshotId>,
+    /// By size: each is made once.
+    empty_disk_locks: KeyedLocks<u64>,
     /// Guards of views, by snapshot.
     views: Mutex<HashMap<SnapshotId, usize>>,
     /// Volumes whose mounts the driver itself is using.
@@ -130,6 +135,7 @@ impl Inner {
             attach: OnceCell::new(),
             volume_locks: KeyedLocks::default(),
             view_locks: KeyedLocks::default(),
+            empty_disk_locks: KeyedLocks::default(),
             views: Mutex::default(),
             pinned: Mutex::default(),
             in_progress: Mutex::default(),

@@ -365,21 +365,6 @@ impl Worker {
         Ok(name)
     }
 
-    async fn clone_empty_disk(
-        &self,
-        size_bytes: u64,
-    ) -> Result<(SnapshotRef, super::appliance::Making), WorkerError> {
-        let empty = self.empty_disk(size_bytes).await?;
-        match self.clone_as(FileKind::Disk, empty.id).await {
-            Err(WorkerError::UnknownSnapshot { .. }) => {
-                self.forget_empty_disk(size_bytes).await?;
-                let empty = self.empty_disk(size_bytes).await?;
-                Ok((empty, self.clone_as(FileKind::Disk, empty.id).await?))
-            }
-            outcome => Ok((empty, outcome?)),
-        }
-    }
-
     /// Unmounts what a volume has mounted, unless it is used again by then.
     pub(super) fn unmount_later(&self, volume: &Volume) {
         match volume.mounted {

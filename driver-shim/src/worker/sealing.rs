@@ -161,7 +161,7 @@ impl Worker {
             Some(Resolved::Snapshot(below)) => Some(below),
             Some(Resolved::Disk(_)) => None,
             // What the file system itself takes is nobody's own.
-            Some(Resolved::Empty) | None => self.existing_empty_disk(snapshot.size_bytes).await?,
+            Some(Resolved::Empty) | None => self.counted_empty_disk(snapshot.size_bytes).await?,
         };
         let usage =
             Usage { size_bytes: self.own_bytes(&snapshot, below).await?, ..Usage::default() };
