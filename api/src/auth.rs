@@ -124,7 +124,7 @@ impl fmt::Debug for Secret {
 /// A bearer token that is let in.
 #[derive(Clone, Debug)]
 pub struct Token {
-    /// Whose it is; shown in logs, never secret.
+    /// Whose it is; shown in logs, and kept with what it registers; never secret.
     pub name: String,
     /// What it allows.
     pub role: Role,
@@ -188,7 +188,8 @@ pub(crate) fn access(method: &Method, template: &str) -> Access {
     }
 }
 
-/// Who sent a request: the scope of its idempotency keys.
+/// Who sent a request, by the name of the token: the scope of its idempotency keys, and the maker of what it
+/// registers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Caller(pub(crate) Arc<str>);
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 use slackwater_blockstore as store;
 
 use crate::failure::Failure;
+use crate::reserved;
 use crate::types;
 
 pub(crate) fn snapshot_id(id: store::SnapshotId) -> types::SnapshotId {
@@ -60,11 +61,13 @@ pub(crate) fn path_text(bytes: &[u8]) -> String {
 }
 
 pub(crate) fn snapshot(snapshot: store::Snapshot) -> types::Snapshot {
+    let (labels, chains) = reserved::part(snapshot.labels);
     types::Snapshot {
         id: snapshot_id(snapshot.id),
         path: path_text(&snapshot.path),
         name: snapshot.name,
-        labels: snapshot.labels,
+        labels,
+        chains,
         size_bytes: snapshot.size_bytes,
         used_bytes: snapshot.used_bytes,
         created_at: timestamp(snapshot.created_at),

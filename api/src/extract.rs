@@ -65,6 +65,21 @@ impl FromRequestParts<Shared> for Segment {
     }
 }
 
+/// The two segments of the route that are parameters, decoded, in order.
+#[derive(Debug)]
+pub(crate) struct TwoSegments(pub(crate) String, pub(crate) String);
+
+impl FromRequestParts<Shared> for TwoSegments {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &Shared) -> Result<Self, Failure> {
+        Path::<(String, String)>::from_request_parts(parts, state)
+            .await
+            .map(|Path((first, second))| Self(first, second))
+            .map_err(|error| Failure::new(ProblemCode::BadQuery, error.body_text()))
+    }
+}
+
 impl From<QueryError> for Failure {
     fn from(error: QueryError) -> Self {
         Self::new(ProblemCode::BadQuery, error.to_string())

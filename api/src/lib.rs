@@ -1,11 +1,11 @@
 //! The REST face of the Slackwater appliance.
 //!
 //! ```text
-//! types block_map error paths query     what goes over the wire; shared with the client crate
+//! types chain block_map error paths query  what goes over the wire; shared with the client crate
 //! ------------------------------------- feature `server` -------------------------------------
 //! listen crowd patient                  the socket: TLS, HTTP/1.1 and 2, bounded waits
 //! router auth attempts idempotency extract  what happens to a request before its handler
-//! references                            what images hold to stand for snapshots
+//! references reserved                   what images hold to stand for snapshots; what only the appliance says
 //! routes/ openapi dashboard/            the handlers, and what they say about themselves
 //! state convert failure metrics         the way into the store and back
 //! ```
@@ -14,6 +14,7 @@
 //! make a [`router`], give it to [`run`].
 
 pub mod block_map;
+mod chain;
 pub mod error;
 pub mod paths;
 pub mod query;
@@ -50,6 +51,8 @@ pub mod options;
 mod patient;
 #[cfg(feature = "server")]
 mod references;
+#[cfg(feature = "server")]
+mod reserved;
 #[cfg(feature = "server")]
 mod router;
 #[cfg(feature = "server")]

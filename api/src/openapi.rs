@@ -9,7 +9,7 @@ use crate::auth::{Access, Role, access};
 use crate::error::{PROBLEM_MEDIA_TYPE, Problem};
 use crate::paths::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_BYTES_MAX};
 use crate::routes::vmstore::{self, VmstoreError};
-use crate::routes::{clones, data, files, map, snapshots, stats};
+use crate::routes::{chains, clones, data, files, map, snapshots, stats};
 
 /// Statuses that any call may answer, beside those that it names itself.
 const COMMON_STATUSES: [(&str, &str); 11] = [
@@ -41,6 +41,7 @@ const COMMON_STATUSES: [(&str, &str); 11] = [
         map::of_file, map::of_snapshot,
         snapshots::list, snapshots::create, snapshots::get, snapshots::update, snapshots::delete,
         snapshots::diff, snapshots::reference,
+        chains::register, chains::find, chains::add,
         clones::create,
         stats::stats, stats::check, stats::gc, stats::metrics, stats::healthz, stats::readyz,
         stats::document,
@@ -54,6 +55,7 @@ const COMMON_STATUSES: [(&str, &str); 11] = [
     tags(
         (name = "files", description = "Files of the export"),
         (name = "snapshots", description = "Immutable images of files"),
+        (name = "chains", description = "Which snapshot holds the layers that a chain id of an image names"),
         (name = "clones", description = "Writable files made from snapshots"),
         (name = "appliance", description = "Figures, health and care"),
         (name = "vmstore", description = "The same under the paths that clients of Tintri VMstore call"),

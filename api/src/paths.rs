@@ -30,6 +30,12 @@ pub const SNAPSHOT_MAP: &str = "/v1/snapshots/{id}/map";
 pub const SNAPSHOT_DIFF: &str = "/v1/snapshots/{id}/diff";
 /// `GET` what an image holds to stand for a snapshot.
 pub const SNAPSHOT_REFERENCE: &str = "/v1/snapshots/{id}/reference";
+/// `PUT` that a snapshot is a chain.
+pub const SNAPSHOT_CHAIN: &str = "/v1/snapshots/{id}/chains/{chain_id}";
+/// `POST` a snapshot that is a chain.
+pub const CHAINS: &str = "/v1/chains";
+/// `GET` the snapshot that is registered for a chain.
+pub const CHAIN: &str = "/v1/chains/{chain_id}/{size_bytes}";
 /// `POST` a clone.
 pub const CLONES: &str = "/v1/clones";
 /// `GET` counts and sizes.
@@ -110,6 +116,18 @@ pub fn snapshot_diff(id: crate::types::SnapshotId) -> String {
 #[must_use]
 pub fn snapshot_reference(id: crate::types::SnapshotId) -> String {
     format!("{SNAPSHOTS}/{id}/reference")
+}
+
+/// The route by which a snapshot is registered as a chain.
+#[must_use]
+pub fn snapshot_chain(id: crate::types::SnapshotId, chain: &crate::types::ChainId) -> String {
+    format!("{SNAPSHOTS}/{id}/chains/{chain}")
+}
+
+/// The route of the snapshot that is registered for a chain and a size of disk.
+#[must_use]
+pub fn chain(chain: &crate::types::ChainId, size_bytes: u64) -> String {
+    format!("{CHAINS}/{chain}/{size_bytes}")
 }
 
 /// A file's path as one segment; one leading slash is forgiven, as in requests.

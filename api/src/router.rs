@@ -61,6 +61,7 @@ pub(crate) fn mount(with_vmstore: bool) -> Mount {
     let mount = routes::data::mount(mount);
     let mount = routes::map::mount(mount);
     let mount = routes::snapshots::mount(mount);
+    let mount = routes::chains::mount(mount);
     let mount = routes::clones::mount(mount);
     if with_vmstore { vmstore::mount(mount) } else { mount }
 }

@@ -5,11 +5,13 @@
 //! Sizes and offsets are in bytes. A path is the file's path below the export, without a
 //! leading slash, such as `images/debian.img`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+pub use crate::chain::{ChainId, ChainIdParseError, RegisterChain};
 
 /// Items of a page when the request names no limit.
 pub const PAGE_LIMIT_DEFAULT: usize = 100;
@@ -237,6 +239,11 @@ pub struct Snapshot {
     pub name: Option<String>,
     /// Its labels.
     pub labels: Labels,
+    /// The chain ids that it was registered as, each with the names of the tokens that did so: a name is
+    /// empty where the appliance asks for no token.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "server", schema(value_type = BTreeMap<String, Vec<String>>))]
+    pub chains: BTreeMap<ChainId, BTreeSet<String>>,
     /// The file's size.
     pub size_bytes: u64,
     /// Bytes of blocks that are not holes.

@@ -99,7 +99,7 @@ pub use time::Timestamp;
 pub use types::{
     Attributes, BlockMap, CHECK_PROBLEMS_MAX, Change, ChangedExtent, CheckReport, CreateMode,
     Created, DeletionPolicy, DiffPage, DirectoryEntry, DirectoryPage, ExtentKind, FileInfo,
-    FileKind, GcReport, HITS_MAX, Hit, LABEL_BYTES_MAX, LABELS_MAX, Labels, ReadReply,
+    FileKind, GcReport, HITS_MAX, Hit, LABEL_BYTES_MAX, LABELS_MAX, LabelChange, Labels, ReadReply,
     RepairReport, SNAPSHOT_NAME_BYTES_MAX, SetAttributes, SetTime, Snapshot, SnapshotFilter,
     SnapshotRequest, Source, Stability, Stats, Written,
 };

@@ -25,8 +25,8 @@ use crate::reclaim;
 use crate::record::{Body, InodeRecord, LayerRecord, LayerState, SnapshotRecord, key};
 use crate::transaction::Transaction;
 use crate::types::{
-    Attributes, FileInfo, LABEL_BYTES_MAX, LABELS_MAX, Labels, SNAPSHOT_NAME_BYTES_MAX, Snapshot,
-    SnapshotFilter, SnapshotRequest,
+    Attributes, FileInfo, LABEL_BYTES_MAX, LABELS_MAX, LabelChange, Labels,
+    SNAPSHOT_NAME_BYTES_MAX, Snapshot, SnapshotFilter, SnapshotRequest,
 };
 use crate::units::BLOCK_BYTES_U64;
 
@@ -234,10 +234,11 @@ fn insert(txn: &mut Transaction<'_>, id: SnapshotId, record: &SnapshotRecord) ->
     Ok(())
 }
 
-pub(crate) fn set_labels(core: &Core, id: SnapshotId, labels: Labels) -> Result<Snapshot> {
-    check_labels(&labels)?;
+pub(crate) fn change_labels(core: &Core, id: SnapshotId, change: LabelChange) -> Result<Snapshot> {
     let record = core.commit(move |txn| {
         let mut record = load_in(txn, id)?;
+        let labels = change(record.labels.clone());
+        check_labels(&labels)?;
         for (label, value) in &record.labels {
             txn.delete(Family::Snapshot, label_key(label, value, id));
         }

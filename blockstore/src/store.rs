@@ -19,7 +19,7 @@ use crate::options::Options;
 use crate::time::Timestamp;
 use crate::types::{
     Attributes, BlockMap, Change, CheckReport, CreateMode, Created, DiffPage, DirectoryPage,
-    FileInfo, GcReport, Labels, ReadReply, SetAttributes, Snapshot, SnapshotFilter,
+    FileInfo, GcReport, LabelChange, ReadReply, SetAttributes, Snapshot, SnapshotFilter,
     SnapshotRequest, Source, Stability, Stats, Written,
 };
 use crate::{
@@ -508,12 +508,12 @@ impl Store {
         snapshot::list(&self.core, filter, limit)
     }
 
-    /// Replaces the labels.
+    /// Makes of the labels what `change` does; no other call comes in between.
     ///
     /// # Errors
     /// `NotFound`, `Invalid`.
-    pub fn set_snapshot_labels(&self, id: SnapshotId, labels: Labels) -> Result<Snapshot> {
-        snapshot::set_labels(&self.core, id, labels)
+    pub fn change_snapshot_labels(&self, id: SnapshotId, change: LabelChange) -> Result<Snapshot> {
+        snapshot::change_labels(&self.core, id, change)
     }
 
     /// Deletes a snapshot. O(1); clones of it keep working.

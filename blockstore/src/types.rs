@@ -190,6 +190,9 @@ pub struct FileInfo {
 /// [`LABEL_BYTES_MAX`] bytes.
 pub type Labels = BTreeMap<String, String>;
 
+/// What becomes of a snapshot's labels.
+pub type LabelChange = Box<dyn FnOnce(Labels) -> Labels + Send>;
+
 /// Labels that one snapshot can carry: enough for containerd's, few enough that a snapshot
 /// record stays a few KiB.
 pub const LABELS_MAX: usize = 64;

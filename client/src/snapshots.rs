@@ -4,8 +4,8 @@ use reqwest::Method;
 use slackwater_api::paths;
 use slackwater_api::query::{Diff, ListSnapshots};
 use slackwater_api::types::{
-    CreateClone, CreateSnapshot, DiffPage, File, Labels, Snapshot, SnapshotId, SnapshotPage,
-    SnapshotReference, UpdateSnapshot,
+    ChainId, CreateClone, CreateSnapshot, DiffPage, File, Labels, RegisterChain, Snapshot,
+    SnapshotId, SnapshotPage, SnapshotReference, UpdateSnapshot,
 };
 
 use crate::error::ClientError;
@@ -77,6 +77,35 @@ impl Client {
         id: SnapshotId,
     ) -> Result<SnapshotReference, ClientError> {
         self.call(Call::get(paths::snapshot_reference(id))).await
+    }
+
+    /// `POST /v1/chains`: takes a snapshot and registers it as a chain.
+    ///
+    /// # Errors
+    /// [`ClientError`]; code `not_found` without the file, `exists` if another is registered for this chain and
+    /// size, and then the error carries its snapshot; `unknown_route` of a server of release 0.2.
+    pub async fn register_chain(&self, body: &RegisterChain) -> Result<Snapshot, ClientError> {
+        self.call(Call::post(paths::CHAINS, body)?).await
+    }
+
+    /// `GET /v1/chains/{chain_id}/{size_bytes}`: the snapshot that is registered for a chain.
+    ///
+    /// # Errors
+    /// [`ClientError`]; code `not_found`, `unknown_route` of a server of release 0.2.
+    pub async fn chain(&self, chain: &ChainId, size_bytes: u64) -> Result<Snapshot, ClientError> {
+        self.call(Call::get(paths::chain(chain, size_bytes))).await
+    }
+
+    /// `PUT /v1/snapshots/{id}/chains/{chain_id}`: registers a snapshot as a chain, too.
+    ///
+    /// # Errors
+    /// [`ClientError`]; code `not_found`, `unknown_route` of a server of release 0.2.
+    pub async fn add_chain(
+        &self,
+        id: SnapshotId,
+        chain: &ChainId,
+    ) -> Result<Snapshot, ClientError> {
+        self.call(Call::new(Method::PUT, paths::snapshot_chain(id, chain))).await
     }
 
     /// `POST /v1/clones`: makes a writable file with the snapshot's content.

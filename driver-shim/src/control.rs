@@ -29,17 +29,13 @@ use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use slackwater_archive::Reference;
-use slackwater_client::types::SnapshotId;
+use slackwater_client::types::{ChainId, SnapshotId};
 
-use crate::containerd::labels::PROOF;
 use crate::daemon::Stop;
 use crate::settings::Config;
 use crate::worker::{
     Engine, Extra, Key, Kind, Reconciled, SnapshotRef, Volume, Worker, WorkerError,
 };
-
-/// Digits of a chain id that tell the chains of one snapshot apart.
-const CHAIN_DIGITS: usize = 32;
 
 /// The type of the metrics page.
 const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -68,7 +64,7 @@ pub struct PublishRequest {
     pub snapshot: SnapshotId,
     /// The chain id that it may be taken for.
     #[serde(default)]
-    pub chain_id: Option<String>,
+    pub chain_id: Option<ChainId>,
 }
 
 /// Names a snapshot to mount.
@@ -258,7 +254,9 @@ async fn layer(
             return Ok(Json(Some(snapshot)));
         }
     }
-    Ok(Json(worker.find_named(&worker.chain_name(&chain_id)).await?))
+    // What is no chain id, the appliance does not have.
+    let Ok(chain) = chain_id.parse() else { return Ok(Json(None)) };
+    Ok(Json(worker.find_chain(&chain).await?))
 }
 
 fn is_layer(volume: &Volume, suffix: &str, chain_id: &str) -> bool {
@@ -283,31 +281,10 @@ async fn publish(
     Json(request): Json<PublishRequest>,
 ) -> Answer<()> {
     control.worker.publish(request.snapshot).await?;
-    if let Some(chain_id) = request.chain_id {
-        label_chain(&control.worker, request.snapshot, &chain_id).await?;
+    if let Some(chain) = request.chain_id {
+        control.worker.add_chain(request.snapshot, &chain).await?;
     }
     Ok(Json(()))
-}
-
-/// Makes the snapshot say that it is of this chain id: what lets another worker believe an
-/// image that says so.
-async fn label_chain(
-    worker: &Worker,
-    snapshot: SnapshotId,
-    chain_id: &str,
-) -> Result<(), WorkerError> {
-    let client = worker.client();
-    let mut labels = client.snapshot(snapshot).await?.labels;
-    // The first chain id has the plain label; each further one has its first digits in the label's name.
-    let digits = chain_id.trim_start_matches("sha256:").chars().take(CHAIN_DIGITS);
-    let further = format!("{PROOF}.{}", digits.collect::<String>());
-    if [PROOF, &further].iter().any(|key| labels.get(*key).is_some_and(|value| value == chain_id)) {
-        return Ok(());
-    }
-    let key = if labels.contains_key(PROOF) { further } else { PROOF.to_owned() };
-    labels.insert(key, chain_id.to_owned());
-    client.set_snapshot_labels(snapshot, labels).await?;
-    Ok(())
 }
 
 async fn unpublish(

@@ -7,15 +7,19 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use slackwater_archive::Reference;
+use slackwater_client::ProblemCode;
+use slackwater_client::types::{ChainId, CreateSnapshot, Labels};
 use slackwater_driver::containerd::proto::{CommitRequest, Kind};
-use slackwater_driver::worker::{Engine, Key, SnapshotRef};
+use slackwater_driver::worker::{Engine, Key, SnapshotRef, TrustedMakers};
 use tokio::runtime::Runtime;
 use tonic::{Code, Status};
 use uuid::Uuid;
 
 use support::snapshots::{Snapshots, labels};
-use support::{Appliance, Machine};
+use support::{Appliance, Machine, Trust};
 
+#[path = "containerd_remote/hostile.rs"]
+mod hostile;
 mod support;
 
 const REF: &str = "containerd.io/snapshot.ref";
@@ -37,7 +41,11 @@ fn runtime() -> Runtime {
 }
 
 fn bounded<T>(runtime: &Runtime, test: impl Future<Output = T>) -> T {
-    let bounded = async { tokio::time::timeout(TEST_TIME, test).await };
+    bounded_by(TEST_TIME, runtime, test)
+}
+
+fn bounded_by<T>(time: Duration, runtime: &Runtime, test: impl Future<Output = T>) -> T {
+    let bounded = async { tokio::time::timeout(time, test).await };
     runtime.block_on(bounded).expect("the test takes too long")
 }
 
@@ -47,6 +55,10 @@ async fn serve(machine: &Machine) -> Snapshots {
 
 fn chain(digit: char) -> String {
     format!("sha256:{}", digit.to_string().repeat(64))
+}
+
+fn chain_id(digit: char) -> ChainId {
+    chain(digit).parse().unwrap()
 }
 
 #[track_caller]
@@ -69,7 +81,7 @@ async fn unpack_labelled(
     parent: &str,
     sent: HashMap<String, String>,
 ) -> String {
-    let key = format!("default/1/extract-1-A {chain}");
+    let key = format!("default/1/extract-1-AAAA {chain}");
     let name = format!("default/2/{chain}");
     let (root, is_writable) = snapshots.prepare_labelled(&key, parent, sent.clone()).await.unwrap();
     assert!(is_writable, "containerd 2.4 unpacks nothing into what is read-only");
@@ -230,10 +242,10 @@ fn a_layer_above_a_container_is_not_shared() {
         fs::write(root.join("resolv.conf"), "of this machine").unwrap();
         snapshots.commit("moby/2/init", "moby/1/init").await.unwrap();
         unpack(&snapshots, &chain('2'), "moby/2/init", true).await;
-        let named = machine.worker.find_named(&machine.worker.chain_name(&chain('1'))).await;
-        assert!(named.unwrap().is_some());
-        let named = machine.worker.find_named(&machine.worker.chain_name(&chain('2'))).await;
-        assert_eq!(named.unwrap(), None);
+        let found = machine.worker.find_chain(&chain_id('1')).await.unwrap();
+        assert!(found.is_some());
+        let found = machine.worker.find_chain(&chain_id('2')).await.unwrap();
+        assert_eq!(found, None);
         snapshots.stop().await;
     });
 }
@@ -258,19 +270,29 @@ fn an_annotation_counts_if_the_appliance_says_the_same() {
         let good = annotation(&store, size);
         let unproven = snapshots.prepare_labelled("x/1/a", "", good.clone()).await;
         assert!(unproven.unwrap().1, "an ordinary snapshot to unpack into");
-        // Release 0.2 labelled so, for chain ids that can be computed from ids.
-        let label = async |name: &str| {
-            let label = [(name.to_owned(), one.clone())].into();
+        // What another worker could have written, as release 0.2 did for chain ids that can be computed from
+        // ids, is no word of the appliance.
+        machine.worker.publish(taken.id).await.unwrap();
+        for label in ["slackwater.chain", "slackwater.image-chain", "containerd.io/snapshot.ref"] {
+            let label = [(label.to_owned(), one.clone())].into();
             machine.worker.client().set_snapshot_labels(taken.id, label).await.unwrap();
-        };
-        label("slackwater.image-chain.aaaa").await;
+            let key = format!("x/1/{}", Uuid::new_v4());
+            let prepared = snapshots.prepare_labelled(&key, "", good.clone()).await;
+            assert!(prepared.unwrap().1, "a label of its own is believed");
+        }
+        let label = [("slackwater.chain".to_owned(), one.clone())].into();
+        machine.worker.client().set_snapshot_labels(taken.id, label).await.unwrap();
+        let trust = Trust { references_without_mac: true, ..Trust::default() };
+        let old = Machine::start_with(&appliance, trust).await;
+        let others = serve(&old).await;
+        refused(others.prepare_labelled("x/1/a", "", good.clone()).await, Code::AlreadyExists);
+        others.stop().await;
+        drop(old);
+        machine.worker.unpublish(taken.id).await.unwrap();
+        machine.worker.add_chain(taken.id, &chain_id('a')).await.unwrap();
         let unpublished = snapshots.prepare_labelled("x/1/unpublished", "", good.clone()).await;
         assert!(unpublished.unwrap().1, "bound although it is not published");
         machine.worker.publish(taken.id).await.unwrap();
-        label("slackwater.chain").await;
-        let old = snapshots.prepare_labelled("x/1/old", "", good.clone()).await;
-        assert!(old.unwrap().1, "the label of release 0.2 is believed");
-        label("slackwater.image-chain.aaaa").await;
         for (key, bad) in [
             ("x/1/b", annotation(&Uuid::new_v4().to_string(), size)),
             ("x/1/c", annotation(&store, size + 4096)),
@@ -284,6 +306,114 @@ fn an_annotation_counts_if_the_appliance_says_the_same() {
         let view = snapshots.view("view", &one).await.unwrap();
         assert_eq!(fs::read_to_string(view.join("file")).unwrap(), "by reference");
         snapshots.stop().await;
+    });
+}
+
+/// A worker with a token can give snapshots names and labels, but none that others take for a chain.
+#[test]
+fn names_and_labels_that_a_worker_sets_make_no_chain() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let attacker = Machine::start(&appliance).await;
+        let snapshots = serve(&attacker).await;
+        let root = snapshots.prepare("evil", "").await.unwrap();
+        fs::write(root.join("ld.so.preload"), "/evil.so").unwrap();
+        // Committed as containerd commits a container, with the labels of a layer.
+        let one = chain('1');
+        let sent = labels(&[(REF, &one)]);
+        let key = "evil".to_owned();
+        let commit =
+            CommitRequest { name: one.clone(), key, labels: sent.clone(), ..Default::default() };
+        snapshots.commit_as(commit).await.unwrap();
+        let evil = snapshot(&attacker, &one).await;
+        let client = attacker.worker.client();
+        client.create_clone(evil.id, "evil").await.unwrap();
+        let name = |name: String| CreateSnapshot {
+            path: "evil".to_owned(),
+            name: Some(name),
+            ..CreateSnapshot::default()
+        };
+        // As release 0.2 named them.
+        let size = evil.size_bytes;
+        client.create_snapshot(&name(format!("chain:{one}:{size}"))).await.unwrap();
+        let reserved = format!("slackwater:chain:{one}");
+        let named = client.create_snapshot(&name(format!("{reserved}:{size}"))).await;
+        assert_eq!(named.unwrap_err().code(), Some(ProblemCode::InvalidValue));
+        for label in [&reserved, "slackwater:"] {
+            let labels: Labels = [(label.to_owned(), String::new())].into();
+            let labelled = client.set_snapshot_labels(evil.id, labels.clone()).await;
+            assert_eq!(labelled.unwrap_err().code(), Some(ProblemCode::InvalidValue));
+            let taken = CreateSnapshot { labels, ..name("other".to_owned()) };
+            let taken = client.create_snapshot(&taken).await;
+            assert_eq!(taken.unwrap_err().code(), Some(ProblemCode::InvalidValue));
+        }
+
+        // Nor on the worker that it is on.
+        let again = snapshots.prepare_labelled(&format!("x/1/extract-1 {one}"), "", sent).await;
+        assert!(again.unwrap().1, "a committed container is taken for the layer");
+        let machine = Machine::start(&appliance).await;
+        let others = serve(&machine).await;
+        // BuildKit compares what it unpacks with nothing, so that is no chain either.
+        let two = chain('2');
+        let key = format!("default/1/extract-k2x8hz9rqm4n1v7c0t5w3y6pb {two}");
+        others.prepare(&key, "").await.unwrap();
+        others.commit(&format!("default/2/{two}"), &key).await.unwrap();
+        assert_eq!(machine.worker.find_chain(&chain_id('2')).await.unwrap(), None);
+        let name = unpack(&others, &one, "", true).await;
+        let view = others.view("view", &name).await.unwrap();
+        assert_eq!(fs::read_to_string(view.join("layer 11")).unwrap(), one);
+        assert!(!view.join("ld.so.preload").exists());
+        // This one is a chain now, and who made it is told.
+        let found = machine.worker.client().chain(&chain_id('1'), size).await.unwrap();
+        assert_eq!(found.chains, [(chain_id('1'), [String::new()].into())].into());
+        assert_eq!(snapshot(&machine, &name).await.id, found.id);
+        others.stop().await;
+        snapshots.stop().await;
+    });
+}
+
+#[test]
+fn chains_of_makers_that_are_not_named_are_unpacked_again() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let first = Machine::start(&appliance).await;
+        let snapshots = serve(&first).await;
+        let (one, two) = (chain('1'), chain('2'));
+        let below = unpack(&snapshots, &one, "", true).await;
+        let theirs = snapshot(&first, &below).await;
+        // As if one with the token `node` had registered it; tokens are tried in the tests of REST.
+        let labels_of = [(format!("slackwater:chain:{one}"), "node".to_owned())].into();
+        let id = slackwater_blockstore::SnapshotId::from_bytes(*theirs.id.as_bytes());
+        appliance.store.change_snapshot_labels(id, Box::new(|_| labels_of)).unwrap();
+
+        let makers = TrustedMakers::Named([String::new()].into());
+        let wary = Machine::start_with(&appliance, Trust { makers, ..Trust::default() }).await;
+        let others = serve(&wary).await;
+        assert_eq!(wary.worker.find_chain(&chain_id('1')).await.unwrap(), None);
+        let own = unpack(&others, &one, "", true).await;
+        assert_ne!(snapshot(&wary, &own).await.id, theirs.id);
+        // What is above it is its own word, which others take.
+        let above = unpack(&others, &two, &own, true).await;
+        let taken = snapshot(&wary, &above).await;
+        assert_eq!(first.worker.find_chain(&chain_id('2')).await.unwrap(), Some(taken));
+
+        let makers = TrustedMakers::Named(["node".to_owned()].into());
+        let trusting = Machine::start_with(&appliance, Trust { makers, ..Trust::default() }).await;
+        let third = serve(&trusting).await;
+        let sent = labels(&[(REF, &one)]);
+        refused(third.prepare_labelled("x/1/a", "", sent).await, Code::AlreadyExists);
+        assert_eq!(snapshot(&trusting, &one).await, theirs);
+        let annotation =
+            format!("{}/{}/{}", wary.worker.store_id().await.unwrap(), taken.id, taken.size_bytes);
+        wary.worker.publish(taken.id).await.unwrap();
+        let sent = labels(&[(REF, &two), (ANNOTATION, &annotation)]);
+        assert!(third.prepare_labelled("x/1/b", &one, sent).await.unwrap().1);
+        wary.worker.unpublish(taken.id).await.unwrap();
+        for snapshots in [third, others, snapshots] {
+            snapshots.stop().await;
+        }
     });
 }
 

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use slackwater_client::types::{Labels, Timestamp};
+use slackwater_client::types::{ChainId, Timestamp};
 use slackwater_driver::control::{self, Control};
 use slackwater_driver::daemon::Stop;
 use slackwater_driver::engine::EngineError;
@@ -75,16 +75,14 @@ async fn chains_are_shown_with_their_snapshots_and_kept_for_images() {
     assert!(unknown.to_string().contains("a/b c"), "{unknown}");
 
     // Kept for two chains: both can be proved, whoever asks again changes nothing.
-    let [one, two] = ["1", "2"].map(|digit| format!("sha256:{}", digit.repeat(64)));
-    for chain_id in [&one, &two, &one, &two] {
-        daemon.publish(above.id, Some(chain_id.clone())).await.unwrap();
+    let chain_id = |digit: &str| format!("sha256:{}", digit.repeat(64)).parse::<ChainId>().unwrap();
+    let [one, two] = ["1", "2"].map(chain_id);
+    for chain in [&one, &two, &one, &two] {
+        daemon.publish(above.id, Some(chain.clone())).await.unwrap();
     }
     assert_eq!(daemon.published().await.unwrap(), [above.id]);
-    let labels: Labels = worker.client().snapshot(above.id).await.unwrap().labels;
-    let proofs = labels.iter().filter(|(key, _)| key.starts_with("slackwater.image-chain"));
-    let mut proofs: Vec<_> = proofs.map(|(_, value)| value.as_str()).collect();
-    proofs.sort_unstable();
-    assert_eq!(proofs, [one.as_str(), two.as_str()]);
+    let registered = worker.client().snapshot(above.id).await.unwrap().chains;
+    assert_eq!(registered.into_keys().collect::<Vec<_>>(), [one, two]);
     let reference = daemon.reference(above.id).await.unwrap();
     assert_eq!(reference, worker.reference_to(above.id).await.unwrap());
     assert!(reference.mac.is_some(), "{reference:?}");

@@ -12,7 +12,7 @@ use slackwater_driver::worker::Key;
 use uuid::Uuid;
 
 use self::plugin::{Plugin, layer, set_up_init};
-use self::support::{Appliance, DISK_BYTES, Machine};
+use self::support::{Appliance, DISK_BYTES, Machine, Trust};
 
 fn socket(machine: &Machine) -> std::path::PathBuf {
     machine.path().join("plugin.sock")
@@ -148,7 +148,8 @@ async fn references_that_anything_could_have_written_are_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn references_of_release_0_2_are_taken_where_that_is_set() {
     let appliance = Appliance::start();
-    let machine = Machine::start_with(&appliance, true).await;
+    let trust = Trust { references_without_mac: true, ..Trust::default() };
+    let machine = Machine::start_with(&appliance, trust).await;
     let plugin = Plugin::serve(&machine.worker, &socket(&machine));
     plugin.create("own", "");
     plugin.apply("own", "", &layer(&[("file", "content")]));

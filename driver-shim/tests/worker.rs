@@ -9,7 +9,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use slackwater_client::query::{ListFiles, ListSnapshots};
-use slackwater_client::types::CreateSnapshot;
+use slackwater_client::types::{ChainId, CreateSnapshot};
 use slackwater_driver::worker::{
     Access, Content, DockerExtra, Extra, Key, SnapshotRef, Worker, WorkerError,
 };
@@ -317,11 +317,11 @@ async fn snapshots_age_and_expire_by_the_appliances_clock() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_named_layer_is_one_snapshot_for_all_workers() {
+async fn a_chain_is_one_snapshot_for_all_workers() {
     let appliance = Appliance::start();
     let first = Machine::start(&appliance).await;
     let second = Machine::start(&appliance).await;
-    let name = first.worker.chain_name("sha256:abc");
+    let chain: ChainId = format!("sha256:{}", "a".repeat(64)).parse().unwrap();
     let mut sealed = Vec::new();
     for machine in [&first, &second] {
         let worker = &machine.worker;
@@ -329,18 +329,18 @@ async fn a_named_layer_is_one_snapshot_for_all_workers() {
         let path = worker.ensure_mounted(&key, Access::ReadWrite).await.unwrap();
         std::fs::write(path.join("file"), "content").unwrap();
         let committed = worker
-            .commit(&key, Key::docker("committed"), Some(name.clone()), extra())
+            .commit(&key, Key::docker("committed"), Some(chain.clone()), extra())
             .await
             .unwrap();
         assert!(worker.get(&key).is_none());
         sealed.push(committed.snapshot().unwrap());
     }
     assert_eq!(sealed[0], sealed[1]);
-    assert_eq!(first.worker.find_named(&name).await.unwrap(), Some(sealed[0]));
+    assert_eq!(first.worker.find_chain(&chain).await.unwrap(), Some(sealed[0]));
     // It stays for the second worker when the first lets go, and ends with the last.
     first.worker.remove(&Key::docker("committed")).await.unwrap();
     first.worker.reconcile(Duration::ZERO).await.unwrap();
-    assert_eq!(second.worker.find_named(&name).await.unwrap(), Some(sealed[0]));
+    assert_eq!(second.worker.find_chain(&chain).await.unwrap(), Some(sealed[0]));
     let view = second.worker.view(sealed[0]).await.unwrap();
     assert_eq!(read(view.path(), "file").as_deref(), Some("content"));
     drop(view);
@@ -349,10 +349,10 @@ async fn a_named_layer_is_one_snapshot_for_all_workers() {
     second.worker.remove(&Key::docker("committed")).await.unwrap();
     second.worker.reconcile(Duration::ZERO).await.unwrap();
     assert_eq!(second.worker.published().await.unwrap(), [sealed[0].id]);
-    assert_eq!(second.worker.find_named(&name).await.unwrap(), Some(sealed[0]));
+    assert_eq!(second.worker.find_chain(&chain).await.unwrap(), Some(sealed[0]));
     second.worker.unpublish(sealed[0].id).await.unwrap();
     assert_nothing_left(&second.worker).await;
-    assert_eq!(second.worker.find_named(&name).await.unwrap(), None);
+    assert_eq!(second.worker.find_chain(&chain).await.unwrap(), None);
 }
 
 /// The snapshot that a disk was cloned from.

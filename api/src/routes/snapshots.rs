@@ -1,5 +1,7 @@
 //! Snapshots: take, list, look at, label, delete, compare, refer to.
 
+use std::collections::BTreeSet;
+
 use axum::Json;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderName, Method, StatusCode, header};
@@ -14,10 +16,11 @@ use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
 use crate::paths;
 use crate::query::{Diff, ListSnapshots, QueryError, page_limit};
+use crate::reserved;
 use crate::router::Mount;
 use crate::state::{Shared, file_path};
 use crate::types::{
-    CreateSnapshot, DiffPage, Snapshot, SnapshotPage, SnapshotReference, UpdateSnapshot,
+    ChainId, CreateSnapshot, DiffPage, Snapshot, SnapshotPage, SnapshotReference, UpdateSnapshot,
 };
 
 /// Snapshots that are read from the store in one go: with all their labels at most 32 MiB.
@@ -98,7 +101,11 @@ fn page(store: &Store, mut filter: SnapshotFilter, limit: usize) -> StoreResult<
 
 fn weight(snapshot: &Snapshot) -> usize {
     let labels = snapshot.labels.iter().map(|(key, value)| key.len() + value.len()).sum::<usize>();
-    snapshot.path.len() + snapshot.name.as_ref().map_or(0, String::len) + labels
+    let chain = |(id, makers): (&ChainId, &BTreeSet<String>)| {
+        id.as_str().len() + makers.iter().map(String::len).sum::<usize>()
+    };
+    let chains = snapshot.chains.iter().map(chain).sum::<usize>();
+    snapshot.path.len() + snapshot.name.as_ref().map_or(0, String::len) + labels + chains
 }
 
 fn parse_cursor(text: &str) -> Result<StoreSnapshotId, QueryError> {
@@ -124,6 +131,8 @@ pub(crate) async fn create(
     State(state): State<Shared>,
     JsonBody(request): JsonBody<CreateSnapshot>,
 ) -> Result<(StatusCode, [(HeaderName, String); 1], Json<Snapshot>), Failure> {
+    reserved::refuse_name(request.name.as_deref())?;
+    reserved::refuse_labels(&request.labels)?;
     let path = file_path(&request.path)?;
     let name = request.name.clone();
     let request = SnapshotRequest {
@@ -186,6 +195,8 @@ pub(crate) async fn get(
 }
 
 /// Replaces a snapshot's labels
+///
+/// The chains that it was registered as stay.
 #[utoipa::path(
     patch, path = paths::SNAPSHOT, tag = "snapshots", operation_id = "updateSnapshot",
     params(("id" = String, Path, format = Uuid, description = "The snapshot's id")),
@@ -202,7 +213,9 @@ pub(crate) async fn update(
     JsonBody(request): JsonBody<UpdateSnapshot>,
 ) -> Result<Json<Snapshot>, Failure> {
     let id = parse_snapshot_id(&id)?;
-    let snapshot = state.call(move |store| store.set_snapshot_labels(id, request.labels)).await?;
+    reserved::refuse_labels(&request.labels)?;
+    let change = Box::new(move |labels| reserved::replaced(labels, request.labels));
+    let snapshot = state.call(move |store| store.change_snapshot_labels(id, change)).await?;
     Ok(Json(convert::snapshot(snapshot)))
 }
 

@@ -41,6 +41,8 @@ fn routes(document: &Value) -> Vec<(Method, String, Option<String>)> {
             let path = template
                 .replace("{id}", "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11")
                 .replace("{uuid}", "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11")
+                .replace("{chain_id}", &format!("sha256:{}", "a".repeat(64)))
+                .replace("{size_bytes}", "4096")
                 .replace("{path}", "gone");
             routes.push((method, path, operation["x-role"].as_str().map(str::to_owned)));
         }

@@ -1,10 +1,8 @@
 //! Labels: those that mean something here, and the bounds of all.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
-use std::str::FromStr;
 
-use slackwater_client::types::{Labels, SnapshotId};
+use slackwater_client::types::{ChainId, Labels, SnapshotId};
 
 use super::error::CallError;
 
@@ -20,12 +18,9 @@ pub const REFERENCE: &str = "containerd.io/snapshot/slackwater";
 /// from an annotation, which the image's author wrote.
 pub const SHARED: &str = "containerd.io/snapshot/slackwater.shared";
 
-/// A label of a snapshot on the appliance, by itself or followed by a dot and more: its value is
-/// the chain id of an image by reference, whose content the snapshot is.
-pub const PROOF: &str = "slackwater.image-chain";
-
-/// The same of release 0.2, whose references have no MAC: all who know the ids of an image's
-/// snapshots can tell its chain ids.
+/// A label of a snapshot on the appliance, by itself or followed by a dot and more: its value is the chain id
+/// of an image by reference, as release 0.2 said it. Its references have no MAC: all who know the ids of an
+/// image's snapshots can tell its chain ids.
 const PROOF_WITHOUT_MAC: &str = "slackwater.chain";
 
 /// Most labels of a snapshot. containerd sends about ten.
@@ -37,67 +32,41 @@ const LABEL_BYTES_MAX: usize = 4096;
 /// How a snapshot that is being unpacked is called: `extract-RANDOM CHAIN`.
 const UNPACK_PREFIX: &str = "extract-";
 
-/// The id of a stack of layers: the hash of the hashes of their tars. Whatever has the same
-/// chain id has the same content.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ChainId(String);
-
-/// Not a chain id.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a chain id is `sha256:` and 64 lower-case hexadecimal digits")]
-pub struct NotAChainId;
-
-impl ChainId {
-    /// As text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for ChainId {
-    type Err = NotAChainId;
-
-    fn from_str(text: &str) -> Result<Self, NotAChainId> {
-        let digits = text.strip_prefix("sha256:").ok_or(NotAChainId)?;
-        let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-        if digits.len() == 64 && digits.bytes().all(is_digit) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(NotAChainId)
-        }
-    }
-}
-
-impl fmt::Display for ChainId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
 /// The chain id of the layer that a labelled snapshot is.
 pub(super) fn chain(labels: &BTreeMap<String, String>) -> Option<ChainId> {
     labels.get(CHAIN)?.parse().ok()
 }
 
 /// The chain id of the layer that was unpacked into `key` and is now committed as `name`, for
-/// clients that send no labels (`ctr images pull` of containerd 1.6): both names end in it.
+/// clients of containerd that send no labels (`ctr images pull` of 1.6): both names end in it. They compare what they
+/// unpacked with the image's diff ids. BuildKit, whose random part has another form, does not.
 pub(super) fn unpacked_chain(key: &str, name: &str) -> Option<ChainId> {
-    let chain = chain_in(key)?;
+    let chain = chain_in(key, is_random_of_containerd)?;
     (name.rsplit('/').next() == Some(chain.as_str())).then_some(chain)
 }
 
-/// The chain id of the layer that is being unpacked into `key`.
-fn chain_in(key: &str) -> Option<ChainId> {
+/// The chain id of the layer that is being unpacked into `key`, if its random part is of that form.
+fn chain_in(key: &str, is_random: impl Fn(&str) -> bool) -> Option<ChainId> {
     let (unpack, chain) = key.rsplit_once(' ')?;
-    let is_unpacked = unpack.rsplit('/').next()?.starts_with(UNPACK_PREFIX);
-    if is_unpacked { chain.parse().ok() } else { None }
+    let random = unpack.rsplit('/').next()?.strip_prefix(UNPACK_PREFIX)?;
+    if is_random(random) { chain.parse().ok() } else { None }
+}
+
+/// Nanoseconds, a hyphen, and four characters of URL-safe base64.
+fn is_random_of_containerd(random: &str) -> bool {
+    let is_base64 = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    random.split_once('-').is_some_and(|(nanos, rest)| {
+        (1..=9).contains(&nanos.len())
+            && nanos.bytes().all(|byte| byte.is_ascii_digit())
+            && rest.len() == 4
+            && rest.bytes().all(is_base64)
+    })
 }
 
 /// Whether a layer of an image is being unpacked into the snapshot with this key and these labels. The
 /// image decides neither: the unpacker chooses the key, and overwrites this label where it was inherited.
 pub(super) fn is_unpacking(key: &str, labels: &BTreeMap<String, String>) -> bool {
-    labels.contains_key(CHAIN) || chain_in(key).is_some()
+    labels.contains_key(CHAIN) || chain_in(key, |_| true).is_some()
 }
 
 /// Whether the labels ask for the shared root.
@@ -105,15 +74,13 @@ pub(super) fn is_shared(labels: &BTreeMap<String, String>) -> bool {
     labels.get(SHARED).is_some_and(|value| value == "true")
 }
 
-/// Whether a snapshot on the appliance is known to be the content of the chain.
-pub(super) fn proves(labels: &Labels, chain: &ChainId, takes_without_mac: bool) -> bool {
-    let is_proof = |name: &str, proof: &str| {
-        name.strip_prefix(proof).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+/// Whether release 0.2 labelled a snapshot of the appliance as the content of the chain.
+pub(super) fn prove_without_mac(labels: &Labels, chain: &ChainId) -> bool {
+    let is_proof = |name: &str| {
+        let rest = name.strip_prefix(PROOF_WITHOUT_MAC);
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     };
-    labels.iter().any(|(name, value)| {
-        let known = is_proof(name, PROOF) || takes_without_mac && is_proof(name, PROOF_WITHOUT_MAC);
-        known && value == chain.as_str()
-    })
+    labels.iter().any(|(name, value)| is_proof(name) && value == chain.as_str())
 }
 
 /// Where a layer is said to be.
@@ -193,12 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn chain_ids() {
-        assert_eq!(chain_text('a').parse::<ChainId>().unwrap().as_str(), chain_text('a'));
-        let long = format!("{}0", chain_text('a'));
-        for bad in ["", "sha256:", "sha256:00", &chain_text('g'), &chain_text('A'), &long] {
-            assert_eq!(bad.parse::<ChainId>(), Err(NotAChainId), "{bad}");
-        }
+    fn the_label_is_a_chain_id_or_says_nothing() {
         assert_eq!(chain(&map(&[(CHAIN, "bad")])), None);
         assert_eq!(chain(&map(&[(CHAIN, &chain_text('1'))])).unwrap().as_str(), chain_text('1'));
     }
@@ -234,30 +196,32 @@ mod tests {
         );
         assert!(unpacked_chain(&key, &one).is_some());
         assert_eq!(unpacked_chain(&key, &two), None, "another layer");
+        for other in ["0-AAAA", "999999999-_-zZ"] {
+            assert!(unpacked_chain(&format!("extract-{other} {one}"), &one).is_some(), "{other}");
+        }
+        // The first is BuildKit's.
+        for other in
+            ["k2x8hz9rqm4n1v7c0t5w3y6pb", "", "-AAAA", "1-AAA", "1-AAAAA", "1-AA/A", "x-AAAA"]
+        {
+            assert_eq!(unpacked_chain(&format!("extract-{other} {one}"), &one), None, "{other}");
+        }
         assert_eq!(unpacked_chain(&format!("default/7/build {one}"), &one), None);
         assert_eq!(unpacked_chain("default/7/extract-1 x", "default/8/x"), None);
         assert_eq!(unpacked_chain(&one, &one), None);
     }
 
     #[test]
-    fn only_a_label_of_the_appliance_proves_a_chain() {
+    fn only_that_label_is_the_word_of_release_0_2() {
         let one: ChainId = chain_text('1').parse().unwrap();
-        let proves = |name: &str, value: &str, takes_without_mac: bool| {
-            proves(&map(&[(name, value)]), &one, takes_without_mac)
-        };
-        for takes_without_mac in [false, true] {
-            for (name, expected) in [
-                ("slackwater.image-chain", true),
-                ("slackwater.image-chain.1111", true),
-                ("slackwater.image-chains", false),
-                ("note", false),
-                ("slackwater.chain", takes_without_mac),
-                ("slackwater.chain.1111", takes_without_mac),
-                ("slackwater.chains", false),
-            ] {
-                assert_eq!(proves(name, one.as_str(), takes_without_mac), expected, "{name}");
-                assert!(!proves(name, &chain_text('2'), takes_without_mac), "{name}");
-            }
+        for (name, expected) in [
+            ("slackwater.chain", true),
+            ("slackwater.chain.1111", true),
+            ("slackwater.chains", false),
+            ("slackwater.image-chain", false),
+            ("note", false),
+        ] {
+            assert_eq!(prove_without_mac(&map(&[(name, one.as_str())]), &one), expected, "{name}");
+            assert!(!prove_without_mac(&map(&[(name, &chain_text('2'))]), &one), "{name}");
         }
     }
 

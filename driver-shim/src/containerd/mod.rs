@@ -14,7 +14,7 @@
 //! - Prepare and View answer when their directory is mounted; Mounts mounts it again after a
 //!   restart of the machine.
 //! - A layer's snapshot is shared under its chain id only if every layer below it is true to its
-//!   chain id too ([`labels::ChainId`]).
+//!   chain id too ([`ChainId`](slackwater_client::types::ChainId)).
 
 mod error;
 mod filter;

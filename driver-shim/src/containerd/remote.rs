@@ -5,7 +5,7 @@
 //!   a committed snapshot of this worker has that chain id and parent?   it is the one
 //!   the manifest's annotation names a snapshot, and the appliance says
 //!     that this snapshot is that chain?                                 adopt it
-//!   a snapshot of the appliance is named after the chain id?            adopt it
+//!   a snapshot of the appliance is registered as the chain?             adopt it
 //!   else                                                                unpack as usual
 //!
 //! Commit, of a client that fetched and unpacked a reference as if it were a layer
@@ -13,8 +13,8 @@
 //! ```
 //!
 //! A reference counts only in a layer that is being unpacked: a container can write the same file. An
-//! annotation is the word of the image's author: without the appliance's own label that the snapshot is
-//! that chain, a manifest could put any content under a chain id that others trust.
+//! annotation is the word of the image's author: what it names is taken only if it was registered as that chain; else a
+//! manifest could put any content under a chain id that others trust.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -25,11 +25,11 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use slackwater_archive::{REFERENCE_MEMBER, Reference};
-use slackwater_client::types::SnapshotId;
+use slackwater_client::types::{ChainId, SnapshotId};
 use uuid::Uuid;
 
 use super::error::CallError;
-use super::labels::{self, ChainId, Located};
+use super::labels::{self, Located};
 use super::snapshotter::extra;
 use crate::worker::{
     Access, ContainerdExtra, Content, Engine, Extra, Key, Kind, SnapshotRef, Volume, Worker,
@@ -148,7 +148,9 @@ fn local(worker: &Worker, chain: &ChainId, parent: Option<&Key>) -> Option<Strin
     let is_it = |volume: &Volume| {
         volume.parent.as_ref() == parent
             && extra(volume).is_ok_and(|extra| {
+                // The label is what containerd looks for; alone it says nothing.
                 extra.kind == Kind::Committed
+                    && extra.chain.as_deref() == Some(chain.as_str())
                     && labels::chain(&extra.labels).as_ref() == Some(chain)
             })
     };
@@ -170,8 +172,7 @@ async fn locate(
             None => tracing::warn!(%chain, annotation, "annotation is not STORE/SNAPSHOT/SIZE"),
         }
     }
-    let found = worker.find_named(&worker.chain_name(chain.as_str())).await?;
-    Ok(found.map(|snapshot| snapshot.id))
+    Ok(worker.find_chain(chain).await?.map(|snapshot| snapshot.id))
 }
 
 /// The snapshot that an annotation names, if the appliance says that it is this chain; else why
@@ -191,9 +192,11 @@ async fn proven(
         }
         Err(error) => return Err(WorkerError::from(error).into()),
     };
-    let takes_without_mac = worker.takes_references_without_mac();
-    Ok(if !labels::proves(&snapshot.labels, chain, takes_without_mac) {
-        Err("the snapshot has no label that says it is this chain")
+    let is_known = worker.is_chain(&snapshot, chain)
+        || worker.takes_references_without_mac()
+            && labels::prove_without_mac(&snapshot.labels, chain);
+    Ok(if !is_known {
+        Err("the snapshot is not registered as this chain, or by none whom trusted-makers names")
     } else if snapshot.size_bytes != located.size_bytes {
         Err("the snapshot has another size")
     } else if !worker.is_published(located.snapshot).await? {

@@ -119,25 +119,24 @@ impl Snapshotter {
                 key: volume.key,
             });
         }
-        let chain = labels::chain(&labels)
-            .or_else(|| labels::chain(&active.labels))
+        // Not by the labels that it gets now: a container or a step of a build is no chain, whatever it is
+        // called.
+        let chain = labels::chain(&active.labels)
             .or_else(|| labels::unpacked_chain(&volume.key.name, &name.name))
             .filter(|_| parent.is_none_or(|parent| self.is_true_to_its_chain(parent)));
-        let appliance_name = chain.as_ref().map(|chain| self.worker.chain_name(chain.as_str()));
-        let chain = chain.map(|chain| chain.to_string());
-        let committed = ContainerdExtra { chain, ..new_extra(Kind::Committed, labels) };
+        let known = chain.as_ref().map(ToString::to_string);
+        let committed = ContainerdExtra { chain: known, ..new_extra(Kind::Committed, labels) };
         let committed = Extra::Containerd(committed);
-        // What runs in a container, or in a step of a build, may write a reference, too.
-        let reference = if labels::is_unpacking(&volume.key.name, &active.labels) {
-            remote::unpacked_reference(&self.worker, &volume).await?
-        } else {
-            None
+        // What runs in one may write what looks like a reference, too.
+        let reference = match labels::is_unpacking(&volume.key.name, &active.labels) {
+            true => remote::unpacked_reference(&self.worker, &volume).await?,
+            false => None,
         };
         match reference {
             Some(snapshot) => {
                 self.worker.commit_bound(&volume.key, name, snapshot, committed).await?
             }
-            None => self.worker.commit(&volume.key, name, appliance_name, committed).await?,
+            None => self.worker.commit(&volume.key, name, chain, committed).await?,
         };
         self.usages.lock().remove(&volume.key);
         Ok(())

@@ -6,7 +6,7 @@ use axum::body::{Body, BodyDataStream};
 use futures_util::StreamExt;
 use hyper::Method;
 use slackwater_archive::Reference;
-use slackwater_client::types::SnapshotId;
+use slackwater_client::types::{ChainId, SnapshotId};
 
 use super::EngineError;
 use super::http::{UnixHttp, encode};
@@ -94,7 +94,7 @@ impl Daemon {
     pub async fn publish(
         &self,
         snapshot: SnapshotId,
-        chain_id: Option<String>,
+        chain_id: Option<ChainId>,
     ) -> Result<(), EngineError> {
         self.http.post("/publish", &PublishRequest { snapshot, chain_id }).await
     }

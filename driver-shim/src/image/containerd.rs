@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use serde_json::{Value, json};
+use slackwater_client::types::ChainIdParseError;
 
 use super::digest::{Digest, chain_ids};
 use super::layout::Export;
@@ -158,6 +159,9 @@ impl Images<'_> {
         let layers = reference::layers(self.daemon, snapshots).await?;
         let ids = diff_ids(&layers);
         for (layer, chain_id) in layers.iter().zip(chain_ids(&ids)) {
+            let chain_id = chain_id.parse().map_err(|error: ChainIdParseError| {
+                DriverError::image(target, error.to_string())
+            })?;
             self.daemon.publish(layer.snapshot.id, Some(chain_id)).await?;
         }
         config["rootfs"] = json!({ "type": "layers", "diff_ids": ids });

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use slackwater_attach::{Options as AttachOptions, Rights};
 use slackwater_client::{Client, Token};
 
-use crate::worker::WorkerOptions;
+use crate::worker::{TrustedMakers, WorkerOptions};
 
 use super::{AttachChoice, LogFilter, LogFormat, Settings, SettingsError, Size, read_bounded};
 
@@ -103,6 +103,8 @@ pub struct Config {
     pub disk_size: Size,
     /// Whether images that release 0.2 made by reference are taken.
     pub references_without_mac: bool,
+    /// Whose unpacked layers are taken.
+    pub trusted_makers: TrustedMakers,
     /// How disks are attached.
     pub attach: AttachChoice,
     /// Where Docker's plugin is served.
@@ -145,6 +147,7 @@ impl Config {
             cache_size: given(settings.cache_size, "cache-size")?,
             disk_size,
             references_without_mac: settings.references_without_mac.unwrap_or_default(),
+            trusted_makers: trusted_makers(settings.trusted_makers.as_deref())?,
             attach: given(settings.attach, "attach")?,
             docker_socket: settings.docker_socket.clone(),
             containerd_socket: settings.containerd_socket.clone(),
@@ -193,6 +196,7 @@ impl Config {
             state_directory: self.state_dir.clone(),
             disk_size_bytes: self.disk_size.bytes(),
             takes_references_without_mac: self.references_without_mac,
+            trusted_makers: self.trusted_makers.clone(),
         })
     }
 
@@ -240,6 +244,19 @@ fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, SettingsError> 
 
 fn given<T>(setting: Option<T>, key: &'static str) -> Result<T, SettingsError> {
     setting.ok_or(SettingsError::Missing { key })
+}
+
+/// Whose chains are taken: those of all where nothing is given.
+fn trusted_makers(names: Option<&[String]>) -> Result<TrustedMakers, SettingsError> {
+    let Some(names) = names else {
+        return Ok(TrustedMakers::All);
+    };
+    let is_name = |name: &String| !name.is_empty() && !name.contains(char::is_whitespace);
+    if names.is_empty() || !names.iter().all(is_name) {
+        let expected = "expected names of tokens without spaces, such as node-1,builder; leave it out to trust all";
+        return Err(value("trusted-makers", &names.join(","), expected));
+    }
+    Ok(TrustedMakers::Named(names.iter().cloned().collect()))
 }
 
 fn value(key: &'static str, got: &str, expected: &str) -> SettingsError {
@@ -309,6 +326,24 @@ mod tests {
         assert!(text(odd).contains("4096"));
         let none = checked(|_| {}).unwrap().require_socket().unwrap_err().to_string();
         assert!(none.contains("--docker-socket"), "{none}");
+    }
+
+    #[tokio::test]
+    async fn trusted_makers_are_names_of_tokens() {
+        let owned = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect());
+        let with = |names: &[&str]| checked(|settings| settings.trusted_makers = owned(names));
+        assert_eq!(checked(|_| {}).unwrap().trusted_makers, TrustedMakers::All);
+        let config = with(&["node-1", "builder"]).unwrap();
+        let named = TrustedMakers::Named(["node-1".to_owned(), "builder".to_owned()].into());
+        assert_eq!(config.worker_options().await.unwrap().trusted_makers, named);
+        for bad in [&[][..], &[""], &["a", " b"], &["a b"]] {
+            let error = with(bad).unwrap_err().to_string();
+            assert!(error.contains("trusted-makers") && error.contains("node-1"), "{error}");
+        }
+        let upper = Settings { trusted_makers: owned(&["a"]), ..Settings::default() };
+        let lower = Settings { trusted_makers: owned(&["b"]), ..Settings::default() };
+        assert_eq!(upper.clone().or(lower).trusted_makers, upper.trusted_makers);
+        assert_eq!(Settings::default().or(upper.clone()).trusted_makers, upper.trusted_makers);
     }
 
     #[test]

@@ -81,6 +81,14 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_REFERENCES_WITHOUT_MAC", value_name = "BOOL")]
     pub references_without_mac: Option<bool>,
 
+    /// Take unpacked layers only of workers whose tokens have these names, separated by commas [default: of all]
+    ///
+    /// What a layer holds is the word of the worker that unpacked it. Name this worker's own token, too. Layers
+    /// that are on this worker already stay in use; and a token can still write to a disk on which another
+    /// worker is unpacking.
+    #[arg(long, env = "SLACKWATER_TRUSTED_MAKERS", value_name = "NAMES", value_delimiter = ',')]
+    pub trusted_makers: Option<Vec<String>>,
+
     /// How disks are attached [default: auto]
     #[arg(long, env = "SLACKWATER_ATTACH", value_name = "METHOD")]
     pub attach: Option<AttachChoice>,
@@ -142,6 +150,7 @@ impl Settings {
             cache_size: self.cache_size.or(lower.cache_size),
             disk_size: self.disk_size.or(lower.disk_size),
             references_without_mac: self.references_without_mac.or(lower.references_without_mac),
+            trusted_makers: self.trusted_makers.or(lower.trusted_makers),
             attach: self.attach.or(lower.attach),
             docker_socket: self.docker_socket.or(lower.docker_socket),
             containerd_socket: self.containerd_socket.or(lower.containerd_socket),

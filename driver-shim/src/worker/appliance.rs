@@ -88,27 +88,16 @@ impl Worker {
     }
 
     /// Takes a snapshot of a disk that lives until its last clone goes, or an hour without one.
-    pub(super) async fn take_snapshot(
-        &self,
-        disk: Uuid,
-        name: Option<String>,
-    ) -> Result<Snapshot, ClientError> {
+    pub(super) async fn take_snapshot(&self, disk: Uuid) -> Result<Snapshot, ClientError> {
         let request = CreateSnapshot {
             path: self.disk_path(disk),
-            name,
+            name: None,
             labels: Labels::from([(WORKER_LABEL.to_owned(), self.worker_id().to_string())]),
             deletion_policy: DeletionPolicy::OnZeroClones,
             expires_at: None,
             expires_in_seconds: Some(UNHELD_AGE_MAX.as_secs()),
         };
         self.client().create_snapshot(&request).await
-    }
-
-    /// The name under which the layer of that chain id is shared among workers with disks of
-    /// this size.
-    #[must_use]
-    pub fn chain_name(&self, chain_id: &str) -> String {
-        format!("chain:{chain_id}:{}", self.disk_size_bytes())
     }
 
     /// The snapshot of that name, if the appliance has it.

@@ -82,9 +82,9 @@ pub enum WorkerError {
         /// The snapshot.
         id: SnapshotId,
     },
-    /// The appliance knows no references.
+    /// The appliance does not know a call.
     #[error(
-        "the appliance at {appliance} is of an older release than this driver and makes no references to snapshots: update it first"
+        "the appliance at {appliance} is of an older release than this driver, and lacks calls that the driver needs: update it first"
     )]
     OldAppliance {
         /// The appliance's address.

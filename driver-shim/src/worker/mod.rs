@@ -32,6 +32,7 @@
 //! that goes away in the middle of a call leaves nothing half done.
 
 mod appliance;
+mod chains;
 mod empty_disk;
 mod error;
 mod keyed;
@@ -56,6 +57,7 @@ use slackwater_client::{Client, RetryPolicy};
 use tokio::sync::{Notify, OnceCell};
 use uuid::Uuid;
 
+pub use self::chains::TrustedMakers;
 pub use self::error::WorkerError;
 pub use self::lease::{LEASE_INTERVAL, Lease};
 pub use self::mounting::{Pin, View};
@@ -93,6 +95,8 @@ pub struct WorkerOptions {
     pub disk_size_bytes: u64,
     /// Whether references that release 0.2 wrote are bound.
     pub takes_references_without_mac: bool,
+    /// Whose word on what a snapshot holds is taken.
+    pub trusted_makers: TrustedMakers,
 }
 
 /// The volumes of this machine. Cheap to clone.

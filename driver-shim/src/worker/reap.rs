@@ -267,7 +267,7 @@ impl Worker {
             return Ok(false);
         }
         // Cloned and the clone deleted: then the appliance deletes the snapshot, unless another
-        // worker found it by its name and cloned it meanwhile.
+        // worker found it by its chain and cloned it in between.
         match self.clone_as(FileKind::Hold, id).await {
             Ok(making) => {
                 drop(making);
@@ -342,6 +342,7 @@ pub(super) mod tests {
             state_directory: "/nonexistent".into(),
             disk_size_bytes: 1 << 20,
             takes_references_without_mac: false,
+            trusted_makers: crate::worker::TrustedMakers::All,
         };
         Worker { inner: Arc::new(Inner::new(options, Uuid::from_u128(1), disk.state())) }
     }

@@ -19,7 +19,6 @@ use std::time::Instant;
 
 use parking_lot::Mutex;
 use slackwater_archive::Reference;
-use slackwater_client::ProblemCode;
 use slackwater_client::types::SnapshotId;
 
 use super::reap::CAPTURE_AGE_MAX;
@@ -70,12 +69,7 @@ impl Worker {
         let made = match self.client().snapshot_reference(snapshot).await {
             Ok(made) => made,
             Err(error) if error.is_not_found() => return Err(self.unknown(snapshot)),
-            Err(error) if error.code() == Some(ProblemCode::UnknownRoute) => {
-                return Err(WorkerError::OldAppliance {
-                    appliance: self.client().url().to_owned(),
-                });
-            }
-            Err(source) => return Err(source.into()),
+            Err(error) => return Err(self.refused(error)),
         };
         let mac =
             made.mac.parse().map_err(|source| WorkerError::BadMac { id: snapshot, source })?;

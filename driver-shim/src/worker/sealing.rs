@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use slackwater_attach::AttachError;
-use slackwater_client::types::{Snapshot, SnapshotId};
-use slackwater_client::{ClientError, ProblemCode, RetryPolicy};
+use slackwater_client::types::{ChainId, Snapshot, SnapshotId};
+use slackwater_client::{ProblemCode, RetryPolicy};
 use uuid::Uuid;
 
 use super::appliance::{Making, existing_id};
@@ -24,24 +24,28 @@ const USERS_WAIT_STEP: Duration = Duration::from_millis(20);
 /// Time between two tries to thaw a file system.
 const THAW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often a snapshot is taken anew because the one that had its name went away.
-const NAME_ATTEMPTS_MAX: u32 = 5;
+/// How often a snapshot is taken because the one that was registered as its chain went away.
+const CHAIN_ATTEMPTS_MAX: u32 = 5;
 
 /// Inodes that an empty ext4 counts as used.
 const EMPTY_DISK_INODES: u64 = 10;
 
 impl Worker {
-    /// Makes a volume an immutable snapshot. `name`, if given, becomes the snapshot's name on the
-    /// appliance; if another worker's snapshot has it already, that one is taken, and the disk
-    /// is dropped. What is a snapshot already stays as it is.
+    /// Makes a volume an immutable snapshot. With a chain id, which says what the volume holds, the
+    /// snapshot is registered as that chain; if another worker's was registered before, and its maker is
+    /// trusted, that one is taken, and the disk is dropped. What is a snapshot already stays as it is.
     ///
     /// # Errors
     /// `NotFound`; `Busy` while it is in use; `Appliance`, `Attach`, `State`.
-    pub async fn seal(&self, key: &Key, name: Option<String>) -> Result<SnapshotRef, WorkerError> {
+    pub async fn seal(
+        &self,
+        key: &Key,
+        chain: Option<ChainId>,
+    ) -> Result<SnapshotRef, WorkerError> {
         let key = key.clone();
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
-            worker.seal_locked(&key, name).await
+            worker.seal_locked(&key, chain).await
         })
         .await
     }
@@ -54,14 +58,14 @@ impl Worker {
         &self,
         key: &Key,
         to: Key,
-        name: Option<String>,
+        chain: Option<ChainId>,
         extra: Extra,
     ) -> Result<Volume, WorkerError> {
         let key = key.clone();
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             worker.require_free(&key, &to)?;
-            worker.seal_locked(&key, name).await?;
+            worker.seal_locked(&key, chain).await?;
             worker.rename_locked(&key, to, extra).await
         })
         .await
@@ -186,31 +190,31 @@ impl Worker {
     pub(super) async fn seal_locked(
         &self,
         key: &Key,
-        name: Option<String>,
+        chain: Option<ChainId>,
     ) -> Result<SnapshotRef, WorkerError> {
         let volume = self.existing(key)?;
         let (disk, from, size_bytes) = match volume.content {
             Content::Snapshot { snapshot, .. } => return Ok(snapshot),
             Content::Disk { name, from, size_bytes } => (name, from, size_bytes),
-            Content::Inherited if name.is_none() => {
+            Content::Inherited if chain.is_none() => {
                 let snapshot = self.settled(key).await?;
                 let making = self.clone_as(FileKind::Hold, snapshot.id).await?;
                 self.become_snapshot(key, snapshot, &making, Usage::default()).await?;
                 return Ok(snapshot);
             }
-            // A snapshot has one name: this one needs a snapshot of its own.
+            // What is registered as a chain is a snapshot of its own.
             Content::Inherited => {
                 self.make_disk(&volume).await?;
-                return Box::pin(self.seal_locked(key, name)).await;
+                return Box::pin(self.seal_locked(key, chain)).await;
             }
         };
         self.await_users(key).await?;
         let target = self.mount_disk(disk).await?;
         self.sync_disk(key, &target).await?;
         let disk_inodes = used_inodes(&target)?;
-        // The name promises the size too.
-        let name = name.filter(|_| size_bytes == self.disk_size_bytes());
-        let (snapshot, making) = self.snapshot_and_hold(&target, disk, name).await?;
+        // Others look for one of the usual size.
+        let chain = chain.filter(|_| size_bytes == self.disk_size_bytes());
+        let (snapshot, making) = self.snapshot_and_hold(&target, disk, chain.as_ref()).await?;
         let usage = Usage {
             size_bytes: self.own_bytes(&snapshot, Some(from)).await?,
             inodes: disk_inodes.saturating_sub(self.inodes_of(from)),
@@ -241,17 +245,17 @@ impl Worker {
         Ok(())
     }
 
-    /// A snapshot of the disk, and a clone that keeps it. With a name that is taken: the snapshot
-    /// that has it; should that one go away in between, once more.
+    /// A snapshot of the disk, and a clone that keeps it. With a chain that is registered: its
+    /// snapshot; should that one go away in between, once more.
     async fn snapshot_and_hold(
         &self,
         target: &Path,
         disk: Uuid,
-        name: Option<String>,
+        chain: Option<&ChainId>,
     ) -> Result<(Snapshot, Making), WorkerError> {
         let mut attempt = 1;
         loop {
-            let error = match self.take_or_find(target, disk, name.clone()).await {
+            let error = match self.take_or_find(target, disk, chain).await {
                 Ok(snapshot) => match self.clone_as(FileKind::Hold, snapshot.id).await {
                     Ok(making) => return Ok((snapshot, making)),
                     Err(error) => error,
@@ -263,31 +267,39 @@ impl Worker {
                 WorkerError::Appliance { source } => source.code() == Some(ProblemCode::Exists),
                 _ => false,
             };
-            if !went_away || attempt >= NAME_ATTEMPTS_MAX {
+            if !went_away || attempt >= CHAIN_ATTEMPTS_MAX {
                 return Err(error);
             }
             attempt += 1;
         }
     }
 
-    /// A new snapshot, or the one that has the name already.
+    /// A new snapshot, or the one that is registered as the chain already, unless none of its makers is
+    /// trusted.
     async fn take_or_find(
         &self,
         target: &Path,
         disk: Uuid,
-        name: Option<String>,
+        chain: Option<&ChainId>,
     ) -> Result<Snapshot, WorkerError> {
-        let taken = self.take_frozen(target, disk, name).await.map(|(snapshot, _)| snapshot);
-        let Err(WorkerError::Appliance { source }) = taken else {
-            return taken;
+        let taken = self.take_frozen(target, disk, chain).await.map(|(snapshot, _)| snapshot);
+        let reason = match (&taken, chain) {
+            (Err(WorkerError::Appliance { source }), Some(chain)) => {
+                let Some(id) = existing_id(source) else { return taken };
+                let found = match self.client().snapshot(id).await {
+                    Err(error) if error.is_not_found() => return Err(self.unknown(id)),
+                    outcome => outcome?,
+                };
+                if self.is_chain(&found, chain) && found.size_bytes == self.disk_size_bytes() {
+                    return Ok(found);
+                }
+                format!("snapshot {id} is registered for it, by none whom trusted-makers names")
+            }
+            (Err(error @ WorkerError::OldAppliance { .. }), Some(_)) => error.to_string(),
+            _ => return taken,
         };
-        let Some(id) = existing_id(&source) else {
-            return Err(source.into());
-        };
-        match self.client().snapshot(id).await {
-            Err(error) if error.is_not_found() => Err(self.unknown(id)),
-            outcome => Ok(outcome?),
-        }
+        tracing::warn!(?chain, reason, "this worker keeps the layer for itself");
+        Ok(self.take_frozen(target, disk, None).await?.0)
     }
 
     /// Brings what is dirty to the appliance, before anybody has to stand still for it. A failure
@@ -346,11 +358,14 @@ impl Worker {
         &self,
         target: &Path,
         disk: Uuid,
-        name: Option<String>,
+        chain: Option<&ChainId>,
     ) -> Result<(Snapshot, Result<(), AttachError>), WorkerError> {
         let attach = self.attach().await?;
         attach.freeze(target).await?;
-        let taken: Result<Snapshot, ClientError> = self.take_snapshot(disk, name).await;
+        let taken = match chain {
+            Some(chain) => self.register(disk, chain).await,
+            None => self.take_snapshot(disk).await,
+        };
         let thawed = attach.thaw(target).await;
         if let Err(error) = &thawed {
             tracing::error!(target = %target.display(), %error, "cannot thaw yet; trying on");
@@ -361,7 +376,7 @@ impl Worker {
                 }
             });
         }
-        Ok((taken?, thawed))
+        Ok((taken.map_err(|error| self.refused(error))?, thawed))
     }
 
     /// Waits for the users of a disk to let go of it.

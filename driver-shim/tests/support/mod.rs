@@ -28,7 +28,7 @@ use slackwater_api::{ApiOptions, MetricsSource, ReferenceKey};
 use slackwater_attach::{Method, Options as AttachOptions};
 use slackwater_blockstore::{Options, Store};
 use slackwater_client::{Client, RetryPolicy};
-use slackwater_driver::worker::{Worker, WorkerOptions};
+use slackwater_driver::worker::{TrustedMakers, Worker, WorkerOptions};
 use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -221,34 +221,43 @@ pub struct Machine {
     pub worker: Worker,
     directory: Option<TempDir>,
     watch: Option<Watch>,
+    trust: Trust,
+}
+
+/// What a worker believes.
+#[derive(Clone, Default)]
+pub struct Trust {
+    /// References as release 0.2 wrote them.
+    pub references_without_mac: bool,
+    /// Chains of these.
+    pub makers: TrustedMakers,
 }
 
 impl Machine {
     pub async fn start(appliance: &Appliance) -> Self {
-        Self::start_with(appliance, false).await
+        Self::start_with(appliance, Trust::default()).await
     }
 
-    /// One whose worker may take references as release 0.2 wrote them.
-    pub async fn start_with(appliance: &Appliance, takes_references_without_mac: bool) -> Self {
+    pub async fn start_with(appliance: &Appliance, trust: Trust) -> Self {
         let directory = tempfile::Builder::new().prefix("slackwater-").tempdir().unwrap();
         let watch = Watch::start(directory.path());
         // From here on a panic unmounts.
         let guard = Mounts { directory: directory.path().to_owned() };
-        let worker = open_worker(appliance, directory.path(), takes_references_without_mac).await;
+        let worker = open_worker(appliance, directory.path(), &trust).await;
         std::mem::forget(guard);
-        Self { worker, directory: Some(directory), watch: Some(watch) }
+        Self { worker, directory: Some(directory), watch: Some(watch), trust }
     }
 
     /// The same machine after its daemon was killed and started again.
     pub async fn restart(mut self, appliance: &Appliance) -> Self {
         let directory = self.directory.take().unwrap();
         let watch = self.watch.take();
-        let takes = self.worker.takes_references_without_mac();
+        let trust = self.trust.clone();
         let guard = Mounts { directory: directory.path().to_owned() };
         drop(self);
-        let worker = open_worker(appliance, directory.path(), takes).await;
+        let worker = open_worker(appliance, directory.path(), &trust).await;
         std::mem::forget(guard);
-        Self { worker, directory: Some(directory), watch }
+        Self { worker, directory: Some(directory), watch, trust }
     }
 
     pub fn path(&self) -> &Path {
@@ -370,11 +379,7 @@ fn serve_export(appliance: &Appliance, directory: &Path) -> Vec<OsString> {
     program
 }
 
-async fn open_worker(
-    appliance: &Appliance,
-    directory: &Path,
-    takes_references_without_mac: bool,
-) -> Worker {
+async fn open_worker(appliance: &Appliance, directory: &Path, trust: &Trust) -> Worker {
     let state_directory = directory.join("state");
     for folder in [&state_directory, &directory.join("cache")] {
         std::fs::create_dir_all(folder).unwrap();
@@ -393,7 +398,8 @@ async fn open_worker(
         attach,
         state_directory,
         disk_size_bytes: DISK_BYTES,
-        takes_references_without_mac,
+        takes_references_without_mac: trust.references_without_mac,
+        trusted_makers: trust.makers.clone(),
     };
     // The state of a worker that was just dropped may still be open for a moment.
     let deadline = Instant::now() + LET_GO_TIME;

@@ -196,6 +196,12 @@ fn describe(snapshot: &Snapshot) -> String {
     if snapshot.deletion_policy == DeletionPolicy::OnZeroClones {
         pairs.push(("deletion", "with its last clone".to_owned()));
     }
+    for (chain, makers) in &snapshot.chains {
+        for maker in makers {
+            let maker = if maker.is_empty() { "a caller without a token" } else { maker };
+            pairs.push(("chain", format!("{chain}, says {maker}")));
+        }
+    }
     for (key, value) in &snapshot.labels {
         pairs.push(("label", format!("{key}={value}")));
     }

@@ -1,0 +1,158 @@
+//! Chains: which snapshot holds the layers that a chain id names, and who said so.
+
+use axum::extract::State;
+use axum::http::{HeaderName, Method, StatusCode, header};
+use axum::{Extension, Json};
+use slackwater_blockstore::{
+    DeletionPolicy, Result as StoreResult, SnapshotFilter, SnapshotRequest, Store,
+};
+
+use crate::auth::Caller;
+use crate::chain::{ChainId, RegisterChain};
+use crate::convert::{self, parse_snapshot_id};
+use crate::error::ProblemCode;
+use crate::extract::{JsonBody, TwoSegments};
+use crate::failure::Failure;
+use crate::paths;
+use crate::reserved;
+use crate::router::Mount;
+use crate::state::{Shared, file_path};
+use crate::types::Snapshot;
+
+/// How long a registered snapshot lives that has no clone: its worker makes one at once.
+const WITHOUT_CLONE_SECONDS: u64 = 3600;
+
+pub(crate) fn mount(mount: Mount) -> Mount {
+    mount.at(Method::POST, paths::CHAINS, register).at(Method::GET, paths::CHAIN, find).at(
+        Method::PUT,
+        paths::SNAPSHOT_CHAIN,
+        add,
+    )
+}
+
+/// Takes a snapshot of a file and registers it as a chain
+///
+/// There is one snapshot for each chain id and size of disk: a second request is refused with `exists`, and the
+/// problem names the first snapshot in `existing_snapshot_id`. The snapshot's `chains` tell the names of the tokens
+/// that registered it; a name is empty where the server asks for no token. It goes with its last clone, or after an
+/// hour without one.
+#[utoipa::path(
+    post, path = paths::CHAINS, tag = "chains", operation_id = "registerChain",
+    request_body = RegisterChain,
+    responses(
+        (status = 201, description = "The snapshot; `Location` is its route", body = Snapshot),
+        (status = 404, description = "Nothing is at the path"),
+        (status = 409, description = "The chain is registered for this size, or the path is no file's"),
+        (status = 422, description = "A value has no meaning, or is over a limit"),
+    ),
+)]
+pub(crate) async fn register(
+    State(state): State<Shared>,
+    Extension(Caller(maker)): Extension<Caller>,
+    JsonBody(request): JsonBody<RegisterChain>,
+) -> Result<(StatusCode, [(HeaderName, String); 1], Json<Snapshot>), Failure> {
+    reserved::refuse_labels(&request.labels)?;
+    let path = file_path(&request.path)?;
+    let chain = request.chain_id;
+    let labels = reserved::with_chain(request.labels, &chain, &maker);
+    let expires_at = convert::moment_after(state.store.now(), WITHOUT_CLONE_SECONDS);
+    let wanted = chain.clone();
+    let take = move |store: &Store| -> StoreResult<(String, StoreResult<_>)> {
+        let size_bytes = store.file_info(&path)?.attributes.size_bytes;
+        let name = reserved::chain_name(&wanted, size_bytes);
+        let request = SnapshotRequest {
+            name: Some(name.clone()),
+            labels,
+            deletion: DeletionPolicy::OnZeroClones,
+            expires_at,
+        };
+        Ok((name, store.snapshot(&path, request)))
+    };
+    let (name, taken) = state.call(take).await?;
+    match taken.map_err(Failure::from) {
+        Ok(snapshot) => {
+            tracing::info!(%chain, snapshot = %snapshot.id, maker = &*maker, "a chain is registered");
+            let snapshot = convert::snapshot(snapshot);
+            let location = paths::snapshot(snapshot.id);
+            Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(snapshot)))
+        }
+        Err(failure) if failure.code() == ProblemCode::Exists => {
+            let holder = state.call(move |store| named(store, name)).await?;
+            Err(failure.with_existing_snapshot(holder.map(|holder| holder.id)))
+        }
+        Err(failure) => Err(failure),
+    }
+}
+
+fn named(store: &Store, name: String) -> StoreResult<Option<Snapshot>> {
+    let filter = SnapshotFilter { name: Some(name), ..SnapshotFilter::default() };
+    Ok(store.list_snapshots(&filter, 1)?.pop().map(convert::snapshot))
+}
+
+/// Shows the snapshot that is registered for a chain
+#[utoipa::path(
+    get, path = paths::CHAIN, tag = "chains", operation_id = "getChain",
+    params(
+        ("chain_id" = String, Path, description = "`sha256:` and 64 digits"),
+        ("size_bytes" = u64, Path, description = "The size of the disk"),
+    ),
+    responses(
+        (status = 200, description = "The snapshot", body = Snapshot),
+        (status = 404, description = "None is registered for the chain and this size"),
+        (status = 422, description = "The chain id or the size has no meaning"),
+    ),
+)]
+pub(crate) async fn find(
+    State(state): State<Shared>,
+    TwoSegments(chain, size): TwoSegments,
+) -> Result<Json<Snapshot>, Failure> {
+    let chain = parse_chain_id(&chain)?;
+    let Some(size_bytes) = size.parse::<u64>().ok().filter(|bytes| bytes.to_string() == size)
+    else {
+        return Err(Failure::invalid(format!(
+            "the size of the disk is `{}`: give its bytes as a decimal number, such as 68719476736",
+            size.chars().take(32).collect::<String>().escape_debug()
+        )));
+    };
+    let name = reserved::chain_name(&chain, size_bytes);
+    match state.call(move |store| named(store, name)).await? {
+        // A file that was resized at the moment it was registered made a name of another size.
+        Some(snapshot) if snapshot.size_bytes == size_bytes => Ok(Json(snapshot)),
+        _ => {
+            let detail = format!("no snapshot of {size_bytes} bytes is registered for {chain}");
+            Err(Failure::new(ProblemCode::NotFound, detail))
+        }
+    }
+}
+
+/// Registers a snapshot that there is as a chain
+///
+/// Beside the chains that it is registered as already; it is not found by its chain, only told by its `chains`.
+/// Registered again, it has the new caller's name as well.
+#[utoipa::path(
+    put, path = paths::SNAPSHOT_CHAIN, tag = "chains", operation_id = "addChain",
+    params(
+        ("id" = String, Path, format = Uuid, description = "The snapshot's id"),
+        ("chain_id" = String, Path, description = "`sha256:` and 64 digits"),
+    ),
+    responses(
+        (status = 200, description = "The snapshot as it is now", body = Snapshot),
+        (status = 404, description = "There is no such snapshot"),
+        (status = 422, description = "An id has no meaning, or the snapshot has as many chains and labels as it can have"),
+    ),
+)]
+pub(crate) async fn add(
+    State(state): State<Shared>,
+    Extension(Caller(maker)): Extension<Caller>,
+    TwoSegments(id, chain): TwoSegments,
+) -> Result<Json<Snapshot>, Failure> {
+    let (id, chain) = (parse_snapshot_id(&id)?, parse_chain_id(&chain)?);
+    tracing::info!(%chain, snapshot = %id, maker = &*maker, "a snapshot is registered as a chain");
+    let add = Box::new(move |labels| reserved::with_chain(labels, &chain, &maker));
+    let snapshot = state.call(move |store| store.change_snapshot_labels(id, add)).await?;
+    Ok(Json(convert::snapshot(snapshot)))
+}
+
+fn parse_chain_id(text: &str) -> Result<ChainId, Failure> {
+    text.parse::<ChainId>().map_err(|error| Failure::invalid(error.to_string()))
+}
