@@ -50,32 +50,17 @@ impl<T: DeserializeOwned + Default> FromRequest<Shared> for OptionalJsonBody<T> 
     }
 }
 
-/// The one segment of the route that is a parameter, decoded.
+/// What is a parameter of the route, decoded: one segment, or a tuple of several in order.
 #[derive(Debug)]
-pub(crate) struct Segment(pub(crate) String);
+pub(crate) struct Segment<T = String>(pub(crate) T);
 
-impl FromRequestParts<Shared> for Segment {
+impl<T: DeserializeOwned + Send> FromRequestParts<Shared> for Segment<T> {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, state: &Shared) -> Result<Self, Failure> {
-        Path::<String>::from_request_parts(parts, state)
+        Path::<T>::from_request_parts(parts, state)
             .await
             .map(|Path(segment)| Self(segment))
-            .map_err(|error| Failure::new(ProblemCode::BadQuery, error.body_text()))
-    }
-}
-
-/// The two segments of the route that are parameters, decoded, in order.
-#[derive(Debug)]
-pub(crate) struct TwoSegments(pub(crate) String, pub(crate) String);
-
-impl FromRequestParts<Shared> for TwoSegments {
-    type Rejection = Failure;
-
-    async fn from_request_parts(parts: &mut Parts, state: &Shared) -> Result<Self, Failure> {
-        Path::<(String, String)>::from_request_parts(parts, state)
-            .await
-            .map(|Path((first, second))| Self(first, second))
             .map_err(|error| Failure::new(ProblemCode::BadQuery, error.body_text()))
     }
 }

@@ -58,7 +58,7 @@ pub(crate) fn refuse_labels(labels: &Labels) -> Result<(), Failure> {
 fn refused(what: &str, got: &str) -> Failure {
     let shown: String = got.chars().take(128).collect();
     Failure::invalid(format!(
-        "the {what} `{}` begins with `{PREFIX}`, which is for the appliance: chains are registered by POST /v1/chains",
+        "the {what} `{}` begins with `{PREFIX}`, which is for the appliance alone: choose another one; chains are registered by POST /v1/chains",
         shown.escape_debug()
     ))
 }

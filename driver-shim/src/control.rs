@@ -235,20 +235,21 @@ async fn chain(
     Ok(Json(Chain { links }))
 }
 
-/// A layer of this namespace by its own name, else one of any namespace or worker: a chain id
-/// stands for the same bytes everywhere.
+/// A layer of this namespace by its own name, as containerd takes it, else one of any namespace or worker
+/// that is known to be the chain: names of other namespaces are the word of whatever works there.
 async fn layer(
     State(control): State<Control>,
     Path((namespace, chain_id)): Path<(String, String)>,
 ) -> Answer<Option<SnapshotRef>> {
     let worker = &control.worker;
     let (prefix, suffix) = (format!("{namespace}/"), format!("/{chain_id}"));
-    let mut candidates: Vec<_> = worker
-        .list(Engine::Containerd)
-        .into_iter()
-        .filter(|volume| is_layer(volume, &suffix, &chain_id))
-        .collect();
-    candidates.sort_by_key(|volume| !volume.key.name.starts_with(&prefix));
+    let is_own = |volume: &Volume| {
+        let name = &volume.key.name;
+        name.starts_with(&prefix) && name.ends_with(&suffix)
+    };
+    let mut candidates = worker.list(Engine::Containerd);
+    candidates.retain(|volume| is_layer(volume, is_own(volume), &chain_id));
+    candidates.sort_by_key(|volume| !is_own(volume));
     for volume in candidates {
         if let Some(snapshot) = worker.snapshot_of(&volume.key).await? {
             return Ok(Json(Some(snapshot)));
@@ -259,13 +260,11 @@ async fn layer(
     Ok(Json(worker.find_chain(&chain).await?))
 }
 
-fn is_layer(volume: &Volume, suffix: &str, chain_id: &str) -> bool {
+fn is_layer(volume: &Volume, is_own: bool, chain_id: &str) -> bool {
     let Extra::Containerd(extra) = &volume.extra else {
         return false;
     };
-    let is_named = volume.key.name == chain_id || volume.key.name.ends_with(suffix);
-    let reference = extra.labels.get("containerd.io/snapshot.ref");
-    extra.kind == Kind::Committed && (is_named || reference.is_some_and(|id| id == chain_id))
+    extra.kind == Kind::Committed && (is_own || extra.chain.as_deref() == Some(chain_id))
 }
 
 async fn capture(

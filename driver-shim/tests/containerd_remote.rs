@@ -7,10 +7,9 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use slackwater_archive::Reference;
-use slackwater_client::ProblemCode;
-use slackwater_client::types::{ChainId, CreateSnapshot, Labels};
+use slackwater_client::types::ChainId;
 use slackwater_driver::containerd::proto::{CommitRequest, Kind};
-use slackwater_driver::worker::{Engine, Key, SnapshotRef, TrustedMakers};
+use slackwater_driver::worker::{Engine, Key, SnapshotRef};
 use tokio::runtime::Runtime;
 use tonic::{Code, Status};
 use uuid::Uuid;
@@ -21,6 +20,8 @@ use support::{Appliance, Machine, Trust};
 #[path = "containerd_remote/hostile.rs"]
 mod hostile;
 mod support;
+#[path = "containerd_remote/trust.rs"]
+mod trust;
 
 const REF: &str = "containerd.io/snapshot.ref";
 const ANNOTATION: &str = "containerd.io/snapshot/slackwater";
@@ -68,6 +69,11 @@ fn refused<T: std::fmt::Debug>(result: Result<T, Status>, code: Code) -> String 
     status.message().to_owned()
 }
 
+/// How containerd's unpacker calls the snapshot that it unpacks a layer into.
+fn unpack_key(number: usize, chain: &str) -> String {
+    format!("default/{number}/extract-775838128-m-A0 {chain}")
+}
+
 /// Unpacks a layer as the unpacker does: with its chain id in a label, or only in its names.
 async fn unpack(snapshots: &Snapshots, chain: &str, parent: &str, is_labelled: bool) -> String {
     let sent = if is_labelled { labels(&[(REF, chain)]) } else { HashMap::new() };
@@ -81,7 +87,7 @@ async fn unpack_labelled(
     parent: &str,
     sent: HashMap<String, String>,
 ) -> String {
-    let key = format!("default/1/extract-1-AAAA {chain}");
+    let key = unpack_key(1, chain);
     let name = format!("default/2/{chain}");
     let (root, is_writable) = snapshots.prepare_labelled(&key, parent, sent.clone()).await.unwrap();
     assert!(is_writable, "containerd 2.4 unpacks nothing into what is read-only");
@@ -119,8 +125,8 @@ fn what_one_worker_unpacked_the_others_have() {
         let others = serve(&second).await;
         let (prepare_one, prepare_two) = (labels(&[(REF, &one)]), labels(&[(REF, &two)]));
         let calls = (0..8).map(|index| {
-            let (others, sent) = (&others, prepare_one.clone());
-            async move { others.prepare_labelled(&format!("a/1/extract-{index}"), "", sent).await }
+            let (others, sent, key) = (&others, prepare_one.clone(), unpack_key(index, &one));
+            async move { others.prepare_labelled(&key, "", sent).await }
         });
         for answer in futures_util::future::join_all(calls).await {
             let message = refused(answer, Code::AlreadyExists);
@@ -128,7 +134,7 @@ fn what_one_worker_unpacked_the_others_have() {
         }
         let found = adopted(&others, &one, "").await;
         assert_eq!(found, [one.as_str()], "one snapshot for all that raced");
-        let answer = others.prepare_labelled("a/2/extract-1", &one, prepare_two).await;
+        let answer = others.prepare_labelled(&unpack_key(1, &two), &one, prepare_two).await;
         refused(answer, Code::AlreadyExists);
         assert_eq!(adopted(&others, &two, &one).await, [two.as_str()]);
         let info = others.stat(&two).await.unwrap();
@@ -165,7 +171,8 @@ fn a_call_that_is_given_up_leaves_nothing_unfinished() {
         let names = || second.worker.list(Engine::Containerd).into_iter().map(|one| one.key.name);
         for round in 0..ROUNDS {
             let sent = labels(&[(REF, &one)]);
-            let prepared = others.prepare_labelled("a/1/extract", "", sent);
+            let key = unpack_key(1, &one);
+            let prepared = others.prepare_labelled(&key, "", sent);
             let patience = Duration::from_millis(round);
             if let Ok(answer) = tokio::time::timeout(patience, prepared).await {
                 refused(answer, Code::AlreadyExists);
@@ -213,7 +220,7 @@ fn annotations_and_inherited_labels_make_no_layer_a_shared_root() {
         let mut above = String::new();
         for (index, chain) in chains.iter().enumerate() {
             let sent = labels(&[(REF, chain), (SHARED, "true")]);
-            let key = format!("default/1/extract-{index} {chain}");
+            let key = unpack_key(index, chain);
             refused(others.prepare_labelled(&key, &above, sent).await, Code::AlreadyExists);
             above.clone_from(chain);
         }
@@ -268,15 +275,16 @@ fn an_annotation_counts_if_the_appliance_says_the_same() {
         };
 
         let good = annotation(&store, size);
-        let unproven = snapshots.prepare_labelled("x/1/a", "", good.clone()).await;
+        let unproven = snapshots.prepare_labelled(&unpack_key(1, &one), "", good.clone()).await;
         assert!(unproven.unwrap().1, "an ordinary snapshot to unpack into");
         // What another worker could have written, as release 0.2 did for chain ids that can be computed from
         // ids, is no word of the appliance.
         machine.worker.publish(taken.id).await.unwrap();
-        for label in ["slackwater.chain", "slackwater.image-chain", "containerd.io/snapshot.ref"] {
+        let believed = ["slackwater.chain", "slackwater.image-chain", "containerd.io/snapshot.ref"];
+        for (number, label) in (2..).zip(believed) {
             let label = [(label.to_owned(), one.clone())].into();
             machine.worker.client().set_snapshot_labels(taken.id, label).await.unwrap();
-            let key = format!("x/1/{}", Uuid::new_v4());
+            let key = unpack_key(number, &one);
             let prepared = snapshots.prepare_labelled(&key, "", good.clone()).await;
             assert!(prepared.unwrap().1, "a label of its own is believed");
         }
@@ -285,135 +293,33 @@ fn an_annotation_counts_if_the_appliance_says_the_same() {
         let trust = Trust { references_without_mac: true, ..Trust::default() };
         let old = Machine::start_with(&appliance, trust).await;
         let others = serve(&old).await;
-        refused(others.prepare_labelled("x/1/a", "", good.clone()).await, Code::AlreadyExists);
+        refused(
+            others.prepare_labelled(&unpack_key(1, &one), "", good.clone()).await,
+            Code::AlreadyExists,
+        );
         others.stop().await;
         drop(old);
         machine.worker.unpublish(taken.id).await.unwrap();
         machine.worker.add_chain(taken.id, &chain_id('a')).await.unwrap();
-        let unpublished = snapshots.prepare_labelled("x/1/unpublished", "", good.clone()).await;
+        let key = unpack_key(5, &one);
+        let unpublished = snapshots.prepare_labelled(&key, "", good.clone()).await;
         assert!(unpublished.unwrap().1, "bound although it is not published");
         machine.worker.publish(taken.id).await.unwrap();
-        for (key, bad) in [
-            ("x/1/b", annotation(&Uuid::new_v4().to_string(), size)),
-            ("x/1/c", annotation(&store, size + 4096)),
-            ("x/1/d", labels(&[(REF, &chain('b')), (ANNOTATION, &good[ANNOTATION])])),
-            ("x/1/e", labels(&[(REF, &one), (ANNOTATION, "../..")])),
-        ] {
-            assert!(snapshots.prepare_labelled(key, "", bad).await.unwrap().1, "{key}");
+        for (number, bad) in (6..).zip([
+            annotation(&Uuid::new_v4().to_string(), size),
+            annotation(&store, size + 4096),
+            labels(&[(REF, &chain('b')), (ANNOTATION, &good[ANNOTATION])]),
+            labels(&[(REF, &one), (ANNOTATION, "../..")]),
+        ]) {
+            let key = unpack_key(number, &bad[REF]);
+            assert!(snapshots.prepare_labelled(&key, "", bad).await.unwrap().1, "{key}");
         }
-        refused(snapshots.prepare_labelled("x/1/f", "", good).await, Code::AlreadyExists);
+        let key = unpack_key(10, &one);
+        refused(snapshots.prepare_labelled(&key, "", good).await, Code::AlreadyExists);
         assert_eq!(adopted(&snapshots, &one, "").await, [one.as_str()]);
         let view = snapshots.view("view", &one).await.unwrap();
         assert_eq!(fs::read_to_string(view.join("file")).unwrap(), "by reference");
         snapshots.stop().await;
-    });
-}
-
-/// A worker with a token can give snapshots names and labels, but none that others take for a chain.
-#[test]
-fn names_and_labels_that_a_worker_sets_make_no_chain() {
-    let appliance = Appliance::start();
-    let runtime = runtime();
-    bounded(&runtime, async {
-        let attacker = Machine::start(&appliance).await;
-        let snapshots = serve(&attacker).await;
-        let root = snapshots.prepare("evil", "").await.unwrap();
-        fs::write(root.join("ld.so.preload"), "/evil.so").unwrap();
-        // Committed as containerd commits a container, with the labels of a layer.
-        let one = chain('1');
-        let sent = labels(&[(REF, &one)]);
-        let key = "evil".to_owned();
-        let commit =
-            CommitRequest { name: one.clone(), key, labels: sent.clone(), ..Default::default() };
-        snapshots.commit_as(commit).await.unwrap();
-        let evil = snapshot(&attacker, &one).await;
-        let client = attacker.worker.client();
-        client.create_clone(evil.id, "evil").await.unwrap();
-        let name = |name: String| CreateSnapshot {
-            path: "evil".to_owned(),
-            name: Some(name),
-            ..CreateSnapshot::default()
-        };
-        // As release 0.2 named them.
-        let size = evil.size_bytes;
-        client.create_snapshot(&name(format!("chain:{one}:{size}"))).await.unwrap();
-        let reserved = format!("slackwater:chain:{one}");
-        let named = client.create_snapshot(&name(format!("{reserved}:{size}"))).await;
-        assert_eq!(named.unwrap_err().code(), Some(ProblemCode::InvalidValue));
-        for label in [&reserved, "slackwater:"] {
-            let labels: Labels = [(label.to_owned(), String::new())].into();
-            let labelled = client.set_snapshot_labels(evil.id, labels.clone()).await;
-            assert_eq!(labelled.unwrap_err().code(), Some(ProblemCode::InvalidValue));
-            let taken = CreateSnapshot { labels, ..name("other".to_owned()) };
-            let taken = client.create_snapshot(&taken).await;
-            assert_eq!(taken.unwrap_err().code(), Some(ProblemCode::InvalidValue));
-        }
-
-        // Nor on the worker that it is on.
-        let again = snapshots.prepare_labelled(&format!("x/1/extract-1 {one}"), "", sent).await;
-        assert!(again.unwrap().1, "a committed container is taken for the layer");
-        let machine = Machine::start(&appliance).await;
-        let others = serve(&machine).await;
-        // BuildKit compares what it unpacks with nothing, so that is no chain either.
-        let two = chain('2');
-        let key = format!("default/1/extract-k2x8hz9rqm4n1v7c0t5w3y6pb {two}");
-        others.prepare(&key, "").await.unwrap();
-        others.commit(&format!("default/2/{two}"), &key).await.unwrap();
-        assert_eq!(machine.worker.find_chain(&chain_id('2')).await.unwrap(), None);
-        let name = unpack(&others, &one, "", true).await;
-        let view = others.view("view", &name).await.unwrap();
-        assert_eq!(fs::read_to_string(view.join("layer 11")).unwrap(), one);
-        assert!(!view.join("ld.so.preload").exists());
-        // This one is a chain now, and who made it is told.
-        let found = machine.worker.client().chain(&chain_id('1'), size).await.unwrap();
-        assert_eq!(found.chains, [(chain_id('1'), [String::new()].into())].into());
-        assert_eq!(snapshot(&machine, &name).await.id, found.id);
-        others.stop().await;
-        snapshots.stop().await;
-    });
-}
-
-#[test]
-fn chains_of_makers_that_are_not_named_are_unpacked_again() {
-    let appliance = Appliance::start();
-    let runtime = runtime();
-    bounded(&runtime, async {
-        let first = Machine::start(&appliance).await;
-        let snapshots = serve(&first).await;
-        let (one, two) = (chain('1'), chain('2'));
-        let below = unpack(&snapshots, &one, "", true).await;
-        let theirs = snapshot(&first, &below).await;
-        // As if one with the token `node` had registered it; tokens are tried in the tests of REST.
-        let labels_of = [(format!("slackwater:chain:{one}"), "node".to_owned())].into();
-        let id = slackwater_blockstore::SnapshotId::from_bytes(*theirs.id.as_bytes());
-        appliance.store.change_snapshot_labels(id, Box::new(|_| labels_of)).unwrap();
-
-        let makers = TrustedMakers::Named([String::new()].into());
-        let wary = Machine::start_with(&appliance, Trust { makers, ..Trust::default() }).await;
-        let others = serve(&wary).await;
-        assert_eq!(wary.worker.find_chain(&chain_id('1')).await.unwrap(), None);
-        let own = unpack(&others, &one, "", true).await;
-        assert_ne!(snapshot(&wary, &own).await.id, theirs.id);
-        // What is above it is its own word, which others take.
-        let above = unpack(&others, &two, &own, true).await;
-        let taken = snapshot(&wary, &above).await;
-        assert_eq!(first.worker.find_chain(&chain_id('2')).await.unwrap(), Some(taken));
-
-        let makers = TrustedMakers::Named(["node".to_owned()].into());
-        let trusting = Machine::start_with(&appliance, Trust { makers, ..Trust::default() }).await;
-        let third = serve(&trusting).await;
-        let sent = labels(&[(REF, &one)]);
-        refused(third.prepare_labelled("x/1/a", "", sent).await, Code::AlreadyExists);
-        assert_eq!(snapshot(&trusting, &one).await, theirs);
-        let annotation =
-            format!("{}/{}/{}", wary.worker.store_id().await.unwrap(), taken.id, taken.size_bytes);
-        wary.worker.publish(taken.id).await.unwrap();
-        let sent = labels(&[(REF, &two), (ANNOTATION, &annotation)]);
-        assert!(third.prepare_labelled("x/1/b", &one, sent).await.unwrap().1);
-        wary.worker.unpublish(taken.id).await.unwrap();
-        for snapshots in [third, others, snapshots] {
-            snapshots.stop().await;
-        }
     });
 }
 
@@ -537,10 +443,11 @@ fn without_the_appliance_calls_say_so_or_answer_from_memory() {
 
         appliance.stop();
         let sent = labels(&[(REF, &chain('2'))]);
-        let answer = snapshots.prepare_labelled("x", "", sent).await;
+        let key = unpack_key(1, &chain('2'));
+        let answer = snapshots.prepare_labelled(&key, "", sent).await;
         let message = refused(answer, Code::Unavailable);
         assert!(message.contains(&appliance.url), "names the appliance: {message}");
-        refused(snapshots.stat("x").await, Code::NotFound);
+        refused(snapshots.stat(&key).await, Code::NotFound);
         assert_eq!(snapshots.usage(&below).await.unwrap(), committed);
         assert_eq!(snapshots.usage("container").await.unwrap(), active);
         assert_eq!(snapshots.names(&[]).await, ["container", &below]);

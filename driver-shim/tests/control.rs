@@ -3,7 +3,6 @@
 
 mod support;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -139,7 +138,7 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
     let extra = |kind| {
         Extra::Containerd(ContainerdExtra {
             kind,
-            labels: BTreeMap::new(),
+            labels: [("containerd.io/snapshot.ref".to_owned(), chain_id.clone())].into(),
             updated_at: Timestamp::from_nanos(1),
             is_shared: false,
             chain: None,
@@ -150,6 +149,15 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
     written(worker, &layer, None, extra(Kind::Committed)).await;
     let snapshot = worker.seal(&layer, None).await.unwrap();
     assert_eq!(daemon.layer("default", &chain_id).await.unwrap(), Some(snapshot));
+    // What is only called so there, or has the label, is no layer here.
+    assert_eq!(daemon.layer("other", &chain_id).await.unwrap(), None);
+    let chain = Some(chain_id.clone());
+    let known = move |extra: &mut Extra| {
+        if let Extra::Containerd(extra) = extra {
+            extra.chain = chain;
+        }
+    };
+    worker.update(&layer, known).await.unwrap();
     assert_eq!(daemon.layer("other", &chain_id).await.unwrap(), Some(snapshot));
 
     let container = Key::containerd("default/4/web with spaces/and slashes");

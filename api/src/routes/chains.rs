@@ -11,7 +11,7 @@ use crate::auth::Caller;
 use crate::chain::{ChainId, RegisterChain};
 use crate::convert::{self, parse_snapshot_id};
 use crate::error::ProblemCode;
-use crate::extract::{JsonBody, TwoSegments};
+use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
 use crate::paths;
 use crate::reserved;
@@ -104,7 +104,7 @@ fn named(store: &Store, name: String) -> StoreResult<Option<Snapshot>> {
 )]
 pub(crate) async fn find(
     State(state): State<Shared>,
-    TwoSegments(chain, size): TwoSegments,
+    Segment((chain, size)): Segment<(String, String)>,
 ) -> Result<Json<Snapshot>, Failure> {
     let chain = parse_chain_id(&chain)?;
     let Some(size_bytes) = size.parse::<u64>().ok().filter(|bytes| bytes.to_string() == size)
@@ -144,12 +144,15 @@ pub(crate) async fn find(
 pub(crate) async fn add(
     State(state): State<Shared>,
     Extension(Caller(maker)): Extension<Caller>,
-    TwoSegments(id, chain): TwoSegments,
+    Segment((id, chain)): Segment<(String, String)>,
 ) -> Result<Json<Snapshot>, Failure> {
     let (id, chain) = (parse_snapshot_id(&id)?, parse_chain_id(&chain)?);
-    tracing::info!(%chain, snapshot = %id, maker = &*maker, "a snapshot is registered as a chain");
-    let add = Box::new(move |labels| reserved::with_chain(labels, &chain, &maker));
+    let add = {
+        let (chain, maker) = (chain.clone(), maker.clone());
+        Box::new(move |labels| reserved::with_chain(labels, &chain, &maker))
+    };
     let snapshot = state.call(move |store| store.change_snapshot_labels(id, add)).await?;
+    tracing::info!(%chain, snapshot = %id, maker = &*maker, "a snapshot is registered as a chain");
     Ok(Json(convert::snapshot(snapshot)))
 }
 

@@ -4,9 +4,9 @@ use axum::http::{Method, header};
 use serde_json::{Value, json};
 use slackwater_api::error::ProblemCode;
 use slackwater_api::types::{DeletionPolicy, Labels, Snapshot, SnapshotPage};
-use slackwater_api::{ApiOptions, Role, Secret, Token};
+use slackwater_api::{ApiOptions, Role};
 
-use crate::harness::{Answer, Face, noise};
+use crate::harness::{Answer, Face, noise, token};
 
 const SIZE_BYTES: u64 = 8192;
 
@@ -16,11 +16,6 @@ fn chain(digit: char) -> String {
 
 /// A face with two workers and one that only reads.
 fn face() -> Face {
-    let token = |name: &str, role| Token {
-        name: name.to_owned(),
-        role,
-        secret: Secret::new(&format!("{name}-secret")),
-    };
     Face::with(ApiOptions {
         tokens: vec![
             token("one", Role::Worker),

@@ -8,16 +8,11 @@ use axum::http::{Method, Request, header};
 use serde_json::{Value, json};
 use slackwater_api::error::ProblemCode;
 use slackwater_api::types::{CheckReport, File, GcReport, Stats};
-use slackwater_api::{ApiOptions, Role, Secret, Token, VmstoreCredentials};
+use slackwater_api::{ApiOptions, Role, Secret, VmstoreCredentials};
 
-use crate::harness::{Face, noise};
+use crate::harness::{Face, noise, token};
 
 fn with_tokens() -> Face {
-    let token = |name: &str, role| Token {
-        name: name.to_owned(),
-        role,
-        secret: Secret::new(&format!("{name}-secret")),
-    };
     Face::with(ApiOptions {
         tokens: vec![
             token("viewer", Role::ReadOnly),

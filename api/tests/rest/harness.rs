@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, Method, Request, header};
 use serde_json::{Value, json};
 use slackwater_api::error::{Problem, ProblemCode};
 use slackwater_api::types::{File, Snapshot};
-use slackwater_api::{ApiOptions, MetricsSource, router};
+use slackwater_api::{ApiOptions, MetricsSource, Role, Secret, Token, router};
 use slackwater_blockstore::disk::MemoryDisk;
 use slackwater_blockstore::kv::MemoryKv;
 use slackwater_blockstore::{Options, Store};
@@ -176,6 +176,11 @@ impl Face {
     pub async fn take_snapshot(&self, path: &str) -> Snapshot {
         self.post("/v1/snapshots", json!({"path": path})).await.expect(201).parse()
     }
+}
+
+/// A token whose secret is `NAME-secret`.
+pub fn token(name: &str, role: Role) -> Token {
+    Token { name: name.to_owned(), role, secret: Secret::new(&format!("{name}-secret")) }
 }
 
 /// Bytes that differ from block to block and do not compress away.

@@ -37,19 +37,33 @@ pub(super) fn chain(labels: &BTreeMap<String, String>) -> Option<ChainId> {
     labels.get(CHAIN)?.parse().ok()
 }
 
-/// The chain id of the layer that was unpacked into `key` and is now committed as `name`, for
-/// clients of containerd that send no labels (`ctr images pull` of 1.6): both names end in it. They compare what they
-/// unpacked with the image's diff ids. BuildKit, whose random part has another form, does not.
-pub(super) fn unpacked_chain(key: &str, name: &str) -> Option<ChainId> {
-    let chain = chain_in(key, is_random_of_containerd)?;
-    (name.rsplit('/').next() == Some(chain.as_str())).then_some(chain)
-}
-
-/// The chain id of the layer that is being unpacked into `key`, if its random part is of that form.
-fn chain_in(key: &str, is_random: impl Fn(&str) -> bool) -> Option<ChainId> {
+/// The two parts of the key of a snapshot that a layer is being unpacked into.
+fn unpack_key(key: &str) -> Option<(&str, ChainId)> {
     let (unpack, chain) = key.rsplit_once(' ')?;
     let random = unpack.rsplit('/').next()?.strip_prefix(UNPACK_PREFIX)?;
-    if is_random(random) { chain.parse().ok() } else { None }
+    Some((random, chain.parse().ok()?))
+}
+
+/// Whether a layer of an image is being unpacked into the snapshot with this key. The unpacker chooses the
+/// key. Labels prove nothing: Kubernetes makes labels of a pod's annotations.
+pub(super) fn is_unpacking(key: &str) -> bool {
+    unpack_key(key).is_some()
+}
+
+/// The chain id of the layer that Prepare is about, if the client takes "already exists" for an answer: its
+/// unpacker then sends the chain id in a label, too.
+pub(super) fn wanted_chain(key: &str, labels: &BTreeMap<String, String>) -> Option<ChainId> {
+    let (_, wanted) = unpack_key(key)?;
+    chain(labels).filter(|chain| *chain == wanted)
+}
+
+/// The chain id of the layer that was unpacked into `key` and is now committed as `name`: both end in it.
+/// Only of containerd's unpackers, which compare what they unpacked with the image's diff ids. BuildKit does
+/// not; the random part of its keys has another form.
+pub(super) fn unpacked_chain(key: &str, name: &str) -> Option<ChainId> {
+    let (random, chain) = unpack_key(key)?;
+    let is_named = name.rsplit('/').next() == Some(chain.as_str());
+    (is_named && is_random_of_containerd(random)).then_some(chain)
 }
 
 /// Nanoseconds, a hyphen, and four characters of URL-safe base64.
@@ -63,10 +77,10 @@ fn is_random_of_containerd(random: &str) -> bool {
     })
 }
 
-/// Whether a layer of an image is being unpacked into the snapshot with this key and these labels. The
-/// image decides neither: the unpacker chooses the key, and overwrites this label where it was inherited.
-pub(super) fn is_unpacking(key: &str, labels: &BTreeMap<String, String>) -> bool {
-    labels.contains_key(CHAIN) || chain_in(key, |_| true).is_some()
+/// Whether a snapshot may be for a layer, so that what asks for a shared root may be an annotation of the image.
+/// The image can hide neither sign: the unpacker chooses the key, and overwrites an inherited label.
+pub(super) fn may_be_of_a_layer(key: &str, labels: &BTreeMap<String, String>) -> bool {
+    is_unpacking(key) || labels.contains_key(CHAIN)
 }
 
 /// Whether the labels ask for the shared root.
@@ -166,12 +180,16 @@ mod tests {
     }
 
     #[test]
-    fn an_unpack_is_known_by_its_key_or_by_the_chain_in_its_labels() {
+    fn an_unpack_is_known_by_its_key_and_a_layer_also_by_the_label() {
         let one = chain_text('1');
         let unlabelled = BTreeMap::new();
         let labelled = map(&[(CHAIN, one.as_str())]);
+        let other = map(&[(CHAIN, chain_text('2').as_str())]);
         for key in [format!("default/7/extract-775838128-m-A0 {one}"), format!("extract-x {one}")] {
-            assert!(is_unpacking(&key, &unlabelled), "{key}");
+            assert!(is_unpacking(&key) && may_be_of_a_layer(&key, &unlabelled), "{key}");
+            assert_eq!(wanted_chain(&key, &labelled).unwrap().as_str(), one, "{key}");
+            assert_eq!(wanted_chain(&key, &unlabelled), None, "{key}");
+            assert_eq!(wanted_chain(&key, &other), None, "{key}");
         }
         for key in [
             "default/7/container".to_owned(),
@@ -181,8 +199,9 @@ mod tests {
             "default/7/extract-775838128-m-A0 sha256:00".to_owned(),
             "default/7/extract-775838128-m-A0".to_owned(),
         ] {
-            assert!(!is_unpacking(&key, &unlabelled), "{key}");
-            assert!(is_unpacking(&key, &labelled), "{key}");
+            assert!(!is_unpacking(&key) && !may_be_of_a_layer(&key, &unlabelled), "{key}");
+            assert!(may_be_of_a_layer(&key, &labelled), "{key}");
+            assert_eq!(wanted_chain(&key, &labelled), None, "{key}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Layers that are on the appliance already: nothing is fetched, nothing is unpacked.
 //!
 //! ```text
-//! Prepare, with the chain id in a label
+//! Prepare of an unpacker, with the chain id in the key and in a label
 //!   a committed snapshot of this worker has that chain id and parent?   it is the one
 //!   the manifest's annotation names a snapshot, and the appliance says
 //!     that this snapshot is that chain?                                 adopt it
@@ -12,8 +12,8 @@
 //!   one file was added, and it is a reference                           adopt what it names
 //! ```
 //!
-//! A reference counts only in a layer that is being unpacked: a container can write the same file. An
-//! annotation is the word of the image's author: what it names is taken only if it was registered as that chain; else a
+//! A reference counts only in a layer that is being unpacked: a container can write the same file. And only an
+//! unpacker is given a layer: who starts a container may choose its labels, not its key. An annotation is the word of the image's author: what it names is taken only if it was registered as that chain; else a
 //! manifest could put any content under a chain id that others trust.
 
 use std::collections::{BTreeMap, BTreeSet};

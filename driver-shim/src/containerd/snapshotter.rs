@@ -69,7 +69,7 @@ impl Snapshotter {
         let key = self.new_key("key", request.key)?;
         let labels = labels::checked(request.labels)?;
         let parent = self.parent(request.parent)?;
-        if let Some(chain) = labels::chain(&labels)
+        if let Some(chain) = labels::wanted_chain(&key.name, &labels)
             && let Some(name) =
                 remote::adopt(&self.worker, &chain, parent.as_ref(), &labels).await?
         {
@@ -78,7 +78,7 @@ impl Snapshotter {
         // The parent's labels do not count: they were annotations of an image, maybe of another one with
         // the same layer.
         let mut is_shared = labels::is_shared(&labels);
-        if is_shared && labels::is_unpacking(&key.name, &labels) {
+        if is_shared && labels::may_be_of_a_layer(&key.name, &labels) {
             tracing::warn!(%key, "an image asks for the shared root for one of its own layers: ignored");
             is_shared = false;
         }
@@ -119,16 +119,14 @@ impl Snapshotter {
                 key: volume.key,
             });
         }
-        // Not by the labels that it gets now: a container or a step of a build is no chain, whatever it is
-        // called.
-        let chain = labels::chain(&active.labels)
-            .or_else(|| labels::unpacked_chain(&volume.key.name, &name.name))
+        // A container or a step of a build is no chain, whatever it is called and labelled.
+        let chain = labels::unpacked_chain(&volume.key.name, &name.name)
             .filter(|_| parent.is_none_or(|parent| self.is_true_to_its_chain(parent)));
         let known = chain.as_ref().map(ToString::to_string);
         let committed = ContainerdExtra { chain: known, ..new_extra(Kind::Committed, labels) };
         let committed = Extra::Containerd(committed);
         // What runs in one may write what looks like a reference, too.
-        let reference = match labels::is_unpacking(&volume.key.name, &active.labels) {
+        let reference = match labels::is_unpacking(&volume.key.name) {
             true => remote::unpacked_reference(&self.worker, &volume).await?,
             false => None,
         };

@@ -3,7 +3,8 @@
 //! ```text
 //! image    1 to 3 layers; the configuration claims chain ids of its own, or of a genuine image
 //! layer    random annotations (labels), members, references
-//! caller   a token on the side: random names and labels of snapshots over REST
+//! build    a fourth of them, unpacked by BuildKit, which compares no hashes
+//! token    random names and labels of snapshots over REST
 //! ```
 //! The unpacker here does what containerd's does: it overwrites the chain's label, takes what is there already,
 //! and drops a layer whose content does not have the claimed hash. `SLACKWATER_HOSTILE_IMAGES` says how many images, by
@@ -22,7 +23,7 @@ use uuid::Uuid;
 
 use crate::support::snapshots::Snapshots;
 use crate::support::{Appliance, Machine};
-use crate::{ANNOTATION, REF, SHARED, adopted, serve, snapshot};
+use crate::{ANNOTATION, REF, SHARED, adopted, serve, snapshot, unpack_key};
 
 /// Images of a run in `make test`.
 const IMAGES_DEFAULT: u64 = 200;
@@ -108,7 +109,7 @@ async fn pull(snapshots: &Snapshots, image: &Genuine, run: &str) {
     let mut above = String::new();
     for chain in &image.chains {
         let sent: HashMap<_, _> = [(REF.to_owned(), chain.clone())].into();
-        let key = format!("default/1/extract-{run} {chain}");
+        let key = unpack_key(1, chain);
         match snapshots.prepare_labelled(&key, &above, sent.clone()).await {
             Ok((root, is_writable)) => {
                 assert!(is_writable);
@@ -147,7 +148,7 @@ struct Attack<'a> {
     targets: Vec<(String, BTreeMap<String, Vec<u8>>)>,
     /// References and ids that he knows: of genuine snapshots and of his own.
     known: Vec<Reference>,
-    images: u64,
+    images: usize,
 }
 
 impl Attack<'_> {
@@ -198,45 +199,17 @@ impl Attack<'_> {
     /// Unpacks one image, as far as the unpacker lets it; then it is removed, or stays.
     async fn image(&mut self) {
         self.images += 1;
-        let number = self.images;
+        let is_build = self.random.one_in(4);
         let mut stack: Vec<String> = Vec::new();
-        for layer in 0..=self.random.below(3) {
-            let is_claimed = self.random.one_in(3);
-            let chain = match is_claimed {
-                true => self.random.of(&self.targets).0.clone(),
-                false => self.random.chain(),
-            };
-            let sent = self.labels(&chain);
+        for _ in 0..=self.random.below(3) {
             let parent = stack.last().cloned().unwrap_or_default();
-            let key = format!("default/{number}/extract-{layer} {chain}");
-            match self.snapshots.prepare_labelled(&key, &parent, sent.clone()).await {
-                Ok((root, is_writable)) => {
-                    assert!(is_writable, "{sent:?}");
-                    self.fill(&root);
-                    let name = format!("default/{number}/{chain}");
-                    let commit = CommitRequest {
-                        name: name.clone(),
-                        key: key.clone(),
-                        labels: sent,
-                        ..Default::default()
-                    };
-                    // What he wrote has another hash than a genuine layer.
-                    if is_claimed || self.snapshots.commit_as(commit).await.is_err() {
-                        self.snapshots.remove(&key).await.unwrap();
-                        break;
-                    }
-                    self.learn(&name).await;
-                    stack.push(name);
-                }
-                Err(status) => {
-                    assert_eq!(status.code(), Code::AlreadyExists, "{status}");
-                    let name = adopted(self.snapshots, &chain, &parent).await.remove(0);
-                    // Whatever he claims of it, it is what the chain id says.
-                    let expected = self.targets.iter().find(|(target, _)| *target == chain);
-                    let expected = &expected.expect("a chain of his own is on no appliance").1;
-                    check(self.snapshots, &name, expected, &format!("{number}: {sent:?}")).await;
-                    stack.push(name);
-                }
+            let unpacked = match is_build {
+                true => self.layer_of_a_build(&parent).await,
+                false => self.layer(&parent).await,
+            };
+            match unpacked {
+                Some(name) => stack.push(name),
+                None => break,
             }
         }
         if !self.random.one_in(10) {
@@ -245,6 +218,70 @@ impl Attack<'_> {
                 let _ = self.snapshots.remove(name).await;
             }
         }
+    }
+
+    /// One layer by containerd's unpacker: `None` where it refuses.
+    async fn layer(&mut self, parent: &str) -> Option<String> {
+        let is_claimed = self.random.one_in(3);
+        let chain = match is_claimed {
+            true => self.random.of(&self.targets).0.clone(),
+            false => self.random.chain(),
+        };
+        let sent = self.labels(&chain);
+        let key = unpack_key(self.images, &chain);
+        match self.snapshots.prepare_labelled(&key, parent, sent.clone()).await {
+            Ok((root, is_writable)) => {
+                assert!(is_writable, "{sent:?}");
+                self.fill(&root);
+                // What he wrote has another hash than a genuine layer.
+                let name = format!("default/{}/{chain}", self.images);
+                self.commit(&key, &name, sent, is_claimed).await
+            }
+            Err(status) => {
+                assert_eq!(status.code(), Code::AlreadyExists, "{status}");
+                let name = adopted(self.snapshots, &chain, parent).await.remove(0);
+                // Whatever he claims of it, it is what the chain id says.
+                let expected = self.targets.iter().find(|(target, _)| *target == chain);
+                let expected = &expected.expect("a chain of his own is on no appliance").1;
+                check(self.snapshots, &name, expected, &format!("{}: {sent:?}", self.images)).await;
+                Some(name)
+            }
+        }
+    }
+
+    /// One layer by BuildKit, in a namespace of its own: it sends no labels, and calls what it wrote by what the
+    /// image claims.
+    async fn layer_of_a_build(&mut self, parent: &str) -> Option<String> {
+        let chain = self.random.of(&self.targets).0.clone();
+        let (namespace, random) = ("buildkit", "k2x8hz9rqm4n1v7c0t5w3y6pb");
+        let key = format!("{namespace}/{}/extract-{random} {chain}", self.images);
+        let root = self.snapshots.prepare(&key, parent).await.unwrap();
+        self.fill(&root);
+        let name = format!("{namespace}/{}/{chain}", self.images);
+        self.commit(&key, &name, HashMap::new(), false).await
+    }
+
+    /// Commits what was unpacked, unless the unpacker or the driver refuses it.
+    async fn commit(
+        &mut self,
+        key: &str,
+        name: &str,
+        labels: HashMap<String, String>,
+        is_refused: bool,
+    ) -> Option<String> {
+        let (name, key) = (name.to_owned(), key.to_owned());
+        let commit = CommitRequest {
+            name: name.clone(),
+            key: key.clone(),
+            labels,
+            ..CommitRequest::default()
+        };
+        if is_refused || self.snapshots.commit_as(commit).await.is_err() {
+            self.snapshots.remove(&key).await.unwrap();
+            return None;
+        }
+        self.learn(&name).await;
+        Some(name)
     }
 
     /// Takes note of a snapshot, and says things of it with his token.
