@@ -25,6 +25,21 @@ scratch_make() {
     exec {others}>&-
 }
 
+# scratch_detach TEXT ...: detaches loop devices from files whose paths have one of the texts. They belong
+# to no namespace: one may be left that was attached and not yet mounted when all was killed. /sys is read,
+# as a tool that looks at the files themselves would hang on a dead one.
+scratch_detach() {
+    local text entry device
+    for entry in /sys/block/loop*/loop/backing_file; do
+        for text; do
+            if grep -qF "$text" "$entry" 2>/dev/null; then
+                device=${entry#/sys/block/}
+                losetup --detach "/dev/${device%%/*}" 2>/dev/null || true
+            fi
+        done
+    done
+}
+
 # scratch_end_groups FOLDER: ends what is left in control groups that have the folder's name, and
 # removes them, which the kernel does not do with their last process.
 scratch_end_groups() {
