@@ -15,6 +15,7 @@ import time
 # The appliance's process and REST face are those of the guest's tests.
 sys.path.append(str(pathlib.Path(__file__).parents[1] / "guest"))
 
+import newer
 from process import kill_strangers
 from scenario import PATIENCE, SCENARIOS
 from world import World
@@ -26,6 +27,7 @@ import scenarios.bad
 import scenarios.reference
 import scenarios.cri
 import scenarios.chain
+import scenarios.hostile
 import scenarios.share
 import scenarios.speed
 import scenarios.restart
@@ -151,6 +153,12 @@ def main():
     for variable in ("SLACKWATERD", "SLACKWATER_DRIVER"):
         if not options.stand_in and not os.access(os.environ[variable], os.X_OK):
             say(f"no program at {os.environ[variable]}: `make build`, or set {variable}")
+            return 2
+    if any(entry.newer for entry in chosen):
+        try:
+            newer.make(pathlib.Path(os.environ["SLACKWATER_ENGINES_CACHE"]))
+        except newer.FAILURES as error:
+            say(f"newer engines: {error}")
             return 2
     signal.signal(signal.SIGALRM, _out_of_time)
     signal.signal(signal.SIGTERM, _terminated)

@@ -7,6 +7,7 @@ import re
 import subprocess
 
 from process import Process, attempt, environment, run
+from releases import DEBIAN
 from scenario import PATIENCE, Failure, require, wait_until
 
 START_LIMIT_SECONDS = 60
@@ -16,61 +17,32 @@ CLIENTS = ("/usr/bin/docker", "docker")
 # The name of the proxy plugin in containerd's configuration.
 SNAPSHOTTER = "slackwater"
 
-CONTAINERD_CONFIGURATION = """
-version = 2
-root = "{root}"
-state = "{state}"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs"]
-[debug]
-  level = "warn"
-[grpc]
-  address = "{socket}"
-[plugins."io.containerd.internal.v1.opt"]
-  path = "{root}/opt"
-[plugins."io.containerd.grpc.v1.cri"]
-  stream_server_port = "0"
-[plugins."io.containerd.grpc.v1.cri".containerd]
-  snapshotter = "{snapshotter}"
-  disable_snapshot_annotations = false
-[plugins."io.containerd.grpc.v1.cri".cni]
-  bin_dir = "{root}/cni"
-  conf_dir = "{root}/cni"
-"""
-CONTAINERD_PLUGIN = """
-[proxy_plugins.slackwater]
-  type = "snapshot"
-  address = "{address}"
-"""
-
 
 class Containerd:
     """A containerd; with a driver's socket, its snapshotter is the driver."""
 
-    def __init__(self, directory, name, control_group, driver_socket=None):
+    def __init__(self, directory, name, control_group, driver_socket=None, release=DEBIAN):
         self._control_group = control_group
+        self._release = release
         self.directory = directory / "containerd"
         self.directory.mkdir(parents=True)
         self.socket = directory / "containerd.sock"
         self.snapshotter = SNAPSHOTTER if driver_socket else "overlayfs"
         # Where CRI puts its images.
         self.namespace = "k8s.io"
-        text = CONTAINERD_CONFIGURATION.format(
-            root=self.directory / "root", state=self.directory / "state", socket=self.socket,
-            snapshotter=self.snapshotter,
-        )
-        if driver_socket:
-            text += CONTAINERD_PLUGIN.format(address=driver_socket)
         configuration = self.directory / "config.toml"
-        configuration.write_text(text)
+        configuration.write_text(release.configuration(
+            driver_socket, root=self.directory / "root", state=self.directory / "state",
+            socket=self.socket, snapshotter=self.snapshotter,
+        ))
         self.process = Process(
-            f"containerd {name}", ["containerd", "--config", configuration],
+            f"{release.title} {name}", [release.program("containerd"), "--config", configuration],
             directory / "containerd.log",
         )
 
     def start(self):
         """Starts it and returns when it answers."""
-        self.process.start()
+        self.process.start(self._release.settings)
         self.process.wait_ready(
             START_LIMIT_SECONDS, lambda: self.attempt("version", limit_seconds=10).code == 0
         )
@@ -83,8 +55,9 @@ class Containerd:
 
     def attempt(self, *words, **options):
         """Runs ctr, however it ends."""
+        program = self._release.program("ctr")
         return attempt(
-            ["ctr", "--address", self.socket, "--namespace", self.namespace, *words], **options
+            [program, "--address", self.socket, "--namespace", self.namespace, *words], **options
         )
 
     def ctr(self, *words, **options):
@@ -94,6 +67,14 @@ class Containerd:
     def snapshots(self, *words, **options):
         """`ctr snapshots` with this containerd's snapshotter."""
         return self.ctr("snapshots", "--snapshotter", self.snapshotter, *words, **options)
+
+    def view(self, key, parent):
+        """A view that stays until it is removed: ctr makes one that the garbage collector may take at once."""
+        def make():
+            self.snapshots("view", key, parent)
+            return self.attempt("snapshots", "--snapshotter", self.snapshotter, "label", key,
+                                "containerd.io/gc.root=test").code == 0
+        wait_until(f"the view {key} is kept", RECONNECT_LIMIT_SECONDS, make)
 
     def run_words(self, option, image, name, *words):
         """What ctr has to be told for a new container; the option is --rm or --detach."""

@@ -1,9 +1,11 @@
 """The registry: Debian's docker-registry on loopback, with its access log and a byte meter."""
 
+import hashlib
 import json
 import pathlib
 import re
 import sys
+import urllib.parse
 import urllib.request
 
 from meter import Reading
@@ -107,3 +109,26 @@ class Registry:
             manifest = json.load(answer)
         require("layers" in manifest, f"no manifest of one image: {manifest}")
         return manifest
+
+    def _send(self, method, url, data, content_type):
+        """A request with a body; the headers of the answer."""
+        url = urllib.parse.urljoin(f"http://127.0.0.1:{self._inner_port}/", url)
+        headers = {"Content-Type": content_type, "Content-Length": str(len(data))}
+        request = urllib.request.Request(url, method=method, data=data, headers=headers)
+        with urllib.request.urlopen(request, timeout=START_LIMIT_SECONDS * PATIENCE) as answer:
+            return answer.headers
+
+    def put_blob(self, path, data):
+        """Uploads a blob into a repository; its digest. (OCI distribution: POST, then PUT.)"""
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        upload = self._send("POST", f"/v2/{path}/blobs/uploads/", b"", "")["Location"]
+        joint = "&" if "?" in upload else "?"
+        self._send("PUT", f"{upload}{joint}digest={digest}", data, "application/octet-stream")
+        return digest
+
+    def put_manifest(self, image, manifest):
+        """Uploads the manifest of `path:tag`; the image's full name."""
+        path, tag = image.rsplit(":", 1)
+        self._send("PUT", f"/v2/{path}/manifests/{tag}", json.dumps(manifest).encode(),
+                   manifest["mediaType"])
+        return self.name(image)

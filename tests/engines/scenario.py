@@ -25,17 +25,19 @@ class Scenario:
     limit_seconds: int
     # Whether it can run on the engines' own storage, without the driver.
     stand_in: bool
+    # Whether it takes engines that are newer than Debian's.
+    newer: bool
     action: typing.Callable
 
 
 SCENARIOS = []
 
 
-def scenario(title, limit_seconds, stand_in=False):
+def scenario(title, limit_seconds, stand_in=False, newer=False):
     """Registers a function as a scenario."""
 
     def register(action):
-        SCENARIOS.append(Scenario(title, limit_seconds * PATIENCE, stand_in, action))
+        SCENARIOS.append(Scenario(title, limit_seconds * PATIENCE, stand_in, newer, action))
         return action
 
     return register

@@ -23,6 +23,7 @@ from images import Images
 from ports import held_port
 from process import kill_strangers, processes
 from registry import Registry, metered
+from releases import DEBIAN
 from scenario import require
 
 # Far more than the scenarios write.
@@ -58,9 +59,10 @@ class Server(appliance.Appliance):
 
 
 class Worker:
-    """One worker: its engines, and with them the driver unless the engines stand in for it."""
+    """One worker: its engines, and with them the driver unless the engines stand in for it. A newer
+    containerd is alone: Debian's Docker goes with Debian's."""
 
-    def __init__(self, directory, name, server, control_group, wrapper=()):
+    def __init__(self, directory, name, server, control_group, wrapper=(), release=DEBIAN):
         directory.mkdir()
         self.name = name
         self.directory = directory
@@ -76,33 +78,41 @@ class Worker:
                 f"127.0.0.1:{port}", plugin, wrapper,
             )
             storage, socket = plugin, self.driver.containerd_socket
-        self.containerd = Containerd(directory, name, control_group, socket)
-        self.docker = Docker(directory, name, storage, self.containerd, control_group)
+        self.containerd = Containerd(directory, name, control_group, socket, release)
+        self.docker = None
+        if release is DEBIAN:
+            self.docker = Docker(directory, name, storage, self.containerd, control_group)
+
+    @property
+    def engines(self):
+        """Its engines, each before those that it needs."""
+        return [engine for engine in (self.docker, self.containerd) if engine]
 
     def start(self):
         """Starts all of it, in the order of a booting machine."""
         if self.driver:
             self.driver.start()
-        self.containerd.start()
-        self.docker.start()
+        self._start_engines()
+
+    def _start_engines(self):
+        for engine in reversed(self.engines):
+            engine.start()
 
     def clear(self):
         """Removes what scenarios left in the engines."""
-        self.docker.clear()
-        self.containerd.clear()
+        for engine in self.engines:
+            engine.clear()
 
     def restart_engines(self):
         """New engines on the same data."""
-        self.docker.process.stop()
-        self.containerd.process.stop()
-        self.containerd.start()
-        self.docker.start()
+        for engine in self.engines:
+            engine.process.stop()
+        self._start_engines()
 
     def stop(self):
         """Stops the programs; mounts stay, as the driver leaves them."""
-        for process in (self.docker.process, self.containerd.process,
-                        *([self.driver.process] if self.driver else [])):
-            process.stop()
+        for program in (*self.engines, *([self.driver] if self.driver else [])):
+            program.process.stop()
 
 
 class World:
@@ -148,22 +158,24 @@ class World:
         self._servers.append((name, server))
         return server
 
-    def worker(self, name, server=None, wrapper=()):
+    def worker(self, name, server=None, wrapper=(), release=DEBIAN):
         """The worker of that name, started when it is first asked for. The wrapper is a command
-        that the driver is started by."""
+        that the driver is started by; the release is containerd's."""
         if name not in self._workers:
             if not self.stand_in:
                 server = server or self.server()
-            worker = Worker(self._directory / name, name, server, self.scratch.name, wrapper)
+            worker = Worker(
+                self._directory / name, name, server, self.scratch.name, wrapper, release
+            )
             self._workers[name] = worker
             worker.start()
         return self._workers[name]
 
     @contextlib.contextmanager
-    def fresh_worker(self, name, server=None, wrapper=()):
+    def fresh_worker(self, name, server=None, wrapper=(), release=DEBIAN):
         """A worker for one scenario, with nothing in its caches."""
         require(name not in self._workers, f"worker {name} is not fresh")
-        worker = self.worker(name, server, wrapper)
+        worker = self.worker(name, server, wrapper, release)
         yield worker
         worker.clear()
         # One that was started in a crippled world cannot, and has nothing.
@@ -190,8 +202,8 @@ class World:
     def throw_away(self):
         """Ends workers and appliance with all that hangs on them, in whatever state they are."""
         for worker in self._workers.values():
-            for process in (worker.docker.process, worker.containerd.process):
-                process.kill()
+            for engine in worker.engines:
+                engine.process.kill()
         self._end_all_below(self._directory)
         for _, server in self._servers:
             server.kill()

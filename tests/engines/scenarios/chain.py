@@ -75,7 +75,7 @@ def chain(world):
     name, count = None, STAND_IN_LAYERS if world.stand_in else LAYERS
     for index in range(count):
         name = layer(world, containerd, index, name)
-    containerd.snapshots("view", "all", name)
+    containerd.view("all", name)
     with mounted(world, containerd, "all") as root:
         moved = f"moving-{(count - 1) // RENAME_EVERY}"
         expected = {f"file-{count - 1}", f"file-{count - 2}", moved}
@@ -111,7 +111,7 @@ def rules(world):
     }.items():
         said = containerd.attempt("snapshots", "--snapshotter", containerd.snapshotter, *words)
         require(said.code != 0, f"{what} is not refused")
-    containerd.snapshots("view", "view", "base")
+    containerd.view("view", "base")
     said = containerd.attempt("snapshots", "--snapshotter", containerd.snapshotter, "commit",
                               "other", "view").must_fail()
     require("not" in said and "active" in said, f"commit of a view: {said}")

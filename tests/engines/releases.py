@@ -1,0 +1,97 @@
+"""Releases of containerd: where their programs are, and how they are configured."""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+
+import newer
+from scenario import require
+
+_CONFIGURATION_2 = """
+version = 2
+root = "{root}"
+state = "{state}"
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs"]
+[debug]
+  level = "warn"
+[grpc]
+  address = "{socket}"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{root}/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  stream_server_port = "0"
+[plugins."io.containerd.grpc.v1.cri".containerd]
+  snapshotter = "{snapshotter}"
+  disable_snapshot_annotations = false
+[plugins."io.containerd.grpc.v1.cri".cni]
+  bin_dir = "{root}/cni"
+  conf_dir = "{root}/cni"
+"""
+_CONFIGURATION_3 = """
+version = 3
+root = "{root}"
+state = "{state}"
+disabled_plugins = ["io.containerd.nri.v1.nri"]
+[debug]
+  level = "warn"
+[grpc]
+  address = "{socket}"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "{root}/opt"
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "{snapshotter}"
+  disable_snapshot_annotations = false
+[plugins."io.containerd.cri.v1.runtime".cni]
+  bin_dirs = ["{root}/cni"]
+  conf_dir = "{root}/cni"
+[plugins."io.containerd.grpc.v1.cri"]
+  stream_server_port = "0"
+[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+  platform = "linux"
+  snapshotter = "{snapshotter}"
+"""
+_PLUGIN = """
+[proxy_plugins.slackwater]
+  type = "snapshot"
+  address = "{address}"
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """One containerd."""
+
+    title: str
+    # Below the engines' cache, as newer.py makes it; None: Debian's, on the path.
+    directory: str | None
+    _configuration: str
+
+    def program(self, name):
+        """What is run by that name."""
+        if self.directory is None:
+            return name
+        path = shutil.which(name, path=str(self._programs))
+        require(path, f"no {name} in {self._programs}: tests/engines/run makes it")
+        return path
+
+    @property
+    def _programs(self):
+        return pathlib.Path(os.environ["SLACKWATER_ENGINES_CACHE"]) / self.directory
+
+    @property
+    def settings(self):
+        """Of its environment: it looks for its shim on the path first, where Debian's is."""
+        if self.directory is None:
+            return {}
+        return {"PATH": f"{self._programs}:{os.environ['PATH']}"}
+
+    def configuration(self, driver_socket, **values):
+        """The text of its configuration; with a driver's socket, that is a snapshotter."""
+        text = self._configuration.format(**values)
+        return text + _PLUGIN.format(address=driver_socket) if driver_socket else text
+
+
+DEBIAN = Release("containerd 1.6", None, _CONFIGURATION_2)
+NEWER = Release("containerd 2.4", newer.directory_name(), _CONFIGURATION_3)
