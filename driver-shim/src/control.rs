@@ -33,6 +33,7 @@ use slackwater_client::types::{ChainId, SnapshotId};
 
 use crate::daemon::Stop;
 use crate::settings::Config;
+use crate::trust::unpacking;
 use crate::worker::{
     Engine, Extra, Key, Kind, Reconciled, SnapshotRef, Volume, Worker, WorkerError,
 };
@@ -264,7 +265,8 @@ fn is_layer(volume: &Volume, is_own: bool, chain_id: &str) -> bool {
     let Extra::Containerd(extra) = &volume.extra else {
         return false;
     };
-    extra.kind == Kind::Committed && (is_own || extra.chain.as_deref() == Some(chain_id))
+    extra.kind == Kind::Committed
+        && unpacking::is_of_image(extra.chain.as_deref(), is_own, chain_id)
 }
 
 async fn capture(

@@ -5,7 +5,7 @@
 //! docker/      containerd/        what the engines ask for, in their words
 //!       \      /
 //!       worker/  <--- control     volumes: what is stored where, what is mounted, what is held
-//!       /      \         ^
+//!       /      \         ^        trust/: what counts of what images and others say
 //!   client      attach   |        the appliance's verbs;  mounts on this machine
 //!                        |
 //! settings -> daemon     +--- command: image/ with engine/, status, ...
@@ -24,4 +24,5 @@ pub mod metrics;
 mod private;
 pub mod settings;
 pub mod socket;
+pub mod trust;
 pub mod worker;

@@ -161,11 +161,8 @@ fn worker_code(error: &WorkerError) -> Code {
         WorkerError::Exists { .. } => Code::AlreadyExists,
         WorkerError::HasChildren { .. }
         | WorkerError::UnknownSnapshot { .. }
-        | WorkerError::OtherStore { .. }
-        | WorkerError::WithoutMac { .. }
-        | WorkerError::Forged { .. }
+        | WorkerError::Doubt { .. }
         | WorkerError::OldAppliance { .. }
-        | WorkerError::NotPublished { .. }
         | WorkerError::Busy { .. }
         | WorkerError::ReadOnly { .. } => Code::FailedPrecondition,
         WorkerError::Appliance { .. } => Code::Unavailable,

@@ -18,7 +18,7 @@
 
 mod error;
 mod filter;
-pub mod labels;
+mod labels;
 pub mod proto;
 mod remote;
 mod server;

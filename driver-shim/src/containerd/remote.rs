@@ -29,8 +29,9 @@ use slackwater_client::types::{ChainId, SnapshotId};
 use uuid::Uuid;
 
 use super::error::CallError;
-use super::labels::{self, Located};
 use super::snapshotter::extra;
+use crate::trust::annotation::{self, Located};
+use crate::trust::{reference, unpacking};
 use crate::worker::{
     Access, ContainerdExtra, Content, Engine, Extra, Key, Kind, SnapshotRef, Volume, Worker,
     WorkerError, now,
@@ -148,10 +149,8 @@ fn local(worker: &Worker, chain: &ChainId, parent: Option<&Key>) -> Option<Strin
     let is_it = |volume: &Volume| {
         volume.parent.as_ref() == parent
             && extra(volume).is_ok_and(|extra| {
-                // The label is what containerd looks for; alone it says nothing.
                 extra.kind == Kind::Committed
-                    && extra.chain.as_deref() == Some(chain.as_str())
-                    && labels::chain(&extra.labels).as_ref() == Some(chain)
+                    && unpacking::is_wanted(extra.chain.as_deref(), &extra.labels, chain)
             })
     };
     worker.list(Engine::Containerd).into_iter().find(is_it).map(|volume| volume.key.name)
@@ -163,11 +162,15 @@ async fn locate(
     chain: &ChainId,
     labels: &BTreeMap<String, String>,
 ) -> Result<Option<SnapshotId>, CallError> {
-    if let Some(annotation) = labels.get(labels::REFERENCE) {
+    if let Some(annotation) = labels.get(annotation::NAME) {
         match Located::parse(annotation) {
-            Some(located) => match proven(worker, chain, &located).await? {
+            Some(located) => match proven(worker, chain, &located).await {
                 Ok(snapshot) => return Ok(Some(snapshot)),
-                Err(doubt) => tracing::warn!(%chain, annotation, doubt, "annotation not believed"),
+                Err(doubt @ (WorkerError::Doubt { .. } | WorkerError::UnknownSnapshot { .. })) => {
+                    tracing::warn!(%chain, annotation, %doubt,
+                        "annotation not believed: the layer is looked for by its chain id");
+                }
+                Err(error) => return Err(error.into()),
             },
             None => tracing::warn!(%chain, annotation, "annotation is not STORE/SNAPSHOT/SIZE"),
         }
@@ -175,35 +178,17 @@ async fn locate(
     Ok(worker.find_chain(chain).await?.map(|snapshot| snapshot.id))
 }
 
-/// The snapshot that an annotation names, if the appliance says that it is this chain; else why
-/// it is not believed.
+/// The snapshot that an annotation names, if the appliance says that it is this chain.
 async fn proven(
     worker: &Worker,
     chain: &ChainId,
     located: &Located,
-) -> Result<Result<SnapshotId, &'static str>, CallError> {
-    if worker.store_id().await? != located.store_id {
-        return Ok(Err("it names another appliance"));
-    }
-    let snapshot = match worker.client().snapshot(located.snapshot).await {
-        Ok(snapshot) => snapshot,
-        Err(error) if error.is_not_found() => {
-            return Ok(Err("the appliance has no such snapshot"));
-        }
-        Err(error) => return Err(WorkerError::from(error).into()),
-    };
-    let is_known = worker.is_chain(&snapshot, chain)
-        || worker.takes_references_without_mac()
-            && labels::prove_without_mac(&snapshot.labels, chain);
-    Ok(if !is_known {
-        Err("the snapshot is not registered as this chain, or by none whom trusted-makers names")
-    } else if snapshot.size_bytes != located.size_bytes {
-        Err("the snapshot has another size")
-    } else if !worker.is_published(located.snapshot).await? {
-        Err("the snapshot is not published")
-    } else {
-        Ok(located.snapshot)
-    })
+) -> Result<SnapshotId, WorkerError> {
+    reference::judge_store(&located.store_id, &worker.store_id().await?)?;
+    let id = located.snapshot;
+    worker.trust().judge_annotation(located, chain, &worker.look_up(id).await?)?;
+    reference::judge_giving(id, worker.is_published(id).await?)?;
+    Ok(id)
 }
 
 /// The snapshot that was meant, where a reference was unpacked as if it were a layer: the

@@ -17,6 +17,7 @@ use super::proto::{
 };
 use super::{labels, remote};
 use crate::metrics::Metrics;
+use crate::trust::unpacking::{self, Below, Root};
 use crate::worker::{
     Access, ContainerdExtra, Engine, Extra, Key, Kind, Usage, Volume, Worker, WorkerError, now,
 };
@@ -69,19 +70,17 @@ impl Snapshotter {
         let key = self.new_key("key", request.key)?;
         let labels = labels::checked(request.labels)?;
         let parent = self.parent(request.parent)?;
-        if let Some(chain) = labels::wanted_chain(&key.name, &labels)
+        if let Some(chain) = unpacking::wanted_chain(&key.name, &labels)
             && let Some(name) =
                 remote::adopt(&self.worker, &chain, parent.as_ref(), &labels).await?
         {
             return Err(CallError::Remote { chain: chain.to_string(), name });
         }
-        // The parent's labels do not count: they were annotations of an image, maybe of another one with
-        // the same layer.
-        let mut is_shared = labels::is_shared(&labels);
-        if is_shared && labels::may_be_of_a_layer(&key.name, &labels) {
+        let root = unpacking::root(&key.name, &labels);
+        if root == Root::OwnThoughAsked {
             tracing::warn!(%key, "an image asks for the shared root for one of its own layers: ignored");
-            is_shared = false;
         }
+        let is_shared = root == Root::Shared;
         let extra = ContainerdExtra { is_shared, ..new_extra(Kind::Active, labels) };
         self.begin(key, parent, extra).await
     }
@@ -120,13 +119,13 @@ impl Snapshotter {
             });
         }
         // A container or a step of a build is no chain, whatever it is called and labelled.
-        let chain = labels::unpacked_chain(&volume.key.name, &name.name)
-            .filter(|_| parent.is_none_or(|parent| self.is_true_to_its_chain(parent)));
+        let below = parent.map_or(Below::Nothing, |parent| self.below(parent));
+        let chain = unpacking::unpacked_chain(&volume.key.name, &name.name, below);
         let known = chain.as_ref().map(ToString::to_string);
         let committed = ContainerdExtra { chain: known, ..new_extra(Kind::Committed, labels) };
         let committed = Extra::Containerd(committed);
         // What runs in one may write what looks like a reference, too.
-        let reference = match labels::is_unpacking(&volume.key.name) {
+        let reference = match unpacking::is_unpacking(&volume.key.name) {
             true => remote::unpacked_reference(&self.worker, &volume).await?,
             false => None,
         };
@@ -278,11 +277,13 @@ impl Snapshotter {
         Ok(Some(parent))
     }
 
-    /// Whether a committed snapshot is known to be what its chain id says. The snapshot of a
-    /// stopped container is not, nor what was unpacked above it.
-    fn is_true_to_its_chain(&self, key: &Key) -> bool {
-        let volume = self.worker.get(key);
-        volume.is_some_and(|volume| extra(&volume).is_ok_and(|extra| extra.chain.is_some()))
+    /// What a layer above a committed snapshot is above.
+    fn below(&self, parent: &Key) -> Below {
+        let is_chain = |volume: Volume| extra(&volume).is_ok_and(|extra| extra.chain.is_some());
+        match self.worker.get(parent).is_some_and(is_chain) {
+            true => Below::Chain,
+            false => Below::Other,
+        }
     }
 }
 

@@ -10,10 +10,10 @@ use super::digest::{Digest, chain_ids};
 use super::layout::Export;
 use super::media;
 use super::reference::{self, ReferenceLayer, diff_ids};
-use crate::containerd::labels::REFERENCE;
 use crate::engine::containerd::{Containerd, Target};
 use crate::engine::daemon::Daemon;
 use crate::error::DriverError;
+use crate::trust::annotation;
 use crate::worker::{Engine, Extra, Kind, SnapshotRef, now};
 
 /// Indexes may name indexes; real ones do not.
@@ -201,7 +201,7 @@ fn manifest_of(config: &[u8], layers: &[ReferenceLayer]) -> Value {
         .iter()
         .map(|layer| {
             let mut descriptor = descriptor(media::LAYER, &layer.archive);
-            descriptor["annotations"] = json!({ REFERENCE: layer.annotation });
+            descriptor["annotations"] = json!({ annotation::NAME: layer.annotation });
             descriptor
         })
         .collect();
@@ -269,7 +269,10 @@ mod tests {
         let config = br#"{"os":"linux"}"#;
         let manifest = manifest_of(config, &layers);
         let layer = &manifest["layers"][0];
-        assert_eq!(layer["annotations"][REFERENCE], format!("store/{}/{}", snapshot.id, 1 << 30));
+        assert_eq!(
+            layer["annotations"][annotation::NAME],
+            format!("store/{}/{}", snapshot.id, 1 << 30)
+        );
         assert_eq!(layer["digest"], layers[0].diff_id.to_string());
         let labels = manifest_labels(config, &layers);
         assert_eq!(labels["containerd.io/gc.ref.content.config"], manifest["config"]["digest"]);

@@ -8,7 +8,8 @@ use std::path::{Path, PathBuf};
 use slackwater_attach::{Options as AttachOptions, Rights};
 use slackwater_client::{Client, Token};
 
-use crate::worker::{TrustedMakers, WorkerOptions};
+use crate::trust::{Trust, TrustedMakers};
+use crate::worker::WorkerOptions;
 
 use super::{AttachChoice, LogFilter, LogFormat, Settings, SettingsError, Size, read_bounded};
 
@@ -101,10 +102,8 @@ pub struct Config {
     pub cache_size: Size,
     /// The size of a disk.
     pub disk_size: Size,
-    /// Whether images that release 0.2 made by reference are taken.
-    pub references_without_mac: bool,
-    /// Whose unpacked layers are taken.
-    pub trusted_makers: TrustedMakers,
+    /// Whose unpacked layers are taken, and whether images that release 0.2 made by reference are.
+    pub trust: Trust,
     /// How disks are attached.
     pub attach: AttachChoice,
     /// Where Docker's plugin is served.
@@ -146,8 +145,10 @@ impl Config {
             cache_dir: absolute("cache-dir", in_state(&settings.cache_dir, "cache"))?,
             cache_size: given(settings.cache_size, "cache-size")?,
             disk_size,
-            references_without_mac: settings.references_without_mac.unwrap_or_default(),
-            trusted_makers: trusted_makers(settings.trusted_makers.as_deref())?,
+            trust: Trust {
+                references_without_mac: settings.references_without_mac.unwrap_or_default(),
+                makers: trusted_makers(settings.trusted_makers.as_deref())?,
+            },
             attach: given(settings.attach, "attach")?,
             docker_socket: settings.docker_socket.clone(),
             containerd_socket: settings.containerd_socket.clone(),
@@ -195,8 +196,7 @@ impl Config {
             attach: AttachOptions { rights: Rights::CONTAINER, ..self.attach_options().await? },
             state_directory: self.state_dir.clone(),
             disk_size_bytes: self.disk_size.bytes(),
-            takes_references_without_mac: self.references_without_mac,
-            trusted_makers: self.trusted_makers.clone(),
+            trust: self.trust.clone(),
         })
     }
 
@@ -332,10 +332,10 @@ mod tests {
     async fn trusted_makers_are_names_of_tokens() {
         let owned = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect());
         let with = |names: &[&str]| checked(|settings| settings.trusted_makers = owned(names));
-        assert_eq!(checked(|_| {}).unwrap().trusted_makers, TrustedMakers::All);
+        assert_eq!(checked(|_| {}).unwrap().trust.makers, TrustedMakers::All);
         let config = with(&["node-1", "builder"]).unwrap();
         let named = TrustedMakers::Named(["node-1".to_owned(), "builder".to_owned()].into());
-        assert_eq!(config.worker_options().await.unwrap().trusted_makers, named);
+        assert_eq!(config.worker_options().await.unwrap().trust.makers, named);
         for bad in [&[][..], &[""], &["a", " b"], &["a b"]] {
             let error = with(bad).unwrap_err().to_string();
             assert!(error.contains("trusted-makers") && error.contains("node-1"), "{error}");

@@ -81,6 +81,18 @@ impl Worker {
         WorkerError::UnknownSnapshot { id, appliance: self.client().url().to_owned() }
     }
 
+    /// What the appliance says of a snapshot.
+    ///
+    /// # Errors
+    /// `UnknownSnapshot`, `Appliance`.
+    pub(crate) async fn look_up(&self, id: SnapshotId) -> Result<Snapshot, WorkerError> {
+        match self.client().snapshot(id).await {
+            Ok(snapshot) => Ok(snapshot),
+            Err(error) if error.is_not_found() => Err(self.unknown(id)),
+            Err(source) => Err(source.into()),
+        }
+    }
+
     /// The moment by the appliance's clock, which dates snapshots: this machine's may be wrong. An older
     /// appliance does not tell it.
     pub(super) async fn appliance_now(&self) -> Result<Timestamp, ClientError> {

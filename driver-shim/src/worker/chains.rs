@@ -11,8 +11,6 @@
 //! A chain id says what a layer holds, and nothing proves that a snapshot holds that: it is the word of the worker
 //! that unpacked it. The appliance records whose token gave it, and `trusted-makers` says whose word counts.
 
-use std::collections::BTreeSet;
-
 use slackwater_client::types::{ChainId, Labels, RegisterChain, Snapshot, SnapshotId};
 use slackwater_client::{ClientError, ProblemCode};
 use uuid::Uuid;
@@ -20,25 +18,6 @@ use uuid::Uuid;
 use super::appliance::WORKER_LABEL;
 use super::volume::SnapshotRef;
 use super::{Worker, WorkerError};
-
-/// Whose word on what a snapshot holds counts, by the names of their tokens.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum TrustedMakers {
-    /// That of all who may register.
-    #[default]
-    All,
-    /// That of these alone.
-    Named(BTreeSet<String>),
-}
-
-impl TrustedMakers {
-    fn have(&self, maker: &str) -> bool {
-        match self {
-            Self::All => true,
-            Self::Named(names) => names.contains(maker),
-        }
-    }
-}
 
 impl Worker {
     /// The snapshot that is registered as a chain for disks of the size of this worker's, if one of its makers is
@@ -51,21 +30,13 @@ impl Worker {
             Err(error) if error.is_not_found() || is_unknown_call(&error) => return Ok(None),
             outcome => outcome?,
         };
-        if !self.is_chain(&found, chain) {
+        if !self.trust().is_chain(&found, chain) {
             let makers = found.chains.get(chain);
             tracing::info!(%chain, snapshot = %found.id, ?makers,
                 "the appliance has this layer, but trusted-makers names none who registered it: not taken");
             return Ok(None);
         }
         Ok(Some(SnapshotRef { id: found.id, size_bytes: found.size_bytes }))
-    }
-
-    /// Whether a snapshot was registered as a chain by a maker that is trusted.
-    #[must_use]
-    pub fn is_chain(&self, snapshot: &Snapshot, chain: &ChainId) -> bool {
-        let trusted = &self.inner.options.trusted_makers;
-        let makers = snapshot.chains.get(chain);
-        makers.is_some_and(|makers| makers.iter().any(|maker| trusted.have(maker)))
     }
 
     /// Registers a snapshot as a chain, for those that find it by the annotation of an image.
@@ -106,22 +77,4 @@ impl Worker {
 /// Whether the appliance does not know the call: it is of an older release.
 fn is_unknown_call(error: &ClientError) -> bool {
     error.code() == Some(ProblemCode::UnknownRoute)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_makers_that_are_named_are_trusted() {
-        let named = |names: &[&str]| {
-            TrustedMakers::Named(names.iter().map(|name| (*name).to_owned()).collect())
-        };
-        assert!(TrustedMakers::All.have("node") && TrustedMakers::All.have(""));
-        assert!(named(&["node", "builder"]).have("node"));
-        for other in ["", "nod", "node2", "Node"] {
-            assert!(!named(&["node"]).have(other), "{other}");
-        }
-        assert!(!named(&[]).have("") && named(&[""]).have(""));
-    }
 }

@@ -7,6 +7,7 @@ use slackwater_client::ClientError;
 use slackwater_client::types::SnapshotId;
 
 use super::volume::Key;
+use crate::trust::Doubt;
 
 /// A failed operation on volumes.
 #[derive(Debug, thiserror::Error)]
@@ -66,22 +67,6 @@ pub enum WorkerError {
         /// The appliance's address.
         appliance: String,
     },
-    /// A reference has no MAC.
-    #[error(
-        "the image refers to snapshot {id} as release 0.2 did, without a message authentication code (MAC) of the appliance, so anything may have written that reference: make the image again by `slackwater-driver image convert` on a worker that has it, or set references-without-mac"
-    )]
-    WithoutMac {
-        /// The snapshot.
-        id: SnapshotId,
-    },
-    /// A reference has another MAC or size than the appliance gives it.
-    #[error(
-        "the image refers to snapshot {id}, but not by a reference of this appliance: it was forged, or the appliance's file reference-key was lost; if it was, make the image again by `slackwater-driver image convert` on a worker that has it"
-    )]
-    Forged {
-        /// The snapshot.
-        id: SnapshotId,
-    },
     /// The appliance does not know a call.
     #[error(
         "the appliance at {appliance} is of an older release than this driver, and lacks calls that the driver needs: update it first"
@@ -98,23 +83,12 @@ pub enum WorkerError {
         /// What is wrong.
         source: slackwater_archive::MacError,
     },
-    /// A reference names a snapshot that is not published.
-    #[error(
-        "the image refers to snapshot {id}, which is not published: what ran in a container may have written that reference; if the image was pushed from a worker, push it there again, or see `slackwater-driver image published`"
-    )]
-    NotPublished {
-        /// The snapshot.
-        id: SnapshotId,
-    },
-    /// The reference names a snapshot of another appliance.
-    #[error(
-        "the image refers to the appliance with store id {got}, but this worker's appliance has {expected}: pull it on a worker of that appliance, or export it to ordinary layers there"
-    )]
-    OtherStore {
-        /// The store that is named.
-        got: String,
-        /// The store of this worker's appliance.
-        expected: String,
+    /// What an image says does not count.
+    #[error("{source}")]
+    Doubt {
+        /// Why.
+        #[from]
+        source: Doubt,
     },
     /// A disk cannot be made smaller than what it is cloned from.
     #[error(

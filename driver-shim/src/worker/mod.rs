@@ -57,7 +57,6 @@ use slackwater_client::{Client, RetryPolicy};
 use tokio::sync::{Notify, OnceCell};
 use uuid::Uuid;
 
-pub use self::chains::TrustedMakers;
 pub use self::error::WorkerError;
 pub use self::lease::{LEASE_INTERVAL, Lease};
 pub use self::mounting::{Pin, View};
@@ -70,6 +69,7 @@ pub use self::volume::{
 use self::keyed::KeyedLocks;
 use self::state::{Change, State};
 use crate::metrics::Metrics;
+use crate::trust::Trust;
 
 /// Size of a disk where none is asked for. Sparse, so only what is written counts; large enough
 /// that nobody meets it, small enough that the file system's own maps stay a few MiB.
@@ -93,10 +93,8 @@ pub struct WorkerOptions {
     pub state_directory: PathBuf,
     /// Size of a disk where none is asked for.
     pub disk_size_bytes: u64,
-    /// Whether references that release 0.2 wrote are bound.
-    pub takes_references_without_mac: bool,
-    /// Whose word on what a snapshot holds is taken.
-    pub trusted_makers: TrustedMakers,
+    /// Which references, and whose chains, it takes.
+    pub trust: Trust,
 }
 
 /// The volumes of this machine. Cheap to clone.
@@ -245,6 +243,12 @@ impl Worker {
     #[must_use]
     pub fn worker_id(&self) -> Uuid {
         self.inner.worker_id
+    }
+
+    /// Which references, and whose chains, it takes.
+    #[must_use]
+    pub fn trust(&self) -> &Trust {
+        &self.inner.options.trust
     }
 
     /// Size of a disk where none is asked for.

@@ -341,8 +341,7 @@ pub(super) mod tests {
             attach,
             state_directory: "/nonexistent".into(),
             disk_size_bytes: 1 << 20,
-            takes_references_without_mac: false,
-            trusted_makers: crate::worker::TrustedMakers::All,
+            trust: crate::trust::Trust::default(),
         };
         Worker { inner: Arc::new(Inner::new(options, Uuid::from_u128(1), disk.state())) }
     }

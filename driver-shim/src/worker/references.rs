@@ -1,18 +1,4 @@
-//! Which references this worker takes for the snapshots that they name.
-//!
-//! A reference is a few bytes in a layer, and what runs in a container or in a step of a build can
-//! write them with any id. So two things are asked for:
-//!
-//! ```text
-//!  its MAC is the appliance's          who wrote it has read a reference of the appliance, or had its token
-//!
-//!  the snapshot is published           someone with the appliance's token gave it to others
-//!  or this worker has just written it  `docker commit` and builds read a layer's tar and unpack
-//!                                      it again at once
-//! ```
-//!
-//! References of release 0.2 have no MAC. A setting takes them; all who know the id of a published
-//! snapshot can then name it.
+//! References: made by the appliance, and taken if `trust` lets them count.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -23,6 +9,7 @@ use slackwater_client::types::SnapshotId;
 
 use super::reap::CAPTURE_AGE_MAX;
 use super::{Worker, WorkerError};
+use crate::trust::reference;
 
 /// How many references that were not unpacked yet are remembered: far more than an engine commits
 /// at once.
@@ -81,34 +68,17 @@ impl Worker {
         })
     }
 
-    /// Whether references that release 0.2 wrote are bound.
-    #[must_use]
-    pub fn takes_references_without_mac(&self) -> bool {
-        self.inner.options.takes_references_without_mac
-    }
-
     /// The snapshot that a reference in a layer is to be taken for.
     ///
     /// # Errors
-    /// `OtherStore`, `UnknownSnapshot`; `WithoutMac`, `Forged`, `NotPublished` if anything could have
-    /// written it; `Appliance`.
+    /// `Doubt` if it does not count; `UnknownSnapshot`, `Appliance`.
     pub async fn believe(&self, reference: &Reference) -> Result<SnapshotId, WorkerError> {
-        let expected = self.store_id().await?;
-        if reference.store_id != expected {
-            return Err(WorkerError::OtherStore { got: reference.store_id.clone(), expected });
-        }
-        let id = SnapshotId::from_bytes(*reference.snapshot_id.as_bytes());
-        if reference.mac.is_none() && !self.takes_references_without_mac() {
-            return Err(WorkerError::WithoutMac { id });
-        }
-        let made = self.reference_to(id).await?;
-        if *reference != (Reference { mac: reference.mac.and(made.mac), ..made }) {
-            return Err(WorkerError::Forged { id });
-        }
-        match self.inner.written.has(id) || self.is_published(id).await? {
-            true => Ok(id),
-            false => Err(WorkerError::NotPublished { id }),
-        }
+        self.trust().judge_form(reference, &self.store_id().await?)?;
+        let id = reference::snapshot_of(reference);
+        reference::judge_mac(reference, self.reference_to(id).await?)?;
+        let is_given = self.inner.written.has(id) || self.is_published(id).await?;
+        reference::judge_giving(id, is_given)?;
+        Ok(id)
     }
 }
 

@@ -156,10 +156,7 @@ impl Worker {
     async fn bind_locked(&self, key: &Key, id: SnapshotId) -> Result<SnapshotRef, WorkerError> {
         self.await_users(key).await?;
         let volume = self.existing(key)?;
-        let snapshot = match self.client().snapshot(id).await {
-            Err(error) if error.is_not_found() => return Err(self.unknown(id)),
-            outcome => outcome?,
-        };
+        let snapshot = self.look_up(id).await?;
         let making = self.clone_as(FileKind::Hold, id).await?;
         let below = match volume.parent.as_ref().map(|parent| self.resolve(parent)).transpose()? {
             Some(Resolved::Snapshot(below)) => Some(below),
@@ -286,11 +283,10 @@ impl Worker {
         let reason = match (&taken, chain) {
             (Err(WorkerError::Appliance { source }), Some(chain)) => {
                 let Some(id) = existing_id(source) else { return taken };
-                let found = match self.client().snapshot(id).await {
-                    Err(error) if error.is_not_found() => return Err(self.unknown(id)),
-                    outcome => outcome?,
-                };
-                if self.is_chain(&found, chain) && found.size_bytes == self.disk_size_bytes() {
+                let found = self.look_up(id).await?;
+                if self.trust().is_chain(&found, chain)
+                    && found.size_bytes == self.disk_size_bytes()
+                {
                     return Ok(found);
                 }
                 format!("snapshot {id} is registered for it, by none whom trusted-makers names")

@@ -6,7 +6,7 @@ use std::fs;
 use slackwater_client::ProblemCode;
 use slackwater_client::types::{CreateSnapshot, Labels};
 use slackwater_driver::containerd::proto::CommitRequest;
-use slackwater_driver::worker::TrustedMakers;
+use slackwater_driver::trust::TrustedMakers;
 use tonic::Code;
 
 use crate::support::snapshots::labels;

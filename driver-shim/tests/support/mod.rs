@@ -28,7 +28,8 @@ use slackwater_api::{ApiOptions, MetricsSource, ReferenceKey};
 use slackwater_attach::{Method, Options as AttachOptions};
 use slackwater_blockstore::{Options, Store};
 use slackwater_client::{Client, RetryPolicy};
-use slackwater_driver::worker::{TrustedMakers, Worker, WorkerOptions};
+pub use slackwater_driver::trust::Trust;
+use slackwater_driver::worker::{Worker, WorkerOptions};
 use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -224,15 +225,6 @@ pub struct Machine {
     trust: Trust,
 }
 
-/// What a worker believes.
-#[derive(Clone, Default)]
-pub struct Trust {
-    /// References as release 0.2 wrote them.
-    pub references_without_mac: bool,
-    /// Chains of these.
-    pub makers: TrustedMakers,
-}
-
 impl Machine {
     pub async fn start(appliance: &Appliance) -> Self {
         Self::start_with(appliance, Trust::default()).await
@@ -398,8 +390,7 @@ async fn open_worker(appliance: &Appliance, directory: &Path, trust: &Trust) -> 
         attach,
         state_directory,
         disk_size_bytes: DISK_BYTES,
-        takes_references_without_mac: trust.references_without_mac,
-        trusted_makers: trust.makers.clone(),
+        trust: trust.clone(),
     };
     // The state of a worker that was just dropped may still be open for a moment.
     let deadline = Instant::now() + LET_GO_TIME;
