@@ -30,7 +30,8 @@ class UnixConnection(http.client.HTTPConnection):
 class Driver:
     """One worker's driver."""
 
-    def __init__(self, program, directory, name, api_url, nfs_address, plugin, wrapper=()):
+    def __init__(self, program, directory, name, api_url, nfs_address, plugin, wrapper=(),
+                 arguments=()):
         self._program = program
         self.api_url = api_url
         self.state = directory / "state"
@@ -42,7 +43,7 @@ class Driver:
             [*wrapper, program, "--api", api_url, "--nfs", nfs_address, "--state-dir", self.state,
              "--cache-dir", self.cache, "--docker-socket", self.docker_socket,
              "--containerd-socket", self.containerd_socket, "--attach", "fuse",
-             "--cache-size", CACHE, "run"],
+             "--cache-size", CACHE, *arguments, "run"],
             directory / "driver.log",
         )
 

@@ -62,7 +62,8 @@ class Worker:
     """One worker: its engines, and with them the driver unless the engines stand in for it. A newer
     containerd is alone: Debian's Docker goes with Debian's."""
 
-    def __init__(self, directory, name, server, control_group, wrapper=(), release=DEBIAN):
+    def __init__(self, directory, name, server, control_group, wrapper=(), release=DEBIAN,
+                 arguments=()):
         directory.mkdir()
         self.name = name
         self.directory = directory
@@ -75,7 +76,7 @@ class Worker:
             _, self.meter = metered(directory, "nfs", server.nfs_port, port)
             self.driver = Driver(
                 os.environ["SLACKWATER_DRIVER"], directory, name, server.url,
-                f"127.0.0.1:{port}", plugin, wrapper,
+                f"127.0.0.1:{port}", plugin, wrapper, arguments,
             )
             storage, socket = plugin, self.driver.containerd_socket
         self.containerd = Containerd(directory, name, control_group, socket, release)
@@ -158,24 +159,25 @@ class World:
         self._servers.append((name, server))
         return server
 
-    def worker(self, name, server=None, wrapper=(), release=DEBIAN):
+    def worker(self, name, server=None, wrapper=(), release=DEBIAN, arguments=()):
         """The worker of that name, started when it is first asked for. The wrapper is a command
-        that the driver is started by; the release is containerd's."""
+        that the driver is started by, with more arguments; the release is containerd's."""
         if name not in self._workers:
             if not self.stand_in:
                 server = server or self.server()
             worker = Worker(
-                self._directory / name, name, server, self.scratch.name, wrapper, release
+                self._directory / name, name, server, self.scratch.name, wrapper, release,
+                arguments,
             )
             self._workers[name] = worker
             worker.start()
         return self._workers[name]
 
     @contextlib.contextmanager
-    def fresh_worker(self, name, server=None, wrapper=(), release=DEBIAN):
+    def fresh_worker(self, name, server=None, wrapper=(), release=DEBIAN, arguments=()):
         """A worker for one scenario, with nothing in its caches."""
         require(name not in self._workers, f"worker {name} is not fresh")
-        worker = self.worker(name, server, wrapper, release)
+        worker = self.worker(name, server, wrapper, release, arguments)
         yield worker
         worker.clear()
         # One that was started in a crippled world cannot, and has nothing.

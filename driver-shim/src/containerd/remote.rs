@@ -64,12 +64,13 @@ pub(super) async fn forget(worker: &Worker, key: &Key) {
 /// the layer; `None` if it has to be unpacked.
 pub(super) async fn adopt(
     worker: &Worker,
+    unpack: &Key,
     chain: &ChainId,
     parent: Option<&Volume>,
     labels: &BTreeMap<String, String>,
 ) -> Result<Option<String>, CallError> {
     let parent = parent.map(|parent| parent.key.clone());
-    if let Some(name) = local(worker, chain, parent.as_ref()) {
+    if let Some(name) = local(worker, unpack, chain, parent.as_ref()) {
         return Ok(Some(name));
     }
     let Some(snapshot) = locate(worker, chain, labels).await? else { return Ok(None) };
@@ -81,7 +82,7 @@ pub(super) async fn adopt(
         is_shared: false,
         chain: Some(chain.to_string()),
     };
-    let layer = Layer { chain: chain.clone(), parent, extra };
+    let layer = Layer { unpack: unpack.clone(), chain: chain.clone(), parent, extra };
     let worker = worker.clone();
     // To its end, also if containerd stops waiting: what is unfinished would stay.
     tokio::spawn(async move { make(&worker, key, snapshot, layer).await }).await?
@@ -89,6 +90,8 @@ pub(super) async fn adopt(
 
 /// A layer that is being adopted.
 struct Layer {
+    /// What it would else be unpacked into.
+    unpack: Key,
     chain: ChainId,
     parent: Option<Key>,
     extra: ContainerdExtra,
@@ -119,7 +122,7 @@ async fn finish(
     snapshot: SnapshotId,
     layer: &Layer,
 ) -> Result<Option<String>, CallError> {
-    let Layer { chain, parent, extra } = layer;
+    let Layer { unpack, chain, parent, extra } = layer;
     let above = parent.as_ref().map_or("nothing", |parent| parent.name.as_str());
     let names = [
         chain.to_string(),
@@ -132,7 +135,7 @@ async fn finish(
         match worker.commit_bound(key, to, snapshot, extra).await {
             Ok(_) => return Ok(Some(name)),
             Err(WorkerError::Exists { .. }) => {
-                if let Some(name) = local(worker, chain, parent.as_ref()) {
+                if let Some(name) = local(worker, unpack, chain, parent.as_ref()) {
                     return Ok(Some(name));
                 }
             }
@@ -145,9 +148,11 @@ async fn finish(
 }
 
 /// The committed snapshot of this worker that is this layer above this parent.
-fn local(worker: &Worker, chain: &ChainId, parent: Option<&Key>) -> Option<String> {
+fn local(worker: &Worker, unpack: &Key, chain: &ChainId, parent: Option<&Key>) -> Option<String> {
+    let is_private = worker.trust().private_layers;
     let is_it = |volume: &Volume| {
         volume.parent.as_ref() == parent
+            && unpacking::is_in_reach(&volume.key.name, &unpack.name, is_private)
             && extra(volume).is_ok_and(|extra| {
                 extra.kind == Kind::Committed
                     && unpacking::is_wanted(extra.chain.as_deref(), &extra.labels, chain)

@@ -72,7 +72,7 @@ impl Snapshotter {
         let parent = self.parent(request.parent)?;
         if let Some(chain) = unpacking::wanted_chain(&key.name, &labels)
             && let Some(name) =
-                remote::adopt(&self.worker, &chain, parent.as_ref(), &labels).await?
+                remote::adopt(&self.worker, &key, &chain, parent.as_ref(), &labels).await?
         {
             return Err(CallError::Remote { chain: chain.to_string(), name });
         }
@@ -122,6 +122,7 @@ impl Snapshotter {
         let below = parent.map_or(Below::Nothing, |parent| self.below(parent));
         let chain = unpacking::unpacked_chain(&volume.key.name, &name.name, below);
         let known = chain.as_ref().map(ToString::to_string);
+        let registered = chain.filter(|_| !self.worker.trust().private_layers);
         let committed = ContainerdExtra { chain: known, ..new_extra(Kind::Committed, labels) };
         let committed = Extra::Containerd(committed);
         // What runs in one may write what looks like a reference, too.
@@ -133,7 +134,7 @@ impl Snapshotter {
             Some(snapshot) => {
                 self.worker.commit_bound(&volume.key, name, snapshot, committed).await?
             }
-            None => self.worker.commit(&volume.key, name, chain, committed).await?,
+            None => self.worker.commit(&volume.key, name, registered, committed).await?,
         };
         self.usages.lock().remove(&volume.key);
         Ok(())

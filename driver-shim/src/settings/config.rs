@@ -102,7 +102,8 @@ pub struct Config {
     pub cache_size: Size,
     /// The size of a disk.
     pub disk_size: Size,
-    /// Whose unpacked layers are taken, and whether images that release 0.2 made by reference are.
+    /// Whose unpacked layers are taken, whether images that release 0.2 made by reference are, and whether its own
+    /// layers are kept from others.
     pub trust: Trust,
     /// How disks are attached.
     pub attach: AttachChoice,
@@ -148,6 +149,7 @@ impl Config {
             trust: Trust {
                 references_without_mac: settings.references_without_mac.unwrap_or_default(),
                 makers: trusted_makers(settings.trusted_makers.as_deref())?,
+                private_layers: settings.private_layers.unwrap_or_default(),
             },
             attach: given(settings.attach, "attach")?,
             docker_socket: settings.docker_socket.clone(),

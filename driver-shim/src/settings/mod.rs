@@ -89,6 +89,14 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_TRUSTED_MAKERS", value_name = "NAMES", value_delimiter = ',')]
     pub trusted_makers: Option<Vec<String>>,
 
+    /// Keep the layers that this worker unpacks from other workers [default: false]
+    ///
+    /// An image says itself which layers it is made of, so all who know the hashes of a layer that is shared can
+    /// have it. Set this on workers that pull private images. They take what others share all the same, and
+    /// images by reference go from worker to worker as ever. Layers that were shared before stay so.
+    #[arg(long, env = "SLACKWATER_PRIVATE_LAYERS", value_name = "BOOL")]
+    pub private_layers: Option<bool>,
+
     /// How disks are attached [default: auto]
     #[arg(long, env = "SLACKWATER_ATTACH", value_name = "METHOD")]
     pub attach: Option<AttachChoice>,
@@ -129,6 +137,7 @@ impl Settings {
             cache_size: Some(Size::from_bytes(10 << 30)),
             disk_size: Some(Size::from_bytes(64 << 30)),
             references_without_mac: Some(false),
+            private_layers: Some(false),
             attach: Some(AttachChoice::Auto),
             log: "info".parse().ok(),
             log_format: Some(LogFormat::Text),
@@ -151,6 +160,7 @@ impl Settings {
             disk_size: self.disk_size.or(lower.disk_size),
             references_without_mac: self.references_without_mac.or(lower.references_without_mac),
             trusted_makers: self.trusted_makers.or(lower.trusted_makers),
+            private_layers: self.private_layers.or(lower.private_layers),
             attach: self.attach.or(lower.attach),
             docker_socket: self.docker_socket.or(lower.docker_socket),
             containerd_socket: self.containerd_socket.or(lower.containerd_socket),

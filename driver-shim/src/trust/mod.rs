@@ -21,6 +21,9 @@
 //!  labels of a parent              the same                     nothing
 //!  name of a committed snapshot    who works in its namespace   there, what `image convert` takes for a layer;
 //!                                                               elsewhere nothing
+//!  hashes in a configuration       an image's author            which layers an image is given that are registered,
+//!                                                               or on this worker; with private-layers only in the
+//!                                                               namespace that unpacked them
 //!  chain of a snapshot             who has a token, by a call   what it holds, for those who trust the maker
 //!                                  that records the maker
 //!  names, other labels of a        who has a token              nothing; `slackwater.chain`, with
@@ -54,6 +57,8 @@ pub struct Trust {
     pub references_without_mac: bool,
     /// Whose word on what a snapshot holds counts.
     pub makers: TrustedMakers,
+    /// Whether layers that this worker unpacked are for its own containers alone.
+    pub private_layers: bool,
 }
 
 /// Whose word on what a snapshot holds counts, by the names of their tokens.

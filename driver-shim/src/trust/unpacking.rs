@@ -69,6 +69,13 @@ pub(crate) fn is_wanted(
     recorded == Some(wanted.as_str()) && chain(labels).as_ref() == Some(wanted)
 }
 
+/// Whether a committed snapshot may be a layer for what is unpacked into `key`. Layers that were unpacked here have
+/// a namespace's name; those that were adopted begin with their chain id, and are registered for all.
+pub(crate) fn is_in_reach(name: &str, key: &str, private_layers: bool) -> bool {
+    let namespace = |name: &str| name.split_once('/').map(|(namespace, _)| namespace.to_owned());
+    !private_layers || name.starts_with("sha256:") || namespace(name) == namespace(key)
+}
+
 /// Whether a committed snapshot is the layer `wanted` for an image by reference that is made in some namespace of
 /// containerd: `has_its_name` there, so that containerd itself takes it for the layer, or it is recorded as that chain.
 /// Names in other namespaces are the word of whatever works there.
@@ -186,6 +193,21 @@ mod tests {
         assert_eq!(unpacked_chain(&format!("default/7/build {one}"), &one), None);
         assert_eq!(unpacked_chain("default/7/extract-1 x", "default/8/x"), None);
         assert_eq!(unpacked_chain(&one, &one), None);
+    }
+
+    #[test]
+    fn private_layers_stay_in_their_namespace() {
+        let (one, key) = (chain_text('1'), format!("a/9/extract-1-AAAA {}", chain_text('1')));
+        for (name, expected) in [
+            (format!("a/7/{one}"), true),
+            (format!("b/7/{one}"), false),
+            (format!("ab/7/{one}"), false),
+            (one.clone(), true),
+            (format!("{one} above b/7/x"), true),
+        ] {
+            assert_eq!(is_in_reach(&name, &key, true), expected, "{name}");
+            assert!(is_in_reach(&name, &key, false), "{name}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use tonic::Code;
 use crate::support::snapshots::labels;
 use crate::support::{Appliance, Machine, Trust};
 use crate::{
-    ANNOTATION, REF, bounded, chain, chain_id, refused, runtime, serve, snapshot, unpack,
+    ANNOTATION, REF, adopted, bounded, chain, chain_id, refused, runtime, serve, snapshot, unpack,
     unpack_key,
 };
 
@@ -152,6 +152,38 @@ fn chains_of_makers_that_are_not_named_are_unpacked_again() {
         assert!(third.prepare_labelled(&key, &one, sent).await.unwrap().1);
         wary.worker.unpublish(taken.id).await.unwrap();
         for snapshots in [third, others, snapshots] {
+            snapshots.stop().await;
+        }
+    });
+}
+
+#[test]
+fn private_layers_go_to_no_other_worker_and_no_other_namespace() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let public = Machine::start(&appliance).await;
+        let shared = serve(&public).await;
+        let (one, two) = (chain('1'), chain('2'));
+        unpack(&shared, &one, "", true).await;
+
+        let trust = Trust { private_layers: true, ..Trust::default() };
+        let private = Machine::start_with(&appliance, trust).await;
+        let snapshots = serve(&private).await;
+        // It takes what others share.
+        let sent = labels(&[(REF, &one)]);
+        let taken = snapshots.prepare_labelled(&unpack_key(1, &one), "", sent).await;
+        refused(taken, Code::AlreadyExists);
+        let kept = unpack(&snapshots, &two, &one, true).await;
+        assert_eq!(public.worker.find_chain(&chain_id('2')).await.unwrap(), None);
+        let sent = labels(&[(REF, &two)]);
+        let again = snapshots.prepare_labelled(&unpack_key(3, &two), &one, sent.clone()).await;
+        refused(again, Code::AlreadyExists);
+        assert_eq!(adopted(&snapshots, &two, &one).await, [kept]);
+        let other = format!("other/4/extract-775838128-m-A0 {two}");
+        let other = snapshots.prepare_labelled(&other, &one, sent).await.unwrap();
+        assert!(other.1, "another namespace is given the layer for its hash");
+        for snapshots in [snapshots, shared] {
             snapshots.stop().await;
         }
     });

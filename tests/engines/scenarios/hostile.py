@@ -225,3 +225,23 @@ def names(world):
                 genuine.require_whole(victim)
                 log = victim.driver.process.log_path.read_text()
                 require(NOT_EMPTY in log, "the victim did not meet the poisoned empty disk")
+
+
+@scenario("hostile: layers that a worker keeps go to none who knows their hashes", 300, newer=True)
+def kept(world):
+    server = world.server("private-appliance")
+    for arguments in ((), ("--private-layers", "true")):
+        genuine = Genuine(world, f"kept-{len(arguments)}")
+        claimed = genuine.push([tar_of({name: b"x"}) for name in ("one", "two", "three")])
+        all_layers = {digest(layer) for layer in genuine.layers}
+        with world.fresh_worker("owner", server, release=NEWER, arguments=arguments) as owner, \
+                newer_worker(world, "attacker", server) as attacker:
+            require_equal("owner's pull", pull_and_fetch(world, owner, genuine.full_name), all_layers)
+            if not arguments:
+                # What the setting is there for.
+                require_equal("fetched by default", pull_and_fetch(world, attacker, claimed), set())
+                continue
+            require_refused(attacker.containerd, claimed, "hashes alone")
+            fetched = pull_and_fetch(world, attacker, genuine.full_name)
+            require_equal("fetched by one who may pull it", fetched, all_layers)
+            genuine.require_whole(attacker)
