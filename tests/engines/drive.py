@@ -156,7 +156,8 @@ def main():
             return 2
     if any(entry.newer for entry in chosen):
         try:
-            newer.make(pathlib.Path(os.environ["SLACKWATER_ENGINES_CACHE"]))
+            # Open until this program ends, so that no other run removes them.
+            _used = newer.make(pathlib.Path(os.environ["SLACKWATER_ENGINES_CACHE"]))
         except newer.FAILURES as error:
             say(f"newer engines: {error}")
             return 2

@@ -13,6 +13,7 @@ compiled. The hash is that of all that decides what they are. What the compilati
 and removed at the end, or by the next run.
 """
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -34,8 +35,8 @@ MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 CONTAINERD = "github.com/containerd/containerd/v2"
 CONTAINERD_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
-# Snapshotters that need libraries of C, or devices, and are not tried.
-CONTAINERD_TAGS = "no_btrfs no_devmapper no_zfs"
+# Without the snapshotters that need libraries of C, or devices: they are not tried.
+CONTAINERD_FLAGS = ("-trimpath", "-buildvcs=false", "-tags", "no_btrfs no_devmapper no_zfs")
 
 
 class Trouble(Exception):
@@ -101,7 +102,7 @@ def compile_containerd(version, directory):
     # Go builds nothing in its cache of modules.
     shutil.copytree(fetch(CONTAINERD, "", compiler, environment), sources)
     command = [
-        compiler, "build", "-trimpath", "-buildvcs=false", "-tags", CONTAINERD_TAGS,
+        compiler, "build", *CONTAINERD_FLAGS,
         "-ldflags", f"-s -w -X {CONTAINERD}/version.Version={version}", "-o", f"{programs}/",
         *(f"./cmd/{program}" for program in CONTAINERD_PROGRAMS),
     ]
@@ -116,30 +117,42 @@ def compile_containerd(version, directory):
 
 def directory_name():
     """Where containerd's programs are in the cache."""
-    parts = (VERSIONS.read_text("utf-8"), pathlib.Path(__file__).read_text("utf-8"))
+    parts = (VERSIONS.read_text("utf-8"), CONTAINERD_FLAGS, CONTAINERD_PROGRAMS)
     return f"containerd-{pinned(CONTAINERD)[0]}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 
 def make(cache):
-    """Compiles what the cache lacks, and removes what is of other versions."""
+    """Compiles what the cache lacks, and removes other versions that no run uses. Returns a descriptor:
+    as long as it is open, no other run removes the programs."""
     version, _ = pinned(CONTAINERD)
     target = cache / directory_name()
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "compiling.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if target.exists():
-            return
-        print(f"engines: compiling containerd {version}, once: about a minute", file=sys.stderr, flush=True)
-        directory = cache / "compiling"
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir()
-        try:
-            compiled = compile_containerd(version, directory)
-            for other in cache.glob("containerd-*"):
-                shutil.rmtree(other)
-            compiled.rename(target)
-        finally:
+        if not target.exists():
+            print(f"engines: compiling containerd {version}, once: about a minute", file=sys.stderr, flush=True)
+            directory = cache / "compiling"
             shutil.rmtree(directory, ignore_errors=True)
+            directory.mkdir()
+            try:
+                compile_containerd(version, directory).rename(target)
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+            remove_unused(cache, target)
+        used = os.open(target, os.O_RDONLY)
+        fcntl.flock(used, fcntl.LOCK_SH)
+        return used
+
+
+def remove_unused(cache, target):
+    """Removes the programs of other versions, unless a run of another clone has them."""
+    for other in cache.glob("containerd-*"):
+        if other != target:
+            descriptor = os.open(other, os.O_RDONLY)
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(other)
+            os.close(descriptor)
 
 
 def main():

@@ -8,12 +8,10 @@ import shutil
 import newer
 from scenario import require
 
-_CONFIGURATION_2 = """
-version = 2
+# After the keys of a release that stand in no table.
+_COMMON = """
 root = "{root}"
 state = "{state}"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs"]
 [debug]
   level = "warn"
 [grpc]
@@ -22,6 +20,12 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
   path = "{root}/opt"
 [plugins."io.containerd.grpc.v1.cri"]
   stream_server_port = "0"
+"""
+_CONFIGURATION_2 = """
+version = 2
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
+  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs"]
+""" + _COMMON + """
 [plugins."io.containerd.grpc.v1.cri".containerd]
   snapshotter = "{snapshotter}"
   disable_snapshot_annotations = false
@@ -31,23 +35,14 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 """
 _CONFIGURATION_3 = """
 version = 3
-root = "{root}"
-state = "{state}"
 disabled_plugins = ["io.containerd.nri.v1.nri"]
-[debug]
-  level = "warn"
-[grpc]
-  address = "{socket}"
-[plugins."io.containerd.internal.v1.opt"]
-  path = "{root}/opt"
+""" + _COMMON + """
 [plugins."io.containerd.cri.v1.images"]
   snapshotter = "{snapshotter}"
   disable_snapshot_annotations = false
 [plugins."io.containerd.cri.v1.runtime".cni]
   bin_dirs = ["{root}/cni"]
   conf_dir = "{root}/cni"
-[plugins."io.containerd.grpc.v1.cri"]
-  stream_server_port = "0"
 [[plugins."io.containerd.transfer.v1.local".unpack_config]]
   platform = "linux"
   snapshotter = "{snapshotter}"

@@ -189,7 +189,7 @@ def annotations(world):
 
 
 def disk_of(server):
-    """The only disk that there is; others go with their worker, or once an empty one is made of them."""
+    """The path of the only disk, once the driver has deleted the one that it made the empty disk of."""
     def find():
         disks = [item["path"] for item in server.listing("files") if "/disks/" in item["path"]]
         return disks[0] if len(disks) == 1 else None
