@@ -249,7 +249,11 @@ async fn layer(
         name.starts_with(&prefix) && name.ends_with(&suffix)
     };
     let mut candidates = worker.list(Engine::Containerd);
-    candidates.retain(|volume| is_layer(volume, is_own(volume), &chain_id));
+    let is_private = worker.trust().private_layers;
+    candidates.retain(|volume| {
+        unpacking::is_visible_to(&volume.key.name, &prefix, is_private)
+            && is_layer(volume, is_own(volume), &chain_id)
+    });
     candidates.sort_by_key(|volume| !is_own(volume));
     for volume in candidates {
         if let Some(snapshot) = worker.snapshot_of(&volume.key).await? {

@@ -16,7 +16,7 @@ use slackwater_driver::socket;
 use slackwater_driver::worker::{
     Access, ContainerdExtra, DockerExtra, Engine, Extra, Key, Kind, Worker,
 };
-use support::{Appliance, Machine, mounts_below};
+use support::{Appliance, Machine, Trust, mounts_below};
 use tokio::sync::watch;
 
 /// Longest time for a mount to be let go.
@@ -157,8 +157,20 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
             extra.chain = chain;
         }
     };
+    let known_too = known.clone();
     worker.update(&layer, known).await.unwrap();
     assert_eq!(daemon.layer("other", &chain_id).await.unwrap(), Some(snapshot));
+
+    // With private layers it is one only in its own namespace.
+    let private = Trust { private_layers: true, ..Trust::default() };
+    let machine_too = Machine::start_with(&appliance, private).await;
+    let (daemon_too, _stop_too) = serve(&appliance, &machine_too).await;
+    let mut recorded = extra(Kind::Committed);
+    known_too(&mut recorded);
+    written(&machine_too.worker, &layer, None, recorded).await;
+    let kept = machine_too.worker.seal(&layer, None).await.unwrap();
+    assert_eq!(daemon_too.layer("default", &chain_id).await.unwrap(), Some(kept));
+    assert_eq!(daemon_too.layer("other", &chain_id).await.unwrap(), None);
 
     let container = Key::containerd("default/4/web with spaces/and slashes");
     written(worker, &container, Some(&layer), extra(Kind::Active)).await;

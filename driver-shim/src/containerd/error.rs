@@ -161,7 +161,7 @@ fn worker_code(error: &WorkerError) -> Code {
         WorkerError::Exists { .. } => Code::AlreadyExists,
         WorkerError::HasChildren { .. }
         | WorkerError::UnknownSnapshot { .. }
-        | WorkerError::Doubt { .. }
+        | WorkerError::Untrusted { .. }
         | WorkerError::OldAppliance { .. }
         | WorkerError::Busy { .. }
         | WorkerError::ReadOnly { .. } => Code::FailedPrecondition,

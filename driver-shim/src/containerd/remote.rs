@@ -152,7 +152,7 @@ fn local(worker: &Worker, unpack: &Key, chain: &ChainId, parent: Option<&Key>) -
     let is_private = worker.trust().private_layers;
     let is_it = |volume: &Volume| {
         volume.parent.as_ref() == parent
-            && unpacking::is_in_reach(&volume.key.name, &unpack.name, is_private)
+            && unpacking::is_visible_to(&volume.key.name, &unpack.name, is_private)
             && extra(volume).is_ok_and(|extra| {
                 extra.kind == Kind::Committed
                     && unpacking::is_wanted(extra.chain.as_deref(), &extra.labels, chain)
@@ -171,9 +171,11 @@ async fn locate(
         match Located::parse(annotation) {
             Some(located) => match proven(worker, chain, &located).await {
                 Ok(snapshot) => return Ok(Some(snapshot)),
-                Err(doubt @ (WorkerError::Doubt { .. } | WorkerError::UnknownSnapshot { .. })) => {
-                    tracing::warn!(%chain, annotation, %doubt,
-                        "annotation not believed: the layer is looked for by its chain id");
+                Err(
+                    error @ (WorkerError::Untrusted { .. } | WorkerError::UnknownSnapshot { .. }),
+                ) => {
+                    tracing::warn!(%chain, annotation, %error,
+                        "annotation not trusted: the layer is looked up by its chain id");
                 }
                 Err(error) => return Err(error.into()),
             },
@@ -189,10 +191,10 @@ async fn proven(
     chain: &ChainId,
     located: &Located,
 ) -> Result<SnapshotId, WorkerError> {
-    reference::judge_store(&located.store_id, &worker.store_id().await?)?;
+    reference::verify_store(&located.store_id, &worker.store_id().await?)?;
     let id = located.snapshot;
-    worker.trust().judge_annotation(located, chain, &worker.look_up(id).await?)?;
-    reference::judge_giving(id, worker.is_published(id).await?)?;
+    worker.trust().verify_annotation(located, chain, &worker.look_up(id).await?)?;
+    reference::verify_published(id, worker.is_published(id).await?)?;
     Ok(id)
 }
 

@@ -77,7 +77,7 @@ impl Snapshotter {
             return Err(CallError::Remote { chain: chain.to_string(), name });
         }
         let root = unpacking::root(&key.name, &labels);
-        if root == Root::OwnThoughAsked {
+        if root == Root::SharedRefused {
             tracing::warn!(%key, "an image asks for the shared root for one of its own layers: ignored");
         }
         let is_shared = root == Root::Shared;

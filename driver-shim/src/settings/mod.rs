@@ -89,11 +89,11 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_TRUSTED_MAKERS", value_name = "NAMES", value_delimiter = ',')]
     pub trusted_makers: Option<Vec<String>>,
 
-    /// Keep the layers that this worker unpacks from other workers [default: false]
+    /// Do not share the layers that this worker unpacks with other workers [default: false]
     ///
-    /// An image says itself which layers it is made of, so all who know the hashes of a layer that is shared can
-    /// have it. Set this on workers that pull private images. They take what others share all the same, and
-    /// images by reference go from worker to worker as ever. Layers that were shared before stay so.
+    /// An image's configuration lists the hashes of its layers, so all who know the hashes of a shared layer can have
+    /// it. Set this on workers that pull private images. They still take layers that other workers share, and
+    /// images by reference still go from worker to worker. Layers that were shared before stay shared.
     #[arg(long, env = "SLACKWATER_PRIVATE_LAYERS", value_name = "BOOL")]
     pub private_layers: Option<bool>,
 

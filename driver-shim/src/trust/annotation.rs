@@ -2,7 +2,7 @@
 
 use slackwater_client::types::{ChainId, Snapshot, SnapshotId};
 
-use super::{Doubt, Trust};
+use super::{Trust, TrustError};
 
 /// Its name: `STORE/SNAPSHOT/SIZE` is its value. containerd hands it down as a label, because of its prefix.
 pub(crate) const NAME: &str = "containerd.io/snapshot/slackwater";
@@ -37,20 +37,20 @@ impl Trust {
     ///
     /// # Errors
     /// `NotThisChain`, `OtherSize`.
-    pub(crate) fn judge_annotation(
+    pub(crate) fn verify_annotation(
         &self,
         located: &Located,
         chain: &ChainId,
         snapshot: &Snapshot,
-    ) -> Result<(), Doubt> {
+    ) -> Result<(), TrustError> {
         let id = located.snapshot;
-        if !self.is_chain_by_any_word(snapshot, chain) {
-            return Err(Doubt::NotThisChain { id, chain: chain.clone() });
+        if !self.is_chain_or_labelled(snapshot, chain) {
+            return Err(TrustError::NotThisChain { id, chain: chain.clone() });
         }
         let (got, expected) = (located.size_bytes, snapshot.size_bytes);
         match got == expected {
             true => Ok(()),
-            false => Err(Doubt::OtherSize { id, got, expected }),
+            false => Err(TrustError::OtherSize { id, got, expected }),
         }
     }
 }
@@ -93,21 +93,21 @@ pub(super) mod tests {
             chains: [(chain.clone(), ["node".to_owned()].into())].into(),
             ..snapshot(id, size_bytes)
         };
-        assert_eq!(trust.judge_annotation(&located, &chain, &registered), Ok(()));
+        assert_eq!(trust.verify_annotation(&located, &chain, &registered), Ok(()));
         let larger = Located { size_bytes: 8192, ..located.clone() };
-        let size = Doubt::OtherSize { id, got: 8192, expected: 4096 };
-        assert_eq!(trust.judge_annotation(&larger, &chain, &registered), Err(size));
-        let no_chain = |chain: &ChainId| Err(Doubt::NotThisChain { id, chain: chain.clone() });
-        assert_eq!(trust.judge_annotation(&located, &other, &registered), no_chain(&other));
+        let size = TrustError::OtherSize { id, got: 8192, expected: 4096 };
+        assert_eq!(trust.verify_annotation(&larger, &chain, &registered), Err(size));
+        let no_chain = |chain: &ChainId| Err(TrustError::NotThisChain { id, chain: chain.clone() });
+        assert_eq!(trust.verify_annotation(&located, &other, &registered), no_chain(&other));
         let makers = TrustedMakers::Named(["builder".to_owned()].into());
         let wary = Trust { makers, ..Trust::default() };
-        assert_eq!(wary.judge_annotation(&located, &chain, &registered), no_chain(&chain));
+        assert_eq!(wary.verify_annotation(&located, &chain, &registered), no_chain(&chain));
         // As release 0.2 said it.
         let labels = [("slackwater.chain".to_owned(), chain.to_string())].into();
         let labelled = Snapshot { labels, ..snapshot(id, size_bytes) };
-        assert_eq!(trust.judge_annotation(&located, &chain, &labelled), no_chain(&chain));
+        assert_eq!(trust.verify_annotation(&located, &chain, &labelled), no_chain(&chain));
         let lenient = Trust { references_without_mac: true, ..Trust::default() };
-        assert_eq!(lenient.judge_annotation(&located, &chain, &labelled), Ok(()));
+        assert_eq!(lenient.verify_annotation(&located, &chain, &labelled), Ok(()));
     }
 
     pub(in crate::trust) fn snapshot(id: SnapshotId, size_bytes: u64) -> Snapshot {

@@ -1,8 +1,8 @@
-//! What counts of what images, registries, containers and other workers say: what one of them can write, and what
-//! changes which content a layer has, is judged here.
+//! Decides which input of images, registries, containers and other workers to trust: every input that one of them can
+//! write, and that changes which content a layer has.
 //!
 //! ```text
-//!  what is said                    who can write it             what it decides
+//!  input                           who can write it             what it decides
 //!  ---------------------------------------------------------------------------------------------------
 //!  key `extract-RANDOM CHAIN`      the engine's unpacker        that a layer is being unpacked: it may be adopted,
 //!                                                               a reference in it counts, and if containerd
@@ -29,13 +29,13 @@
 //!  names, other labels of a        who has a token              nothing; `slackwater.chain`, with
 //!    snapshot                                                   references-without-mac, that it is a chain
 //! ```
-//! The functions get what was said and what is known, and decide; they make no calls. What is known their callers find
-//! out: `containerd/remote.rs` whether a disk holds a reference and nothing else, `worker/references.rs` what
-//! this worker has written just now. An empty disk, which is taken by its name, is compared
+//! The functions take the input and the facts to compare it with, and make no calls. Their callers collect the facts:
+//! `containerd/remote.rs` whether a disk holds a reference and nothing else, `worker/references.rs` which references
+//! this worker has just written. An empty disk, which is taken by its name, is compared
 //! (`worker/empty_disk.rs`), and files that tars and disks hold are the concern of the crates `archive` and `attach`.
 
 pub(crate) mod annotation;
-mod doubt;
+mod error;
 pub(crate) mod reference;
 pub(crate) mod unpacking;
 
@@ -43,7 +43,7 @@ use std::collections::BTreeSet;
 
 use slackwater_client::types::{ChainId, Labels, Snapshot};
 
-pub use self::doubt::Doubt;
+pub use self::error::TrustError;
 
 /// Names the chain of an image by reference, as release 0.2 said it on a snapshot of the appliance: a label, by
 /// itself or followed by a dot and more. All who know the ids of an image's snapshots can tell its chain ids then,
@@ -55,19 +55,19 @@ const PROOF_WITHOUT_MAC: &str = "slackwater.chain";
 pub struct Trust {
     /// Whether references and chains count as release 0.2 wrote them.
     pub references_without_mac: bool,
-    /// Whose word on what a snapshot holds counts.
+    /// Whose registrations of chains are trusted.
     pub makers: TrustedMakers,
     /// Whether layers that this worker unpacked are for its own containers alone.
     pub private_layers: bool,
 }
 
-/// Whose word on what a snapshot holds counts, by the names of their tokens.
+/// Whose registrations of chains are trusted, by the names of their tokens.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TrustedMakers {
-    /// That of all who may register.
+    /// Those of all who may register.
     #[default]
     All,
-    /// That of these alone.
+    /// Those of these alone.
     Named(BTreeSet<String>),
 }
 
@@ -88,8 +88,8 @@ impl Trust {
         makers.is_some_and(|makers| makers.iter().any(|maker| self.makers.have(maker)))
     }
 
-    /// The same, also as release 0.2 said it, where that counts.
-    fn is_chain_by_any_word(&self, snapshot: &Snapshot, chain: &ChainId) -> bool {
+    /// The same, or labelled as that chain by release 0.2, where `references_without_mac` takes that.
+    fn is_chain_or_labelled(&self, snapshot: &Snapshot, chain: &ChainId) -> bool {
         self.is_chain(snapshot, chain)
             || self.references_without_mac && is_labelled_without_mac(&snapshot.labels, chain)
     }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn only_that_label_is_the_word_of_release_0_2() {
+    fn only_that_label_is_of_release_0_2() {
         let digest = |digit: char| format!("sha256:{}", digit.to_string().repeat(64));
         let one: ChainId = digest('1').parse().unwrap();
         let labels = |name: &str, value: String| Labels::from([(name.to_owned(), value)]);

@@ -17,7 +17,7 @@
 use slackwater_archive::Reference;
 use slackwater_client::types::SnapshotId;
 
-use super::{Doubt, Trust};
+use super::{Trust, TrustError};
 
 /// The snapshot that a reference names.
 pub(crate) fn snapshot_of(reference: &Reference) -> SnapshotId {
@@ -28,23 +28,27 @@ pub(crate) fn snapshot_of(reference: &Reference) -> SnapshotId {
 ///
 /// # Errors
 /// `OtherStore`.
-pub(crate) fn judge_store(got: &str, expected: &str) -> Result<(), Doubt> {
+pub(crate) fn verify_store(got: &str, expected: &str) -> Result<(), TrustError> {
     match got == expected {
         true => Ok(()),
-        false => Err(Doubt::OtherStore { got: got.to_owned(), expected: expected.to_owned() }),
+        false => Err(TrustError::OtherStore { got: got.to_owned(), expected: expected.to_owned() }),
     }
 }
 
 impl Trust {
-    /// What can be said before the appliance is asked.
+    /// What can be verified before the appliance is asked.
     ///
     /// # Errors
     /// `OtherStore`, `WithoutMac`.
-    pub(crate) fn judge_form(&self, reference: &Reference, store_id: &str) -> Result<(), Doubt> {
-        judge_store(&reference.store_id, store_id)?;
+    pub(crate) fn verify_form(
+        &self,
+        reference: &Reference,
+        store_id: &str,
+    ) -> Result<(), TrustError> {
+        verify_store(&reference.store_id, store_id)?;
         match reference.mac.is_some() || self.references_without_mac {
             true => Ok(()),
-            false => Err(Doubt::WithoutMac { id: snapshot_of(reference) }),
+            false => Err(TrustError::WithoutMac { id: snapshot_of(reference) }),
         }
     }
 }
@@ -53,21 +57,22 @@ impl Trust {
 ///
 /// # Errors
 /// `Forged`.
-pub(crate) fn judge_mac(reference: &Reference, made: Reference) -> Result<(), Doubt> {
+pub(crate) fn verify_mac(reference: &Reference, made: Reference) -> Result<(), TrustError> {
     match *reference == (Reference { mac: reference.mac.and(made.mac), ..made }) {
         true => Ok(()),
-        false => Err(Doubt::Forged { id: snapshot_of(reference) }),
+        false => Err(TrustError::Forged { id: snapshot_of(reference) }),
     }
 }
 
-/// Whether the snapshot was given to those who have a reference to it.
+/// Whether those who have a reference to a snapshot may have it: it is published. To a worker that has just written
+/// the reference this is as good.
 ///
 /// # Errors
 /// `NotPublished`.
-pub(crate) fn judge_giving(id: SnapshotId, is_given: bool) -> Result<(), Doubt> {
-    match is_given {
+pub(crate) fn verify_published(id: SnapshotId, is_published: bool) -> Result<(), TrustError> {
+    match is_published {
         true => Ok(()),
-        false => Err(Doubt::NotPublished { id }),
+        false => Err(TrustError::NotPublished { id }),
     }
 }
 
@@ -86,33 +91,36 @@ mod tests {
 
     #[test]
     fn a_reference_is_the_one_that_the_appliance_made() {
-        let forged = || Err(Doubt::Forged { id: SnapshotId::from_bytes([7; 16]) });
-        assert_eq!(judge_mac(&reference(Some(1)), reference(Some(1))), Ok(()));
-        assert_eq!(judge_mac(&reference(Some(2)), reference(Some(1))), forged());
-        assert_eq!(judge_mac(&reference(None), reference(Some(1))), Ok(()));
+        let forged = || Err(TrustError::Forged { id: SnapshotId::from_bytes([7; 16]) });
+        assert_eq!(verify_mac(&reference(Some(1)), reference(Some(1))), Ok(()));
+        assert_eq!(verify_mac(&reference(Some(2)), reference(Some(1))), forged());
+        assert_eq!(verify_mac(&reference(None), reference(Some(1))), Ok(()));
         for mac in [None, Some(1)] {
             let larger = Reference { size_bytes: 8192, ..reference(mac) };
-            assert_eq!(judge_mac(&larger, reference(Some(1))), forged());
+            assert_eq!(verify_mac(&larger, reference(Some(1))), forged());
         }
     }
 
     #[test]
-    fn it_counts_for_a_snapshot_that_was_given_away() {
+    fn its_snapshot_has_to_be_published() {
         let id = SnapshotId::from_bytes([7; 16]);
-        assert_eq!(judge_giving(id, true), Ok(()));
-        assert_eq!(judge_giving(id, false), Err(Doubt::NotPublished { id }));
+        assert_eq!(verify_published(id, true), Ok(()));
+        assert_eq!(verify_published(id, false), Err(TrustError::NotPublished { id }));
     }
 
     #[test]
-    fn its_form_is_judged_before_the_appliance_is_asked() {
+    fn its_form_is_verified_before_the_appliance_is_asked() {
         let trust = Trust::default();
-        assert_eq!(trust.judge_form(&reference(Some(1)), "store"), Ok(()));
+        assert_eq!(trust.verify_form(&reference(Some(1)), "store"), Ok(()));
         let (got, expected) = ("store".to_owned(), "other".to_owned());
-        let other = Err(Doubt::OtherStore { got, expected });
-        assert_eq!(trust.judge_form(&reference(Some(1)), "other"), other);
+        let other = Err(TrustError::OtherStore { got, expected });
+        assert_eq!(trust.verify_form(&reference(Some(1)), "other"), other);
         let id = SnapshotId::from_bytes([7; 16]);
-        assert_eq!(trust.judge_form(&reference(None), "store"), Err(Doubt::WithoutMac { id }));
+        assert_eq!(
+            trust.verify_form(&reference(None), "store"),
+            Err(TrustError::WithoutMac { id })
+        );
         let lenient = Trust { references_without_mac: true, ..Trust::default() };
-        assert_eq!(lenient.judge_form(&reference(None), "store"), Ok(()));
+        assert_eq!(lenient.verify_form(&reference(None), "store"), Ok(()));
     }
 }

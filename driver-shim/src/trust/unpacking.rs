@@ -69,16 +69,17 @@ pub(crate) fn is_wanted(
     recorded == Some(wanted.as_str()) && chain(labels).as_ref() == Some(wanted)
 }
 
-/// Whether a committed snapshot may be a layer for what is unpacked into `key`. Layers that were unpacked here have
-/// a namespace's name; those that were adopted begin with their chain id, and are registered for all.
-pub(crate) fn is_in_reach(name: &str, key: &str, private_layers: bool) -> bool {
+/// Whether a committed snapshot may be a layer for the namespace of containerd that a key begins with. Snapshots that
+/// were unpacked on this worker begin with their namespace. Those that were adopted begin with a chain id: they are
+/// registered, so every namespace may have them.
+pub(crate) fn is_visible_to(name: &str, key: &str, private_layers: bool) -> bool {
     let namespace = |name: &str| name.split_once('/').map(|(namespace, _)| namespace.to_owned());
     !private_layers || name.starts_with("sha256:") || namespace(name) == namespace(key)
 }
 
 /// Whether a committed snapshot is the layer `wanted` for an image by reference that is made in some namespace of
 /// containerd: `has_its_name` there, so that containerd itself takes it for the layer, or it is recorded as that chain.
-/// Names in other namespaces are the word of whatever works there.
+/// Clients choose the names in their namespaces, so a name in another one proves nothing.
 pub(crate) fn is_of_image(recorded: Option<&str>, has_its_name: bool, wanted: &str) -> bool {
     has_its_name || recorded == Some(wanted)
 }
@@ -101,9 +102,9 @@ pub(crate) enum Root {
     Own,
     /// The mount of its parent, for reading.
     Shared,
-    /// A disk of its own, though the shared root is asked for: it may be for a layer, so that an annotation of the
-    /// image may be what asks.
-    OwnThoughAsked,
+    /// A disk of its own, though the shared root is asked for: it may be for a layer, so the label may be an annotation
+    /// of the image.
+    SharedRefused,
 }
 
 /// The root that key and labels ask for. An image can hide neither sign of a layer: the unpacker chooses the key, and
@@ -114,7 +115,7 @@ pub(crate) fn root(key: &str, labels: &BTreeMap<String, String>) -> Root {
         return Root::Own;
     }
     match is_unpacking(key) || labels.contains_key(CHAIN) {
-        true => Root::OwnThoughAsked,
+        true => Root::SharedRefused,
         false => Root::Shared,
     }
 }
@@ -146,7 +147,7 @@ mod tests {
         let other = map(&[(CHAIN, chain_text('2').as_str())]);
         for key in [format!("default/7/extract-775838128-m-A0 {one}"), format!("extract-x {one}")] {
             assert!(is_unpacking(&key), "{key}");
-            assert_eq!(root(&key, &shared), Root::OwnThoughAsked, "{key}");
+            assert_eq!(root(&key, &shared), Root::SharedRefused, "{key}");
             assert_eq!(wanted_chain(&key, &labelled).unwrap().as_str(), one, "{key}");
             assert_eq!(wanted_chain(&key, &unlabelled), None, "{key}");
             assert_eq!(wanted_chain(&key, &other), None, "{key}");
@@ -162,7 +163,7 @@ mod tests {
             assert!(!is_unpacking(&key), "{key}");
             assert_eq!(root(&key, &shared), Root::Shared, "{key}");
             let labelled_too = map(&[(SHARED, "true"), (CHAIN, "")]);
-            assert_eq!(root(&key, &labelled_too), Root::OwnThoughAsked, "{key}");
+            assert_eq!(root(&key, &labelled_too), Root::SharedRefused, "{key}");
             assert_eq!(root(&key, &map(&[(SHARED, "false")])), Root::Own, "{key}");
             assert_eq!(wanted_chain(&key, &labelled), None, "{key}");
         }
@@ -205,8 +206,8 @@ mod tests {
             (one.clone(), true),
             (format!("{one} above b/7/x"), true),
         ] {
-            assert_eq!(is_in_reach(&name, &key, true), expected, "{name}");
-            assert!(is_in_reach(&name, &key, false), "{name}");
+            assert_eq!(is_visible_to(&name, &key, true), expected, "{name}");
+            assert!(is_visible_to(&name, &key, false), "{name}");
         }
     }
 

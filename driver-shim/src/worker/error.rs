@@ -7,7 +7,7 @@ use slackwater_client::ClientError;
 use slackwater_client::types::SnapshotId;
 
 use super::volume::Key;
-use crate::trust::Doubt;
+use crate::trust::TrustError;
 
 /// A failed operation on volumes.
 #[derive(Debug, thiserror::Error)]
@@ -83,12 +83,12 @@ pub enum WorkerError {
         /// What is wrong.
         source: slackwater_archive::MacError,
     },
-    /// What an image says does not count.
+    /// A reference or an annotation of an image is not trusted.
     #[error("{source}")]
-    Doubt {
+    Untrusted {
         /// Why.
         #[from]
-        source: Doubt,
+        source: TrustError,
     },
     /// A disk cannot be made smaller than what it is cloned from.
     #[error(

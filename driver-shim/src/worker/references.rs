@@ -1,4 +1,4 @@
-//! References: made by the appliance, and taken if `trust` lets them count.
+//! References: made by the appliance, and bound if `trust` verifies them.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -71,13 +71,13 @@ impl Worker {
     /// The snapshot that a reference in a layer is to be taken for.
     ///
     /// # Errors
-    /// `Doubt` if it does not count; `UnknownSnapshot`, `Appliance`.
+    /// `Untrusted`, `UnknownSnapshot`, `Appliance`.
     pub async fn believe(&self, reference: &Reference) -> Result<SnapshotId, WorkerError> {
-        self.trust().judge_form(reference, &self.store_id().await?)?;
+        self.trust().verify_form(reference, &self.store_id().await?)?;
         let id = reference::snapshot_of(reference);
-        reference::judge_mac(reference, self.reference_to(id).await?)?;
-        let is_given = self.inner.written.has(id) || self.is_published(id).await?;
-        reference::judge_giving(id, is_given)?;
+        reference::verify_mac(reference, self.reference_to(id).await?)?;
+        let is_published = self.inner.written.has(id) || self.is_published(id).await?;
+        reference::verify_published(id, is_published)?;
         Ok(id)
     }
 }

@@ -1,10 +1,10 @@
-//! Why something that was said does not count.
+//! Why an input of an image is not trusted.
 
 use slackwater_client::types::{ChainId, SnapshotId};
 
 /// Why a reference or an annotation is not taken. The text is what a user of an engine reads.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Doubt {
+pub enum TrustError {
     /// It names a snapshot of another appliance.
     #[error(
         "the image refers to the appliance with store id {got}, but this worker's appliance has {expected}: pull it on a worker of that appliance, or export it to ordinary layers there"
