@@ -274,7 +274,7 @@ fn key_digest(request: &Request) -> Result<Digest, Failure> {
         return Err(Failure::new(ProblemCode::BadHeader, detail));
     }
     // Keys of different callers never meet.
-    let caller = request.extensions().get::<Caller>().map_or("", |caller| &*caller.0);
+    let caller = request.extensions().get::<Caller>().map_or("", |caller| &*caller.name);
     Ok(digest(&[caller.as_bytes(), key]))
 }
 

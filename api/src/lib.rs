@@ -1,10 +1,11 @@
 //! The REST face of the Slackwater appliance.
 //!
 //! ```text
-//! types chain block_map error paths query  what goes over the wire; shared with the client crate
+//! types chain worker block_map error paths query  what goes over the wire; shared with the client crate
 //! ------------------------------------- feature `server` -------------------------------------
 //! listen crowd patient                  the socket: TLS, HTTP/1.1 and 2, bounded waits
-//! router auth attempts idempotency extract  what happens to a request before its handler
+//! router auth attempts foreign_pages idempotency extract  what happens to a request before its handler
+//! workers/                              the machines that have credentials of their own
 //! references reserved                   what images hold to stand for snapshots; what only the appliance says
 //! routes/ openapi dashboard/            the handlers, and what they say about themselves
 //! state convert failure metrics         the way into the store and back
@@ -19,6 +20,7 @@ pub mod error;
 pub mod paths;
 pub mod query;
 pub mod types;
+pub mod worker;
 
 #[cfg(feature = "server")]
 mod attempts;
@@ -34,6 +36,8 @@ mod dashboard;
 mod extract;
 #[cfg(feature = "server")]
 mod failure;
+#[cfg(feature = "server")]
+mod foreign_pages;
 #[cfg(feature = "server")]
 #[doc(hidden)]
 pub mod fuzzing;
@@ -59,6 +63,8 @@ mod router;
 mod routes;
 #[cfg(feature = "server")]
 mod state;
+#[cfg(feature = "server")]
+pub mod workers;
 
 #[cfg(feature = "server")]
 pub use auth::{Role, Secret, Token, VmstoreCredentials, require_tokens_for};
@@ -72,3 +78,5 @@ pub use options::ApiOptions;
 pub use references::ReferenceKey;
 #[cfg(feature = "server")]
 pub use router::router;
+#[cfg(feature = "server")]
+pub use workers::{Workers, WorkersFile};

@@ -9,7 +9,7 @@ use crate::auth::{Access, Role, access};
 use crate::error::{PROBLEM_MEDIA_TYPE, Problem};
 use crate::paths::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_BYTES_MAX};
 use crate::routes::vmstore::{self, VmstoreError};
-use crate::routes::{chains, clones, data, files, map, snapshots, stats};
+use crate::routes::{chains, clones, data, files, map, snapshots, stats, workers};
 
 /// Statuses that any call may answer, beside those that it names itself.
 const COMMON_STATUSES: [(&str, &str); 11] = [
@@ -43,6 +43,7 @@ const COMMON_STATUSES: [(&str, &str); 11] = [
         snapshots::diff, snapshots::reference,
         chains::register, chains::find, chains::add,
         clones::create,
+        workers::list, workers::add, workers::get, workers::revoke, workers::join, workers::replace_credential,
         stats::stats, stats::check, stats::gc, stats::metrics, stats::healthz, stats::readyz,
         stats::document,
         vmstore::session::login, vmstore::session::logout,
@@ -57,6 +58,7 @@ const COMMON_STATUSES: [(&str, &str); 11] = [
         (name = "snapshots", description = "Immutable images of files"),
         (name = "chains", description = "Which snapshot holds the layers that a chain id of an image names"),
         (name = "clones", description = "Writable files made from snapshots"),
+        (name = "workers", description = "Machines with credentials of their own"),
         (name = "appliance", description = "Figures, health and care"),
         (name = "vmstore", description = "The same under the paths that clients of Tintri VMstore call"),
     ),
@@ -96,10 +98,13 @@ fn complete(template: &str, method: &str, operation: &mut Value) {
     operation["security"] = match access {
         Access::Open => json!([]),
         Access::Session => json!([{"session": []}]),
-        Access::Role(_) => json!([{"token": []}]),
+        Access::Role(_) | Access::JoinToken | Access::Credential => json!([{"token": []}]),
     };
-    if let Access::Role(role) = access {
-        operation["x-role"] = json!(role.to_string());
+    match access {
+        Access::Role(role) => operation["x-role"] = json!(role.to_string()),
+        Access::JoinToken => operation["x-role"] = json!("join token"),
+        Access::Credential => operation["x-role"] = json!("credential of a worker"),
+        Access::Open | Access::Session => {}
     }
     if method == "POST" && template.starts_with("/v1/") {
         add_idempotency_key(operation);

@@ -5,13 +5,19 @@ use std::time::Duration;
 
 use crate::auth::{Token, VmstoreCredentials};
 use crate::references::ReferenceKey;
+use crate::workers::Workers;
 
 /// How the REST face serves. `Default` serves everybody without a token, which is for
 /// loopback only: see [`crate::auth::require_tokens_for`].
 #[derive(Clone, Debug)]
 pub struct ApiOptions {
-    /// Who may call; empty: everybody.
+    /// The tokens that are taken, beside the workers' credentials; empty: callers need none.
     pub tokens: Vec<Token>,
+    /// The machines that have credentials of their own.
+    pub workers: Arc<Workers>,
+    /// How long the previous credential still counts after a worker used its new one for the first time: its other
+    /// processes read the new one before their next call.
+    pub credential_grace: Duration,
     /// Who may log in to the VMstore face; `None`: the face is off.
     pub vmstore: Option<VmstoreCredentials>,
     /// What references to snapshots are made with. As long as it is empty, none is made: a server whose
@@ -55,6 +61,8 @@ impl Default for ApiOptions {
     fn default() -> Self {
         Self {
             tokens: Vec::new(),
+            workers: Arc::default(),
+            credential_grace: Duration::from_secs(60),
             vmstore: None,
             reference_key: Arc::default(),
             export_path: "/slackwater".to_owned(),

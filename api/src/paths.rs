@@ -38,6 +38,14 @@ pub const CHAINS: &str = "/v1/chains";
 pub const CHAIN: &str = "/v1/chains/{chain_id}/{size_bytes}";
 /// `POST` a clone.
 pub const CLONES: &str = "/v1/clones";
+/// `GET` all workers, `POST` one that is to join.
+pub const WORKERS: &str = "/v1/workers";
+/// `GET` and `DELETE` one worker.
+pub const WORKER: &str = "/v1/workers/{name}";
+/// `POST` by the bearer of a join token.
+pub const JOIN: &str = "/v1/join";
+/// `PUT` another credential of the calling worker.
+pub const CREDENTIAL: &str = "/v1/credential";
 /// `GET` counts and sizes.
 pub const STATS: &str = "/v1/stats";
 /// `POST` a check of the store.
@@ -128,6 +136,12 @@ pub fn snapshot_chain(id: crate::types::SnapshotId, chain: &crate::types::ChainI
 #[must_use]
 pub fn chain(chain: &crate::types::ChainId, size_bytes: u64) -> String {
     format!("{CHAINS}/{chain}/{size_bytes}")
+}
+
+/// The route of one worker.
+#[must_use]
+pub fn worker(name: &crate::worker::WorkerName) -> String {
+    format!("{WORKERS}/{name}")
 }
 
 /// A file's path as one segment; one leading slash is forgiven, as in requests.

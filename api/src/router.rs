@@ -63,6 +63,7 @@ pub(crate) fn mount(with_vmstore: bool) -> Mount {
     let mount = routes::snapshots::mount(mount);
     let mount = routes::chains::mount(mount);
     let mount = routes::clones::mount(mount);
+    let mount = routes::workers::mount(mount);
     if with_vmstore { vmstore::mount(mount) } else { mount }
 }
 

@@ -1,11 +1,12 @@
 //! How a client is made.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use reqwest::header::HeaderValue;
 use reqwest::{Certificate, Url, redirect};
 
+use crate::authorization::Authorization;
 use crate::error::{ClientError, innermost};
 use crate::retry::RetryPolicy;
 use crate::token::Token;
@@ -29,6 +30,7 @@ const IDLE_CONNECTIONS_MAX: usize = 16;
 pub struct ClientBuilder {
     url: String,
     token: Option<Token>,
+    token_files: Vec<PathBuf>,
     ca_certificate: Option<Vec<u8>>,
     timeout: Duration,
     retry: RetryPolicy,
@@ -41,6 +43,7 @@ impl Client {
         ClientBuilder {
             url: url.into(),
             token: None,
+            token_files: Vec::new(),
             ca_certificate: None,
             timeout: TIMEOUT_DEFAULT,
             retry: RetryPolicy::default(),
@@ -53,6 +56,15 @@ impl ClientBuilder {
     #[must_use]
     pub fn token(mut self, token: Token) -> Self {
         self.token = Some(token);
+        self
+    }
+
+    /// Sends the bearer token that this file holds at the time of the call, or none while it is not there. A process
+    /// that goes on for months has the new token as soon as another has written it. Given several times, the first
+    /// file that is there counts.
+    #[must_use]
+    pub fn token_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.token_files.push(path.into());
         self
     }
 
@@ -82,7 +94,7 @@ impl ClientBuilder {
     /// The client. No connection is made yet.
     ///
     /// # Errors
-    /// `Address`, `Certificate` and `Setup`.
+    /// `Address`, `Certificate`, `Token` and `Setup`.
     pub fn build(self) -> Result<Client, ClientError> {
         let url = parse_address(&self.url)?;
         // reqwest is built without a cryptography of its own choice; a program that installed
@@ -106,6 +118,11 @@ impl ClientBuilder {
             // Spares reading the system's certificates, which need not even exist.
             http = http.tls_certs_only([]);
         }
+        let authorization = match &self.token {
+            Some(token) => Authorization::fixed(token)?,
+            None if self.token_files.is_empty() => Authorization::None,
+            None => Authorization::in_files(self.token_files),
+        };
         let http = http
             .build()
             .map_err(|source| ClientError::Setup { reason: innermost(&source), source })?;
@@ -113,7 +130,7 @@ impl ClientBuilder {
             inner: Arc::new(Inner {
                 http,
                 base: url.as_str().trim_end_matches('/').to_owned(),
-                authorization: self.token.as_ref().map(authorization).transpose()?,
+                authorization,
             }),
             timeout: self.timeout,
             retry: self.retry,
@@ -121,13 +138,16 @@ impl ClientBuilder {
     }
 }
 
-fn authorization(token: &Token) -> Result<HeaderValue, ClientError> {
-    // A token's characters are all allowed in a header; the error cannot happen.
-    let mut value = HeaderValue::from_str(&token.header()).map_err(|_| ClientError::Token {
-        source: crate::token::TokenError::Character { position: 0 },
-    })?;
-    value.set_sensitive(true);
-    Ok(value)
+/// Whether what is sent to the appliance at `url` can be read on the way: without TLS, beyond this machine.
+#[must_use]
+pub fn is_readable_on_the_way(url: &str) -> bool {
+    let Some(rest) = url.strip_prefix("http://") else {
+        return false;
+    };
+    let host = rest.split('/').next().unwrap_or_default();
+    let is_local =
+        host.starts_with("127.") || host.starts_with("localhost") || host.starts_with("[::1]");
+    !is_local
 }
 
 fn parse_address(text: &str) -> Result<Url, ClientError> {
@@ -173,6 +193,16 @@ mod tests {
         }
         let error = parse_address("https://me:s3cret@a").unwrap_err().to_string();
         assert!(!error.contains("s3cret"), "{error}");
+    }
+
+    #[test]
+    fn only_plain_http_beyond_this_machine_is_readable_on_the_way() {
+        for safe in ["https://a", "http://127.0.0.1:8049", "http://localhost", "http://[::1]:1/"] {
+            assert!(!is_readable_on_the_way(safe), "{safe}");
+        }
+        for exposed in ["http://10.0.0.1:8049", "http://appliance/127.0.0.1"] {
+            assert!(is_readable_on_the_way(exposed), "{exposed}");
+        }
     }
 
     #[test]

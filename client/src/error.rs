@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use slackwater_api::error::{Problem, ProblemCode};
@@ -29,6 +30,14 @@ pub enum ClientError {
         /// What is wrong with it.
         #[from]
         source: TokenError,
+    },
+    /// The token that the client was to send cannot be had.
+    #[error("token file {}: {source}", path.display())]
+    TokenFile {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
     },
     /// The certificates that the client was given are none.
     #[error(
@@ -171,6 +180,7 @@ impl ClientError {
             Self::Api { status, .. } => matches!(status, 408 | 429 | 502 | 503 | 504),
             Self::Address { .. }
             | Self::Token { .. }
+            | Self::TokenFile { .. }
             | Self::Certificate { .. }
             | Self::Setup { .. }
             | Self::Tls { .. }

@@ -2,7 +2,7 @@
 //! typed errors, and retries of the calls that can be sent again without harm.
 //!
 //! ```text
-//! files snapshots data care    one method a route: what is asked, what is answered
+//! files snapshots data workers care    one method a route: what is asked, what is answered
 //!            |
 //!        transport             one logical call: attempts, time limits, answer limits
 //!         |     |
@@ -25,8 +25,10 @@
 //! # }
 //! ```
 
+mod authorization;
 mod builder;
 mod care;
+mod credential;
 mod data;
 mod error;
 mod files;
@@ -34,13 +36,15 @@ mod retry;
 mod snapshots;
 mod token;
 mod transport;
+mod workers;
 
-pub use builder::{ClientBuilder, TIMEOUT_DEFAULT};
+pub use builder::{ClientBuilder, TIMEOUT_DEFAULT, is_readable_on_the_way};
+pub use credential::{Credential, CredentialError};
 pub use data::{ByteRange, DataSource, DataStream};
 pub use error::ClientError;
 pub use retry::RetryPolicy;
 pub use slackwater_api::block_map::{BlockHash, BlockMap};
 pub use slackwater_api::error::ProblemCode;
-pub use slackwater_api::{query, types};
+pub use slackwater_api::{query, types, worker};
 pub use token::{Token, TokenError};
 pub use transport::Client;

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Longest token: far more than any real one, so that a wrong file (a key, a log) is refused
 /// with a clear error instead of being sent as a header.
-const TOKEN_BYTES_MAX: usize = 4096;
+pub(crate) const TOKEN_BYTES_MAX: usize = 4096;
 
 /// A bearer token (RFC 6750 section 2.1). `Debug` never shows it.
 #[derive(Clone, PartialEq, Eq)]
@@ -51,6 +51,18 @@ impl Token {
             Some(position) => Err(TokenError::Character { position }),
             None => Ok(Self(text.to_owned())),
         }
+    }
+
+    /// The secret.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// Whether its text begins so: kinds of tokens are known by that.
+    #[must_use]
+    pub fn begins_with(&self, prefix: &str) -> bool {
+        self.0.starts_with(prefix)
     }
 
     /// The value of the `Authorization` header.

@@ -14,6 +14,7 @@ use slackwater_api::block_map::{BLOCKS_MAX, HASH_BYTES};
 use slackwater_api::error::{Problem, ProblemCode};
 use slackwater_api::paths::IDEMPOTENCY_KEY;
 
+use crate::authorization::Authorization;
 use crate::error::ClientError;
 use crate::retry::RetryPolicy;
 
@@ -42,8 +43,7 @@ pub(crate) struct Inner {
     pub(crate) http: reqwest::Client,
     /// The address without a slash at its end.
     pub(crate) base: String,
-    /// Marked as sensitive, so that no debug output shows it.
-    pub(crate) authorization: Option<HeaderValue>,
+    pub(crate) authorization: Authorization,
 }
 
 impl fmt::Debug for Client {
@@ -266,8 +266,8 @@ impl Client {
     ) -> Result<Response, ClientError> {
         let url = self.url_of(call);
         let mut request = self.inner.http.request(call.method.clone(), &url);
-        if let Some(authorization) = &self.inner.authorization {
-            request = request.header(AUTHORIZATION, authorization.clone());
+        if let Some(value) = self.inner.authorization.value()? {
+            request = request.header(AUTHORIZATION, value);
         }
         if call.headers.contains_key(CONTENT_TYPE) {
             request = request.body(body);

@@ -240,6 +240,36 @@ fn tokens_open_what_their_role_allows() {
 }
 
 #[test]
+fn workers_are_added_listed_and_revoked() {
+    let appliance = Appliance::start();
+    assert_eq!(appliance.ok(&["worker", "list"]), "");
+    assert_eq!(appliance.json(&["worker", "ls"]), serde_json::json!([]));
+    let output = appliance.run(&["worker", "add", "node-7", "--expires-in", "1h"]);
+    assert!(output.status.success(), "{output:?}");
+    let (token, remark) = (text(&output.stdout), text(&output.stderr));
+    assert!(token.starts_with("slackwater-join-") && token.lines().count() == 1, "{token}");
+    assert!(remark.contains("`slackwater-driver join` on node-7"), "{remark}");
+    assert!(!remark.contains(token.trim()), "the token is printed once");
+    let added = appliance.json(&["worker", "add", "node-8"]);
+    assert!(added["join_token"].as_str().unwrap().starts_with("slackwater-join-"), "{added}");
+    appliance.fails(4, &["worker", "add", "node-7"]);
+    for bad in [&["Node"][..], &["a", "--expires-in", "31d"], &["a", "--expires-in", "0s"]] {
+        appliance.fails(2, &[&["worker", "add"], bad].concat());
+    }
+    let list = appliance.ok(&["worker", "list"]);
+    let lines: Vec<Vec<&str>> =
+        list.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!((lines[1][0], lines[1][1], lines[2][0]), ("node-7", "invited", "node-8"), "{list}");
+    let listed = appliance.json(&["worker", "list"]);
+    assert_eq!(listed[0]["name"], "node-7");
+    assert!(!listed.to_string().contains("slackwater-join-"), "{listed}");
+    appliance.ok(&["worker", "revoke", "node-7"]);
+    let gone = appliance.fails(3, &["worker", "revoke", "node-7", "node-8"]);
+    assert!(gone.contains("node-7"), "{gone}");
+    assert_eq!(appliance.ok(&["worker", "list"]), "", "the other one is revoked all the same");
+}
+
+#[test]
 fn a_certificate_is_trusted_only_by_its_authority() {
     let folder = tempfile::tempdir().unwrap();
     let make = |name: &str| {

@@ -72,6 +72,23 @@ async fn a_post_is_sent_again_under_one_key_and_each_call_has_its_own() {
 }
 
 #[tokio::test]
+async fn a_token_file_is_read_again_when_it_was_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("token");
+    let server = Scripted::start((0..3).map(|_| json(200, FILE))).await;
+    let client = Client::builder(server.url.as_str()).token_file(&path).build().unwrap();
+    client.file("a.img").await.unwrap();
+    for token in ["first", "second"] {
+        std::fs::write(folder.path().join("new"), token).unwrap();
+        std::fs::rename(folder.path().join("new"), &path).unwrap();
+        client.file("a.img").await.unwrap();
+    }
+    let seen = server.seen();
+    let sent: Vec<Option<&str>> = seen.iter().map(|seen| seen.header("authorization")).collect();
+    assert_eq!(sent, [None, Some("Bearer first"), Some("Bearer second")]);
+}
+
+#[tokio::test]
 async fn a_patch_that_may_have_arrived_is_not_sent_again() {
     for answer in [Answer::Hangup, problem(ProblemCode::Overloaded)] {
         let server = Scripted::start([answer, json(200, FILE)]).await;

@@ -29,7 +29,7 @@ use crate::docker::GraphDriver;
 use crate::error::DriverError;
 use crate::settings::Config;
 use crate::worker::Worker;
-use crate::{containerd, docker, private, socket};
+use crate::{containerd, credential, docker, private, socket};
 
 /// Time for calls that are under way when the stop begins. What outlives it waits for the
 /// appliance; the state says where it was, and the next daemon goes on from there.
@@ -73,6 +73,9 @@ pub async fn run(config: Config) -> Result<(), DriverError> {
     let _lock = take_directories(&config)?;
     let worker = Worker::open(config.worker_options().await?).await?;
     let mut servers = Servers::start(&config, &worker, &stop).await?;
+    if config.target.token_file.is_none() {
+        tokio::spawn(credential::keep_fresh(config.target.client()?, config.state_dir.clone()));
+    }
     announce(&config, &worker);
     let ended = tokio::select! {
         () = stop.clone().asked() => None,

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use slackwater_archive::ArchiveError;
 use slackwater_attach::AttachError;
-use slackwater_client::ClientError;
+use slackwater_client::{ClientError, CredentialError};
 use slackwater_fuse::ServeError;
 
 use crate::engine::EngineError;
@@ -41,6 +41,9 @@ pub enum DriverError {
     /// The appliance.
     #[error(transparent)]
     Client(#[from] ClientError),
+    /// A credential that cannot be made.
+    #[error(transparent)]
+    Credential(#[from] CredentialError),
     /// Mounts.
     #[error(transparent)]
     Attach(#[from] AttachError),

@@ -14,6 +14,7 @@
 pub mod command;
 pub mod containerd;
 pub mod control;
+pub mod credential;
 pub mod daemon;
 pub mod docker;
 pub mod engine;

@@ -1,6 +1,8 @@
 //! The settings of the daemon, from all their places, and what it refuses to start with.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
+#[path = "settings/join.rs"]
+mod join;
 mod support;
 
 use std::io::{BufRead, BufReader};

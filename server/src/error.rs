@@ -54,6 +54,14 @@ pub enum ServerError {
         /// The store's error.
         source: slackwater_blockstore::Error,
     },
+    /// The workers cannot be read.
+    #[error("the workers, {}: {reason}", path.display())]
+    Workers {
+        /// Their file.
+        path: PathBuf,
+        /// What is wrong with it, and what to do.
+        reason: String,
+    },
     /// The key of references cannot be read or made.
     #[error("the key of references, {}: {source}", path.display())]
     ReferenceKey {
@@ -129,6 +137,7 @@ impl ServerError {
             | Self::Listen { .. }
             | Self::Open { .. }
             | Self::ReferenceKey { .. }
+            | Self::Workers { .. }
             | Self::Rebuild(_)
             | Self::Check(_)
             | Self::Output(_)

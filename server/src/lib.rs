@@ -17,6 +17,7 @@ pub mod memory;
 pub mod metrics;
 pub mod run;
 
+mod data_file;
 mod listen;
 mod logs;
 mod open_files;
@@ -25,3 +26,4 @@ mod reference_key;
 mod signals;
 mod systemd;
 mod welcome;
+mod workers;

@@ -10,19 +10,18 @@
 //!
 //! Invariant: a key that references are made with is on the disk, and so is its name.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use slackwater_api::ReferenceKey;
 
+use crate::data_file;
 use crate::error::ServerError;
 
 const NAME: &str = "reference-key";
-const NAME_WHILE_MADE: &str = "reference-key.new";
 
 /// How often a key is tried again when there was no room for it.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -82,7 +81,7 @@ fn load(data_dir: &Path) -> Result<Option<ReferenceKey>, ServerError> {
     let path = data_dir.join(NAME);
     let loaded = match File::open(&path) {
         // The process that made it may have been killed before its name was on the disk.
-        Ok(file) => read(file).and_then(|key| sync(data_dir).map(|()| key)),
+        Ok(file) => read(file).and_then(|key| data_file::sync(data_dir).map(|()| key)),
         Err(error) if error.kind() == ErrorKind::NotFound => match make(data_dir) {
             Err(error) if is_full(&error) => return Ok(None),
             made => made,
@@ -113,24 +112,9 @@ fn read(file: File) -> io::Result<ReferenceKey> {
 fn make(data_dir: &Path) -> io::Result<ReferenceKey> {
     let mut bytes = [0; ReferenceKey::BYTES];
     getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
-    let new = data_dir.join(NAME_WHILE_MADE);
-    // One that was left may have the rights of another program.
-    match std::fs::remove_file(&new) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    file.write_all(&bytes)?;
-    file.sync_all()?;
-    let path = data_dir.join(NAME);
-    std::fs::rename(&new, &path)?;
-    sync(data_dir)?;
-    tracing::info!(path = %path.display(), "made a key of references; those of an earlier key count no more");
+    data_file::replace(data_dir, NAME, &bytes)?;
+    tracing::info!(path = %data_dir.join(NAME).display(), "made a key of references; those of an earlier key count no more");
     Ok(ReferenceKey::from_bytes(bytes))
-}
-
-fn sync(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
 }
 
 fn is_full(error: &io::Error) -> bool {
@@ -147,14 +131,15 @@ mod tests {
     fn it_is_made_once_and_stays() {
         let directory = tempfile::tempdir().unwrap();
         // Left by one that was killed, with rights for all.
-        std::fs::write(directory.path().join(NAME_WHILE_MADE), "half").unwrap();
+        let left = directory.path().join("reference-key.new");
+        std::fs::write(&left, "half").unwrap();
         assert!(load(directory.path()).unwrap().is_some());
         let made = std::fs::read(directory.path().join(NAME)).unwrap();
         assert_eq!(made.len(), ReferenceKey::BYTES);
         assert_ne!(made, [0; ReferenceKey::BYTES]);
         let mode = directory.path().join(NAME).metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert!(!directory.path().join(NAME_WHILE_MADE).exists());
+        assert!(!left.exists());
         assert!(load(directory.path()).unwrap().is_some());
         assert_eq!(std::fs::read(directory.path().join(NAME)).unwrap(), made);
         let other = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! The life of the server.
 //!
 //! ```text
-//! logs -> signals -> bind both addresses -> open the store -> key of references -> serve -> ready
+//! logs -> signals -> bind both addresses -> open the store -> key of references, workers -> serve -> ready
 //!      signal, or a server that fails -> stop accepting -> drain -> close the store
 //! ```
 //!
@@ -12,7 +12,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_api::ApiOptions;
+use slackwater_api::{ApiOptions, Workers};
 use slackwater_blockstore::Store;
 use slackwater_nfs::NfsMetrics;
 use tokio::sync::watch;
@@ -24,7 +24,7 @@ use crate::listen::{self, Addresses, Listeners};
 use crate::metrics::Page;
 use crate::signals::{self, Stop};
 use crate::welcome::Welcome;
-use crate::{logs, open_files, options, reference_key, systemd};
+use crate::{logs, open_files, options, reference_key, systemd, workers};
 
 /// Time for calls that are under way when the stop begins. Both servers bound their own
 /// drain below this; what outlives it waits for a disk that does not answer, and the client
@@ -72,6 +72,8 @@ async fn serve(
 ) -> Result<(), ServerError> {
     let api_options = options::api(config);
     reference_key::provide(&config.data_dir, &api_options.reference_key).await?;
+    let workers = workers(config).await?;
+    let api_options = ApiOptions { workers: Arc::new(workers), ..api_options };
     let addresses = listeners.addresses;
     let servers = Servers::start(config, listeners, store, api_options);
     announce(config, addresses, store);
@@ -87,6 +89,14 @@ async fn open(config: &Config) -> Result<Arc<Store>, ServerError> {
         .await
         .map_err(|source| ServerError::Panicked { task: "opening the store", source })?
         .map_err(|source| ServerError::Open { data_dir, source })
+}
+
+/// Reads the workers, beside the runtime.
+async fn workers(config: &Config) -> Result<Workers, ServerError> {
+    let (data_dir, tokens) = (config.data_dir.clone(), config.tokens.clone());
+    tokio::task::spawn_blocking(move || workers::open(&data_dir, &tokens))
+        .await
+        .map_err(|source| ServerError::Panicked { task: "reading the workers", source })?
 }
 
 /// Commits and closes the store. Takes as long as the disk needs: cut short, the next start

@@ -65,6 +65,70 @@ fn tokens_of_the_file_are_asked_for() {
     assert!(!log.contains(ADMIN) && !log.contains(VIEWER), "{log}");
 }
 
+/// A JSON field of an answer.
+fn field(body: &str, name: &str) -> String {
+    let value: serde_json::Value = serde_json::from_str(body).unwrap();
+    value[name].as_str().unwrap_or_else(|| panic!("no {name} in {body}")).to_owned()
+}
+
+#[test]
+fn workers_outlive_the_server_and_revoked_ones_stay_away() {
+    let directory = TempDir::new().unwrap();
+    let tokens = write(&directory, "tokens", &format!("ops admin {ADMIN}\n"));
+    let start = || start(&directory, &["--token-file", text(&tokens), "--log", "trace"]);
+    let call = |server: &Server, token: &str, more: &[&str], path: &str| {
+        let header = format!("Authorization: Bearer {token}");
+        let url = format!("http://{}{path}", server.api);
+        let json = ["-H", "Content-Type: application/json", "-H", &header, &url];
+        curl(&[&json[..], more].concat())
+    };
+    let server = start();
+    let (status, added) = call(&server, ADMIN, &["-d", r#"{"name":"node-7"}"#], "/v1/workers");
+    assert_eq!(status, "201", "{added}");
+    let join_token = field(&added, "join_token");
+    server.kill();
+
+    let server = start();
+    let credential = format!("slackwater-worker-{}", "5a".repeat(32));
+    let hash = blake3::hash(credential.as_bytes()).to_hex();
+    let id = "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11";
+    let joining = format!(r#"{{"worker_id":"{id}","credential_blake3":"{hash}"}}"#);
+    assert_eq!(call(&server, &join_token, &["-d", &joining], "/v1/join").0, "200");
+    server.kill();
+
+    let mut server = start();
+    assert_eq!(call(&server, &credential, &[], "/v1/stats").0, "200");
+    assert_eq!(call(&server, ADMIN, &["-X", "DELETE"], "/v1/workers/node-7").0, "204");
+    assert_eq!(call(&server, &credential, &[], "/v1/stats").0, "401");
+    server.signal(Signal::TERM);
+    assert!(server.wait().success());
+    let log = server.log();
+    assert!(log.contains("a worker was revoked") && log.contains("by=\"ops\""), "{log}");
+    for secret in [join_token.as_str(), &credential, &hash, ADMIN] {
+        assert!(!log.contains(secret), "{secret} in {log}");
+    }
+
+    let server = start();
+    assert_eq!(call(&server, &credential, &[], "/v1/stats").0, "401");
+    let file = directory.path().join("store/workers.json");
+    let content = std::fs::read_to_string(&file).unwrap();
+    assert!(!content.contains("node-7"), "{content}");
+    assert!(server.stop().success());
+    // A name is of a worker or of a token.
+    let server = start();
+    assert_eq!(call(&server, ADMIN, &["-d", r#"{"name":"node-8"}"#], "/v1/workers").0, "201");
+    assert!(server.stop().success());
+    let tokens =
+        write(&directory, "twice", &format!("ops admin {ADMIN}\nnode-8 worker {VIEWER}\n"));
+    let data_dir = directory.path().join("store");
+    let mut command = slackwaterd();
+    command.args(on_free_ports(&data_dir)).args(["--token-file", text(&tokens)]);
+    let output = run_to_end(&mut command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("`node-8`") && said.contains("workers.json"), "{said}");
+}
+
 #[test]
 fn tls_and_the_vmstore_login_work_together() {
     let directory = TempDir::new().unwrap();

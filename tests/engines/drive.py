@@ -33,6 +33,7 @@ import scenarios.speed
 import scenarios.restart
 import scenarios.outage
 import scenarios.kill
+import scenarios.identity
 import scenarios.end
 
 # Of each log that is shown after a failure.

@@ -57,6 +57,13 @@ class Driver:
                         for line in self.process.log_since(position).splitlines()),
         )
 
+    def join(self, join_token):
+        """Joins the appliance."""
+        self.attempt(
+            "join", "--api", self.api_url, "--state-dir", self.state,
+            input_bytes=f"{join_token}\n".encode(),
+        ).must_succeed()
+
     def restart(self, kill):
         """Ends it, with or without warning, and starts it again."""
         if kill:

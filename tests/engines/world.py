@@ -11,6 +11,7 @@ a scenario first asks for them, and are thrown away after a failed one.
 
 import contextlib
 import os
+import secrets
 import signal
 import subprocess
 import time
@@ -32,7 +33,21 @@ UNMOUNT_LIMIT_SECONDS = 20
 
 
 class Server(appliance.Appliance):
-    """The appliance, which can also stop to answer."""
+    """The appliance, which asks for tokens, and can also stop to answer."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, token=secrets.token_hex(16), **options)
+        self._names = {}
+
+    def add_worker(self, name):
+        """Adds a worker, under another name each time; returns that and its join token."""
+        self._names[name] = self._names.get(name, 0) + 1
+        unique = f"{name}-{self._names[name]}"
+        return unique, self.call("POST", "/v1/workers", {"name": unique})["join_token"]
+
+    def revoke(self, name):
+        """The worker reaches no REST call from now on."""
+        self.call("DELETE", f"/v1/workers/{name}")
 
     def pause(self):
         """It keeps its connections and says nothing any more."""
@@ -66,6 +81,9 @@ class Worker:
                  arguments=()):
         directory.mkdir()
         self.name = name
+        self.server = server
+        # The one that it has on the appliance.
+        self.known_as = None
         self.directory = directory
         self.driver = None
         self.meter = None
@@ -92,8 +110,15 @@ class Worker:
     def start(self):
         """Starts all of it, in the order of a booting machine."""
         if self.driver:
+            if not self.known_as:
+                self.join()
             self.driver.start()
         self._start_engines()
+
+    def join(self):
+        """Becomes a worker of the appliance, with a credential of its own."""
+        self.known_as, join_token = self.server.add_worker(self.name)
+        self.driver.join(join_token)
 
     def _start_engines(self):
         for engine in reversed(self.engines):

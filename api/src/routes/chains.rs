@@ -34,7 +34,7 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 ///
 /// There is one snapshot for each chain id and size of disk: a second request is refused with `exists`, and the
 /// problem names the first snapshot in `existing_snapshot_id`. The snapshot's `chains` tell the names of the tokens
-/// that registered it; a name is empty where the server asks for no token. It goes with its last clone, or after an
+/// and workers that registered it; a name is empty where the server asks for no token. It goes with its last clone, or after an
 /// hour without one.
 #[utoipa::path(
     post, path = paths::CHAINS, tag = "chains", operation_id = "registerChain",
@@ -48,7 +48,7 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 )]
 pub(crate) async fn register(
     State(state): State<Shared>,
-    Extension(Caller(maker)): Extension<Caller>,
+    Extension(Caller { name: maker, .. }): Extension<Caller>,
     JsonBody(request): JsonBody<RegisterChain>,
 ) -> Result<(StatusCode, [(HeaderName, String); 1], Json<Snapshot>), Failure> {
     reserved::refuse_labels(&request.labels)?;
@@ -143,7 +143,7 @@ pub(crate) async fn find(
 )]
 pub(crate) async fn add(
     State(state): State<Shared>,
-    Extension(Caller(maker)): Extension<Caller>,
+    Extension(Caller { name: maker, .. }): Extension<Caller>,
     Segment((id, chain)): Segment<(String, String)>,
 ) -> Result<Json<Snapshot>, Failure> {
     let (id, chain) = (parse_snapshot_id(&id)?, parse_chain_id(&chain)?);

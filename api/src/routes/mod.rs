@@ -9,3 +9,4 @@ pub(crate) mod range;
 pub(crate) mod snapshots;
 pub(crate) mod stats;
 pub(crate) mod vmstore;
+pub(crate) mod workers;

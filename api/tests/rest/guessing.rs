@@ -73,6 +73,7 @@ fn routes(document: &Value) -> Vec<(String, Vec<(Method, &'static str)>)> {
         let id = "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11";
         let path = template.replace("{id}", id).replace("{uuid}", id).replace("{path}", "gone");
         let path = path.replace("{chain_id}", "x").replace("{size_bytes}", "1");
+        let path = path.replace("{name}", "gone");
         let methods = operations.as_object().unwrap().iter().map(|(method, operation)| {
             (Method::from_bytes(method.to_uppercase().as_bytes()).unwrap(), asks(operation))
         });

@@ -15,3 +15,4 @@ mod snapshots;
 mod socket;
 mod trouble;
 mod vmstore;
+mod workers;

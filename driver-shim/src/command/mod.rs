@@ -5,6 +5,7 @@ mod completions;
 mod doctor;
 mod engine_config;
 mod image;
+mod join;
 mod rpc;
 mod serve_export;
 mod status;
@@ -59,6 +60,8 @@ enum Command {
     Doctor(doctor::DoctorArguments),
     /// Print the configuration that an engine needs
     EngineConfig(engine_config::EngineConfigArguments),
+    /// Join the appliance as a worker with a credential of its own, by the token that `slackwater worker add` printed
+    Join(join::JoinArguments),
     /// Show what the daemon has
     Status(status::StatusArguments),
     /// Attach a file, a snapshot or a new clone as a directory, without a daemon
@@ -153,6 +156,7 @@ async fn dispatch(command: Command, settings: Settings) -> Result<(), DriverErro
             serve_export::serve(&logged(&settings)?, arguments.resume).await
         }
         Command::Doctor(arguments) => doctor::run(&arguments, &settings).await,
+        Command::Join(arguments) => join::run(&arguments, &Config::new(&settings)?).await,
         Command::Status(arguments) => status::run(&arguments, &Config::new(&settings)?).await,
         Command::Attach(arguments) => attach::attach(&arguments, &Config::new(&settings)?).await,
         Command::Detach(arguments) => attach::detach(&arguments, &Config::new(&settings)?).await,

@@ -41,7 +41,7 @@ pub(super) async fn serve(config: &Config, resume: bool) -> Result<(), DriverErr
     }
     std::fs::create_dir_all(&state_directory).map_err(DriverError::io("make", &state_directory))?;
     let options = ServeOptions {
-        client: config.target.client()?,
+        client: config.target.client_of_export()?,
         nfs_address: config.target.nfs_address().await?,
         export: config.target.export_path.clone(),
         cache_directory: config.cache_dir.clone(),

@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use slackwater_attach::{Options as AttachOptions, Rights};
-use slackwater_client::{Client, Token};
+use slackwater_client::{Client, ClientBuilder, Token};
 
+use crate::credential;
 use crate::trust::{Trust, TrustedMakers};
 use crate::worker::WorkerOptions;
 
@@ -34,8 +35,10 @@ pub struct Target {
     pub nfs: String,
     /// Path of its export.
     pub export_path: String,
-    /// File with the bearer token.
+    /// File with the bearer token, if the settings name one.
     pub token_file: Option<PathBuf>,
+    /// Where the credential of this worker is once it joined; used unless a token file is named.
+    pub credential: Option<PathBuf>,
     /// File with the certificate authority.
     pub ca: Option<PathBuf>,
 }
@@ -56,7 +59,8 @@ impl Target {
             return Err(value("export-path", &export_path, "expected a path that begins with /"));
         }
         let (token_file, ca) = (settings.token_file.clone(), settings.ca.clone());
-        Ok(Self { api, nfs, export_path, token_file, ca })
+        let credential = settings.state_dir.as_deref().map(credential::path);
+        Ok(Self { api, nfs, export_path, token_file, credential, ca })
     }
 
     /// A client of its REST face.
@@ -64,18 +68,40 @@ impl Target {
     /// # Errors
     /// A file that cannot be read, or an address that is none.
     pub fn client(&self) -> Result<Client, SettingsError> {
-        let mut builder = Client::builder(&self.api);
+        let mut builder = self.builder()?;
         if let Some(path) = &self.token_file {
-            let text = String::from_utf8(read_bounded(path)?)
-                .map_err(|_| SettingsError::NotText { path: path.clone() })?;
-            let token = Token::new(&text)
-                .map_err(|source| SettingsError::Token { path: path.clone(), source })?;
-            builder = builder.token(token);
-        }
-        if let Some(path) = &self.ca {
-            builder = builder.ca_certificate(read_bounded(path)?);
+            read_token(path)?;
+            builder = builder.token_file(path);
+        } else if let Some(path) = self.credential.as_deref().filter(|path| is_reached(path)) {
+            builder = builder.token_file(path);
         }
         Ok(builder.build()?)
+    }
+
+    /// The client of the process that serves the export. It goes on for as long as there are containers, so it takes
+    /// the credential once there is one, though it was started with a token.
+    ///
+    /// # Errors
+    /// As [`Self::client`].
+    pub fn client_of_export(&self) -> Result<Client, SettingsError> {
+        let paths = self.credential.iter().chain(&self.token_file);
+        Ok(paths.fold(self.builder()?, ClientBuilder::token_file).build()?)
+    }
+
+    /// A client of its REST face that sends this token.
+    ///
+    /// # Errors
+    /// As [`Self::client`].
+    pub fn client_with(&self, token: Token) -> Result<Client, SettingsError> {
+        Ok(self.builder()?.token(token).build()?)
+    }
+
+    fn builder(&self) -> Result<ClientBuilder, SettingsError> {
+        let builder = Client::builder(&self.api);
+        Ok(match &self.ca {
+            Some(path) => builder.ca_certificate(read_bounded(path)?),
+            None => builder,
+        })
     }
 
     /// The address of its NFS face.
@@ -237,6 +263,20 @@ impl Config {
     }
 }
 
+/// The token in a file.
+pub(crate) fn read_token(path: &Path) -> Result<Token, SettingsError> {
+    let text = String::from_utf8(read_bounded(path)?)
+        .map_err(|_| SettingsError::NotText { path: path.to_owned() })?;
+    Token::new(&text).map_err(|source| SettingsError::Token { path: path.to_owned(), source })
+}
+
+/// Whether this process may look for the file: the state directory is its user's alone, and others run commands that
+/// need no token.
+fn is_reached(path: &Path) -> bool {
+    let found = std::fs::metadata(path);
+    !found.is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
+}
+
 /// Paths outlive the directory that the daemon was started in: mounts and other processes
 /// have them.
 fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, SettingsError> {
@@ -255,7 +295,7 @@ fn trusted_makers(names: Option<&[String]>) -> Result<TrustedMakers, SettingsErr
     };
     let is_name = |name: &String| !name.is_empty() && !name.contains(char::is_whitespace);
     if names.is_empty() || !names.iter().all(is_name) {
-        let expected = "expected names of tokens without spaces, such as node-1,builder; leave it out to trust all";
+        let expected = "expected names of workers or tokens without spaces, such as node-1,builder; leave it out to trust all";
         return Err(value("trusted-makers", &names.join(","), expected));
     }
     Ok(TrustedMakers::Named(names.iter().cloned().collect()))
@@ -331,7 +371,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn trusted_makers_are_names_of_tokens() {
+    async fn trusted_makers_are_names() {
         let owned = |names: &[&str]| Some(names.iter().map(|name| (*name).to_owned()).collect());
         let with = |names: &[&str]| checked(|settings| settings.trusted_makers = owned(names));
         assert_eq!(checked(|_| {}).unwrap().trust.makers, TrustedMakers::All);

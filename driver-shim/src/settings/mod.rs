@@ -24,6 +24,7 @@ use slackwater_attach::Method;
 use slackwater_client::{ClientError, TokenError};
 use tracing_subscriber::EnvFilter;
 
+pub(crate) use config::read_token;
 pub use config::{Config, Target};
 pub use size::{Size, SizeError};
 
@@ -47,7 +48,7 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_EXPORT_PATH", value_name = "PATH")]
     pub export_path: Option<String>,
 
-    /// File that holds the bearer token of its REST face
+    /// File that holds the bearer token of its REST face; not needed by a worker that joined
     #[arg(long, env = "SLACKWATER_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 
@@ -81,11 +82,11 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_REFERENCES_WITHOUT_MAC", value_name = "BOOL")]
     pub references_without_mac: Option<bool>,
 
-    /// Take unpacked layers only of workers whose tokens have these names, separated by commas [default: of all]
+    /// Take unpacked layers only of workers (or tokens) of these names, separated by commas [default: of all]
     ///
-    /// What a layer holds is the word of the worker that unpacked it. Name this worker's own token, too. Layers
-    /// that are on this worker already stay in use; and a token can still write to a disk on which another
-    /// worker is unpacking.
+    /// What a layer holds is the word of the worker that unpacked it. Name this worker, too. Layers
+    /// that are on this worker already stay in use; and a worker can still write to a disk on which another
+    /// one is unpacking.
     #[arg(long, env = "SLACKWATER_TRUSTED_MAKERS", value_name = "NAMES", value_delimiter = ',')]
     pub trusted_makers: Option<Vec<String>>,
 

@@ -68,6 +68,7 @@ pub use self::volume::{
 
 use self::keyed::KeyedLocks;
 use self::state::{Change, State};
+use crate::credential;
 use crate::metrics::Metrics;
 use crate::trust::Trust;
 
@@ -170,9 +171,7 @@ impl Worker {
         options.state_directory = canonical.map_err(local(&options.state_directory))?;
         options.attach.state_directory.clone_from(&options.state_directory);
         let state = State::open(&options.state_directory.join("state.redb"))?;
-        // A machine without an id has none to compare.
-        let machine = std::fs::read_to_string("/etc/machine-id").unwrap_or_default();
-        let worker_id = identity(&state, &options.state_directory, machine.trim())?;
+        let worker_id = identity(&state, &options.state_directory, &machine_id())?;
         forget_users_of_another_boot(&state)?;
         let worker = Self { inner: Arc::new(Inner::new(options, worker_id, state)) };
         worker.start_reaping();
@@ -384,6 +383,14 @@ fn identity(state: &State, directory: &Path, machine: &str) -> Result<Uuid, Work
     if is_copy && !state.is_empty() {
         return Err(WorkerError::OtherMachine { path: directory.to_owned() });
     }
+    if is_copy {
+        // Two machines with one credential would replace it for each other.
+        tracing::warn!(
+            "this state directory is of another machine: the worker has a new id, and has to join by itself"
+        );
+        let path = directory.to_owned();
+        credential::discard(directory).map_err(|source| WorkerError::Local { path, source })?;
+    }
     let id = known.filter(|_| !is_copy).unwrap_or_else(Uuid::new_v4);
     state.apply(&[
         Change::Fact("worker_id".to_owned(), id.to_string()),
@@ -394,6 +401,20 @@ fn identity(state: &State, directory: &Path, machine: &str) -> Result<Uuid, Work
         ),
     ])?;
     Ok(id)
+}
+
+/// The id of the worker that has this state directory, which is made now if it has none.
+///
+/// # Errors
+/// As [`Worker::open`].
+pub fn worker_id_in(state_directory: &Path) -> Result<Uuid, WorkerError> {
+    let state = State::open(&state_directory.join("state.redb"))?;
+    identity(&state, state_directory, &machine_id())
+}
+
+/// The id of this machine; one without an id has none to compare.
+fn machine_id() -> String {
+    std::fs::read_to_string("/etc/machine-id").unwrap_or_default().trim().to_owned()
 }
 
 /// After a reboot nothing is mounted, and no engine will release what it acquired before.

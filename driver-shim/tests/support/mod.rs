@@ -24,7 +24,7 @@ use axum::http::header::CONTENT_LENGTH;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use slackwater_api::types::{CreateSnapshot, Stats, Timestamp};
-use slackwater_api::{ApiOptions, MetricsSource, ReferenceKey};
+use slackwater_api::{ApiOptions, MetricsSource, ReferenceKey, Token, Workers};
 use slackwater_attach::{Method, Options as AttachOptions};
 use slackwater_blockstore::{Options, Store};
 use slackwater_client::{Client, RetryPolicy};
@@ -86,6 +86,8 @@ pub struct Appliance {
     runtime: Option<Runtime>,
     servers: Option<Servers>,
     clock_ahead: Duration,
+    tokens: Vec<Token>,
+    workers: Arc<Workers>,
     _data: TempDir,
     _ports: [HeldPort; 2],
 }
@@ -104,7 +106,7 @@ async fn answer_ahead(ahead: Duration, request: Request, next: Next) -> Response
         body = Body::from(bytes);
     }
     let response = next.run(Request::from_parts(head, body)).await;
-    if !is_stats {
+    if !is_stats || !response.status().is_success() {
         return response;
     }
     let (mut head, body) = response.into_parts();
@@ -121,8 +123,17 @@ impl Appliance {
         Self::start_ahead(Duration::ZERO)
     }
 
+    /// One that asks for these tokens.
+    pub fn start_for(tokens: Vec<Token>) -> Self {
+        Self::start_as(Duration::ZERO, tokens)
+    }
+
     /// One whose clock is ahead of that of its workers, as it says.
     pub fn start_ahead(clock_ahead: Duration) -> Self {
+        Self::start_as(clock_ahead, Vec::new())
+    }
+
+    fn start_as(clock_ahead: Duration, tokens: Vec<Token>) -> Self {
         let data = tempfile::tempdir().unwrap();
         let mut options = Options::new(data.path());
         options.memory_bytes = 128 << 20;
@@ -142,6 +153,8 @@ impl Appliance {
             runtime: Some(runtime),
             servers: None,
             clock_ahead,
+            tokens,
+            workers: Arc::default(),
             _data: data,
             _ports: ports,
         };
@@ -165,7 +178,13 @@ impl Appliance {
         };
         let metrics = Arc::new(NoMetrics);
         let reference_key = ReferenceKey::from_bytes(REFERENCE_KEY).into();
-        let options = ApiOptions { reference_key, ..ApiOptions::default() };
+        let options = ApiOptions {
+            reference_key,
+            tokens: self.tokens.clone(),
+            workers: Arc::clone(&self.workers),
+            credential_grace: Duration::ZERO,
+            ..ApiOptions::default()
+        };
         let router = slackwater_api::router(Arc::clone(&self.store), options, metrics);
         let ahead = self.clock_ahead;
         let router = router.layer(from_fn(move |request, next| answer_ahead(ahead, request, next)));

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::failure::EXIT_CODES_HELP;
-use crate::{check, clone, completions, doctor, export, file, import, snapshot, top};
+use crate::{check, clone, completions, doctor, export, file, import, snapshot, top, worker};
 
 /// Where the appliance listens unless it is told otherwise.
 const API_DEFAULT: &str = "http://127.0.0.1:8049";
@@ -90,6 +90,9 @@ pub(crate) enum Command {
     Check(check::CheckArguments),
     /// Reclaim and compact all that waits for it now
     Gc,
+    /// Add, list and revoke the machines that have credentials of their own
+    #[command(subcommand)]
+    Worker(worker::WorkerCommand),
     /// Tell what this machine lacks to attach disks of the appliance
     Doctor(doctor::DoctorArguments),
     /// Print the completion script of a shell

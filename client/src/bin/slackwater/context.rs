@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use slackwater_client::{Client, RetryPolicy, Token};
+use slackwater_client::{Client, RetryPolicy, Token, is_readable_on_the_way};
 
 use crate::arguments::Global;
 use crate::failure::Failure;
@@ -27,7 +27,7 @@ impl Context {
             .timeout(Duration::from_secs(global.timeout))
             .retry(RetryPolicy::default());
         if let Some(token) = token(global.token_file.as_deref())? {
-            if is_exposed(&global.api) {
+            if is_readable_on_the_way(&global.api) {
                 output.remark("slackwater: warning: the token is sent unencrypted; use https:// beyond this machine");
             }
             builder = builder.token(token);
@@ -77,30 +77,4 @@ fn read_bounded(path: &Path) -> Result<Vec<u8>, Failure> {
     std::io::Read::read_to_end(&mut std::io::Read::take(file, FILE_BYTES_MAX), &mut bytes)
         .map_err(fail)?;
     Ok(bytes)
-}
-
-/// Whether what is sent to this address can be read on the way.
-fn is_exposed(api: &str) -> bool {
-    let Some(rest) = api.strip_prefix("http://") else {
-        return false;
-    };
-    let host = rest.split('/').next().unwrap_or_default();
-    let is_local =
-        host.starts_with("127.") || host.starts_with("localhost") || host.starts_with("[::1]");
-    !is_local
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_unencrypted_roads_beyond_this_machine_are_exposed() {
-        for safe in ["https://a", "http://127.0.0.1:8049", "http://localhost", "http://[::1]:1/"] {
-            assert!(!is_exposed(safe), "{safe}");
-        }
-        for exposed in ["http://10.0.0.1:8049", "http://appliance/127.0.0.1"] {
-            assert!(is_exposed(exposed), "{exposed}");
-        }
-    }
 }

@@ -12,7 +12,7 @@ Exit codes:
   0    done
   1    failed
   2    the command line, or a value in it, makes no sense
-  3    no such file or snapshot
+  3    no such file, snapshot or worker
   4    conflict: the name is taken, or the object is in use or of another kind
   5    the appliance cannot be reached, or does not answer in time
   6    check or doctor found problems
@@ -122,7 +122,7 @@ impl Failure {
                 Some("give a token by --token-file FILE or SLACKWATER_TOKEN")
             }
             ClientError::Api { code: ProblemCode::Forbidden, .. } => {
-                Some("use a token whose role allows this (check and gc need admin)")
+                Some("use a token whose role allows this (check, gc and worker need admin)")
             }
             _ => None,
         }
@@ -149,6 +149,7 @@ fn exit_of_client(error: &ClientError) -> Exit {
     match error {
         ClientError::Address { .. }
         | ClientError::Token { .. }
+        | ClientError::TokenFile { .. }
         | ClientError::Certificate { .. } => Exit::Usage,
         ClientError::Unreachable { .. }
         | ClientError::Lost { .. }

@@ -32,6 +32,7 @@ mod snapshot;
 mod stats;
 mod top;
 mod transfer;
+mod worker;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -101,6 +102,7 @@ async fn dispatch(
         Command::Top(arguments) => top::run(&context, arguments).await,
         Command::Check(arguments) => check::run(&context, arguments).await,
         Command::Gc => gc::run(&context).await,
+        Command::Worker(command) => worker::run(&context, command).await,
         Command::Doctor(_) | Command::Completions(_) => Ok(()),
     }
 }

@@ -1,0 +1,370 @@
+//! Workers: added by administrators, joined by their machines, revoked; and which caller reaches which route.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Method, Request, header};
+use serde_json::{Value, json};
+use slackwater_api::error::ProblemCode;
+use slackwater_api::listen::ConnectionInfo;
+use slackwater_api::types::Snapshot;
+use slackwater_api::worker::{AddedWorker, CREDENTIAL_PREFIX, Worker, WorkerList};
+use slackwater_api::{ApiOptions, Role, Secret, VmstoreCredentials};
+
+use crate::harness::{Answer, Face, token};
+
+fn face() -> Face {
+    Face::with(options())
+}
+
+fn options() -> ApiOptions {
+    ApiOptions {
+        tokens: vec![
+            token("viewer", Role::ReadOnly),
+            token("node", Role::Worker),
+            token("root", Role::Admin),
+        ],
+        vmstore: Some(VmstoreCredentials {
+            username: "cinder".to_owned(),
+            password: Secret::new("password"),
+        }),
+        credential_grace: Duration::ZERO,
+        ..ApiOptions::default()
+    }
+}
+
+async fn call(face: &Face, secret: &str, method: Method, uri: &str, body: Option<Value>) -> Answer {
+    let bearer = format!("Bearer {secret}");
+    face.call(method, uri, &[("authorization", &bearer)], body).await
+}
+
+async fn add(face: &Face, name: &str) -> AddedWorker {
+    let body = json!({"name": name});
+    call(face, "root-secret", Method::POST, "/v1/workers", Some(body)).await.expect(201).parse()
+}
+
+/// The credential of this number, and the hash that the appliance has of it.
+fn credential(number: u8) -> (String, String) {
+    let secret = format!("{CREDENTIAL_PREFIX}{}", format!("{number:02x}").repeat(32));
+    (secret.clone(), blake3::hash(secret.as_bytes()).to_hex().to_string())
+}
+
+fn id(number: u8) -> String {
+    format!("6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c{number:02x}")
+}
+
+async fn join(face: &Face, join_token: &str, number: u8) -> Answer {
+    let body = json!({"worker_id": id(number), "credential_blake3": credential(number).1});
+    call(face, join_token, Method::POST, "/v1/join", Some(body)).await
+}
+
+/// A worker of this name that joined, by the credential of this number.
+async fn joined(face: &Face, name: &str, number: u8) -> String {
+    let added = add(face, name).await;
+    join(face, &added.join_token, number).await.expect(200);
+    credential(number).0
+}
+
+async fn stats(face: &Face, secret: &str) -> Answer {
+    call(face, secret, Method::GET, "/v1/stats", None).await
+}
+
+/// Which callers each route lets in: `r` a token to read, `w` one of a worker, `a` one of an administrator,
+/// `j` a join token, `m` a machine that joined; `*` all callers, `s` a session of VMstore's face alone.
+const ROUTES: &str = "
+    GET    /                                          *
+    GET    /healthz                                   *
+    GET    /readyz                                    *
+    GET    /openapi.json                              *
+    GET    /metrics                                   r w a m
+    GET    /v1/stats                                  r w a m
+    POST   /v1/check                                  a
+    POST   /v1/gc                                     a
+    GET    /v1/files                                  r w a m
+    POST   /v1/files                                  w a m
+    GET    /v1/files/{path}                           r w a m
+    PATCH  /v1/files/{path}                           w a m
+    DELETE /v1/files/{path}                           w a m
+    GET    /v1/files/{path}/data                      r w a m
+    PUT    /v1/files/{path}/data                      w a m
+    GET    /v1/files/{path}/map                       r w a m
+    GET    /v1/snapshots                              r w a m
+    POST   /v1/snapshots                              w a m
+    GET    /v1/snapshots/{id}                         r w a m
+    PATCH  /v1/snapshots/{id}                         w a m
+    DELETE /v1/snapshots/{id}                         w a m
+    GET    /v1/snapshots/{id}/data                    r w a m
+    GET    /v1/snapshots/{id}/map                     r w a m
+    GET    /v1/snapshots/{id}/diff                    r w a m
+    GET    /v1/snapshots/{id}/reference               r w a m
+    PUT    /v1/snapshots/{id}/chains/{chain_id}       w a m
+    POST   /v1/chains                                 w a m
+    GET    /v1/chains/{chain_id}/{size_bytes}         r w a m
+    POST   /v1/clones                                 w a m
+    GET    /v1/workers                                a
+    POST   /v1/workers                                a
+    GET    /v1/workers/{name}                         a
+    DELETE /v1/workers/{name}                         a
+    POST   /v1/join                                   j
+    PUT    /v1/credential                             m
+    GET    /api/info                                  *
+    POST   /api/v310/session/login                    *
+    GET    /api/v310/session/logout                   *
+    GET    /api/v310/appliance                        s
+    GET    /api/v310/virtualDisk                      s
+    POST   /api/v310/cinder/host/refresh              s
+    POST   /api/v310/cinder/snapshot                  s
+    POST   /api/v310/cinder/clone                     s
+    GET    /api/v310/snapshot                         s
+    DELETE /api/v310/snapshot/{uuid}                  s
+";
+
+/// What the document says of a route that lets these in.
+fn documented(let_in: &[&str]) -> Option<&'static str> {
+    match *let_in.first().unwrap() {
+        "r" => Some("read-only"),
+        "w" => Some("worker"),
+        "a" => Some("admin"),
+        "j" => Some("join token"),
+        "m" => Some("credential of a worker"),
+        _ => None,
+    }
+}
+
+fn expected() -> BTreeMap<(String, String), Vec<&'static str>> {
+    let lines = ROUTES.lines().map(str::split_whitespace).filter_map(|mut words| {
+        let route = (words.next()?.to_owned(), words.next()?.to_owned());
+        Some((route, words.collect()))
+    });
+    lines.collect()
+}
+
+#[tokio::test]
+async fn every_route_lets_in_whom_the_table_names() {
+    let face = face();
+    let document = face.get("/openapi.json").await.expect(200).json();
+    let machine = joined(&face, "joined", 1).await;
+    let invited = add(&face, "invited").await.join_token;
+    let callers = [
+        ("r", "viewer-secret"),
+        ("w", "node-secret"),
+        ("a", "root-secret"),
+        ("j", &invited),
+        ("m", &machine),
+    ];
+    let mut expected = expected();
+    for (template, operations) in document["paths"].as_object().unwrap() {
+        for (method, operation) in operations.as_object().unwrap() {
+            let method = method.to_uppercase();
+            let route = (method.clone(), template.clone());
+            let let_in = expected.remove(&route).unwrap_or_else(|| panic!("no line for {route:?}"));
+            let path = template
+                .replace("{path}", "gone")
+                .replace("{id}", &id(0))
+                .replace("{uuid}", &id(0))
+                .replace("{chain_id}", &format!("sha256:{}", "a".repeat(64)))
+                .replace("{size_bytes}", "4096")
+                .replace("{name}", "gone");
+            let method = Method::from_bytes(method.as_bytes()).unwrap();
+            let role = operation["x-role"].as_str();
+            assert_eq!(role, documented(&let_in), "{route:?}");
+            let open = face.call(method.clone(), &path, &[], None).await;
+            assert_ne!(open.status, 405, "{route:?} is not mounted");
+            let is_open = let_in == ["*"];
+            assert!(is_open || open.status == 401, "{route:?} without a token: {open:?}");
+            for (letter, secret) in callers {
+                let answer = call(&face, secret, method.clone(), &path, None).await;
+                let about = format!("{route:?} by {letter}: {answer:?}");
+                if is_open || let_in.contains(&letter) {
+                    assert!(![401, 403].contains(&answer.status), "{about}");
+                    continue;
+                }
+                // A known role is not enough; anything else is no token here.
+                let is_of_a_role = let_in.contains(&"a") && letter != "j";
+                assert_eq!(answer.status, if is_of_a_role { 403 } else { 401 }, "{about}");
+            }
+        }
+    }
+    assert!(expected.is_empty(), "lines without a route: {expected:?}");
+}
+
+#[tokio::test]
+async fn a_worker_is_added_joins_and_is_known_by_its_credential() {
+    let face = face();
+    let body = json!({"name": "node-7", "join_token_seconds": 60});
+    let answer = call(&face, "root-secret", Method::POST, "/v1/workers", Some(body.clone())).await;
+    assert_eq!(answer.header(header::LOCATION), "/v1/workers/node-7");
+    let added: AddedWorker = answer.expect(201).parse();
+    let lasts =
+        added.worker.join_token_expires_at.unwrap().as_nanos() - added.worker.created_at.as_nanos();
+    assert_eq!(lasts, 60_000_000_000);
+    let taken = call(&face, "root-secret", Method::POST, "/v1/workers", Some(body)).await;
+    taken.problem(ProblemCode::Exists);
+
+    stats(&face, &credential(1).0).await.problem(ProblemCode::Unauthenticated);
+    stats(&face, &added.join_token).await.problem(ProblemCode::Unauthenticated);
+    let first: Worker = join(&face, &added.join_token, 1).await.expect(200).parse();
+    assert_eq!(first.worker_id.map(|id| id.to_string()), Some(id(1)));
+    let again: Worker = join(&face, &added.join_token, 1).await.expect(200).parse();
+    assert_eq!(again, first);
+    let used = join(&face, &added.join_token, 2).await.problem(ProblemCode::Unauthenticated);
+    assert!(used.detail.contains("was used at"), "{}", used.detail);
+    stats(&face, &credential(1).0).await.expect(200);
+    stats(&face, &credential(2).0).await.problem(ProblemCode::Unauthenticated);
+
+    add(&face, "a").await;
+    let list = call(&face, "root-secret", Method::GET, "/v1/workers", None).await.expect(200);
+    assert!(!String::from_utf8_lossy(&list.body).contains(&credential(1).1), "no hash is told");
+    let list: WorkerList = list.parse();
+    let names: Vec<&str> = list.workers.iter().map(|worker| worker.name.as_str()).collect();
+    assert_eq!(names, ["a", "node-7"]);
+    assert!(list.workers[0].last_seen_at.is_none() && list.workers[1].last_seen_at.is_some());
+    let uri = "/v1/workers/node-7";
+    let one: Worker = call(&face, "root-secret", Method::GET, uri, None).await.expect(200).parse();
+    assert_eq!(one, list.workers[1]);
+}
+
+#[tokio::test]
+async fn what_a_worker_registers_carries_its_name() {
+    let face = face();
+    let machine = joined(&face, "node-7", 1).await;
+    let file = json!({"path": "a", "size_bytes": 8192});
+    call(&face, &machine, Method::POST, "/v1/files", Some(file)).await.expect(201);
+    let chain = format!("sha256:{}", "a".repeat(64));
+    let body = json!({"path": "a", "chain_id": chain});
+    let made = call(&face, &machine, Method::POST, "/v1/chains", Some(body)).await.expect(201);
+    let made: Snapshot = made.parse();
+    let makers: Vec<&String> = made.chains.values().flatten().collect();
+    assert_eq!(makers, ["node-7"]);
+    let gc = call(&face, &machine, Method::POST, "/v1/gc", None).await;
+    let refused = gc.problem(ProblemCode::Forbidden);
+    assert!(refused.detail.contains("worker `node-7` has role worker"), "{}", refused.detail);
+}
+
+#[tokio::test]
+async fn a_revoked_worker_reaches_nothing_from_then_on() {
+    let face = face();
+    let machine = joined(&face, "node-7", 1).await;
+    let invited = add(&face, "late").await.join_token;
+    for name in ["node-7", "late"] {
+        let uri = format!("/v1/workers/{name}");
+        call(&face, "root-secret", Method::DELETE, &uri, None).await.expect(204);
+        let gone = call(&face, "root-secret", Method::DELETE, &uri, None).await;
+        gone.problem(ProblemCode::NotFound);
+        call(&face, "root-secret", Method::GET, &uri, None).await.problem(ProblemCode::NotFound);
+    }
+    let refused = stats(&face, &machine).await.problem(ProblemCode::Unauthenticated);
+    assert!(refused.detail.contains("revoked"), "{}", refused.detail);
+    join(&face, &invited, 2).await.problem(ProblemCode::Unauthenticated);
+    // The name is free, and the machine may come back with another credential.
+    let added = add(&face, "node-7").await;
+    let body = json!({"worker_id": id(1), "credential_blake3": credential(3).1});
+    call(&face, &added.join_token, Method::POST, "/v1/join", Some(body)).await.expect(200);
+    stats(&face, &machine).await.problem(ProblemCode::Unauthenticated);
+    stats(&face, &credential(3).0).await.expect(200);
+}
+
+#[tokio::test]
+async fn a_credential_is_replaced_by_its_worker_alone() {
+    let face = face();
+    let (old, (new, new_hash)) = (joined(&face, "node-7", 1).await, credential(2));
+    let body = json!({"credential_blake3": new_hash});
+    let replace = async |secret: &str, body: &Value| {
+        call(&face, secret, Method::PUT, "/v1/credential", Some(body.clone())).await
+    };
+    let neighbour = joined(&face, "node-8", 8).await;
+    for other in ["root-secret", "node-secret", "x", &new] {
+        replace(other, &body).await.problem(ProblemCode::Unauthenticated);
+    }
+    replace(&old, &body).await.expect(200);
+    // The answer was lost, and the call is sent again.
+    replace(&old, &body).await.expect(200);
+    replace(&neighbour, &body).await.problem(ProblemCode::Exists);
+    stats(&face, &old).await.expect(200);
+    stats(&face, &new).await.expect(200);
+    let retired = async {
+        while stats(&face, &old).await.status == 200 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), retired).await.expect("the old one ends");
+    stats(&face, &old).await.problem(ProblemCode::Unauthenticated);
+    replace(&new, &body).await.expect(200);
+}
+
+#[tokio::test]
+async fn what_has_no_meaning_is_refused() {
+    let face = face();
+    let added = add(&face, "node-7").await;
+    let bad_workers = [
+        json!({}),
+        json!({"name": ""}),
+        json!({"name": "Node"}),
+        json!({"name": "a b"}),
+        json!({"name": "a", "join_token_seconds": 0}),
+        json!({"name": "a", "join_token_seconds": 2_592_001}),
+        json!({"name": "a", "join_token": "mine"}),
+    ];
+    for body in bad_workers {
+        let answer = call(&face, "root-secret", Method::POST, "/v1/workers", Some(body)).await;
+        answer.problem(ProblemCode::InvalidValue);
+    }
+    let hash = credential(1).1;
+    let bad_joins = [
+        json!({"worker_id": id(1)}),
+        json!({"worker_id": "x", "credential_blake3": hash}),
+        json!({"worker_id": id(1), "credential_blake3": hash.to_uppercase()}),
+        json!({"worker_id": id(1), "credential_blake3": credential(1).0}),
+    ];
+    for body in bad_joins {
+        let answer = call(&face, &added.join_token, Method::POST, "/v1/join", Some(body)).await;
+        let problem = answer.problem(ProblemCode::InvalidValue);
+        assert!(!problem.detail.contains(CREDENTIAL_PREFIX), "{}", problem.detail);
+    }
+    let named = json!({"name": "node"});
+    let taken = call(&face, "root-secret", Method::POST, "/v1/workers", Some(named)).await;
+    let taken = taken.problem(ProblemCode::Exists);
+    assert!(taken.detail.contains("token"), "{}", taken.detail);
+    let uri = "/v1/workers/No%20Name";
+    call(&face, "root-secret", Method::GET, uri, None).await.problem(ProblemCode::InvalidValue);
+}
+
+#[tokio::test]
+async fn without_tokens_a_machine_is_known_all_the_same() {
+    let face = Face::new();
+    let added: AddedWorker =
+        face.post("/v1/workers", json!({"name": "node-7"})).await.expect(201).parse();
+    join(&face, &added.join_token, 1).await.expect(200);
+    let machine = credential(1).0;
+    stats(&face, &machine).await.expect(200);
+    call(&face, &machine, Method::POST, "/v1/gc", None).await.problem(ProblemCode::Forbidden);
+    face.call(Method::DELETE, "/v1/workers/node-7", &[], None).await.expect(204);
+    // Not taken for one of those who need no token.
+    stats(&face, &machine).await.problem(ProblemCode::Unauthenticated);
+    stats(&face, "some-token-that-is-left-from-before").await.expect(200);
+}
+
+#[tokio::test]
+async fn join_tokens_and_credentials_cannot_be_guessed_fast() {
+    for (method, uri) in [(Method::POST, "/v1/join"), (Method::PUT, "/v1/credential")] {
+        let face = face();
+        let guess = async |number: usize| {
+            let bearer = format!("Bearer slackwater-join-{number:064x}");
+            let request = Request::builder().method(method.clone()).uri(uri);
+            let request = request.header(header::AUTHORIZATION, bearer);
+            let mut request = request.body(Body::empty()).unwrap();
+            let peer: SocketAddr = "10.0.0.1:40000".parse().unwrap();
+            request.extensions_mut().insert(ConnectionInfo { peer, tls: false });
+            face.send(request).await.status
+        };
+        // A hundred would pass only if they took more than a minute: beyond the first ones, one is let through each second.
+        let mut answers = Vec::new();
+        for number in 0..100 {
+            answers.push(guess(number).await);
+        }
+        assert_eq!(answers[0], 401);
+        assert!(answers.contains(&429), "{uri}: {answers:?}");
+    }
+}

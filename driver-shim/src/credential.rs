@@ -1,0 +1,251 @@
+//! The credential of this worker on the disk: what its machine shows the appliance, once it joined.
+//!
+//! ```text
+//! credential.exchange   what is sent: `FOR HASH` of the secret that it is exchanged for, and the new credential
+//! credential            what this worker's processes show
+//!
+//! exchange:   lock -> credential.exchange -> the appliance has the hash -> credential -> unlock
+//! ```
+//! A try that was cut off at any moment is repeated with the same secret, and then sends the same credential, which the
+//! appliance answers as before. A new secret has a new credential.
+//!
+//! Invariant: at every moment one of the files has a credential that the appliance takes. Only the directory's user
+//! reads them, and one process at a time changes them.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use slackwater_client::{Client, Credential};
+
+use crate::error::DriverError;
+
+/// The file in the state directory.
+const NAME: &str = "credential";
+
+const EXCHANGE: &str = "credential.exchange";
+
+/// The file by which a process changes the others.
+const LOCK: &str = "credential.lock";
+
+/// Longest content that is read; an exchange has some 160 bytes.
+const BYTES_MAX: u64 = 4096;
+
+/// Age at which a credential is replaced, so that an old backup or image of the machine holds none that counts.
+const AGE_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
+
+/// How often its age is looked at.
+const LOOK_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// Where the credential of a state directory is, if this worker joined.
+#[must_use]
+pub fn path(state_dir: &Path) -> PathBuf {
+    state_dir.join(NAME)
+}
+
+/// The change of a credential, by one process at a time.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    state_dir: PathBuf,
+    next: Credential,
+    _lock: File,
+}
+
+impl Exchange {
+    /// Begins to exchange `secret`, a join token or the credential of now, for another credential: that of an earlier
+    /// try with the same secret, or a new one. It is on the disk.
+    ///
+    /// # Errors
+    /// `Locked` while another process does so; `Io`; `Credential`.
+    pub(crate) fn begin(state_dir: &Path, secret: &str) -> Result<Self, DriverError> {
+        let lock = take_lock(state_dir)?;
+        let path = state_dir.join(EXCHANGE);
+        let origin = format!("for {}", Credential::hash_of(secret));
+        let earlier = match read(&path) {
+            Ok(text) => earlier_of(&text, &origin),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(DriverError::io("read", path)(error)),
+        };
+        let next = match earlier {
+            // Its name may not be on the disk yet, if that try was killed.
+            Some(credential) => sync(state_dir).map(|()| credential),
+            None => {
+                let credential = Credential::generate()?;
+                let content = format!("{origin}\n{}\n", credential.reveal());
+                write(state_dir, EXCHANGE, &content).map(|()| credential)
+            }
+        };
+        let next = next.map_err(DriverError::io("write", path))?;
+        Ok(Self { state_dir: state_dir.to_owned(), next, _lock: lock })
+    }
+
+    /// The credential that the appliance is to take.
+    pub(crate) const fn next(&self) -> &Credential {
+        &self.next
+    }
+
+    /// Makes it the one that this worker's processes show, once the appliance has taken it.
+    pub(crate) fn adopt(self) -> Result<(), DriverError> {
+        let content = format!("{}\n", self.next.reveal());
+        write(&self.state_dir, NAME, &content)
+            .map_err(DriverError::io("write", path(&self.state_dir)))
+    }
+}
+
+/// Takes away the credential of a machine that this one is a copy of.
+pub(crate) fn discard(state_dir: &Path) -> io::Result<()> {
+    for name in [NAME, EXCHANGE] {
+        match fs::remove_file(state_dir.join(name)) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    sync(state_dir)
+}
+
+/// Replaces the credential whenever it is old.
+pub(crate) async fn keep_fresh(client: Client, state_dir: PathBuf) {
+    loop {
+        match is_old(&path(&state_dir)) {
+            Ok(false) => {}
+            Ok(true) => match replace(&client, &state_dir).await {
+                Ok(()) => tracing::info!("the credential was old and is replaced"),
+                Err(error) => tracing::warn!(%error, "the credential is old and not replaced yet"),
+            },
+            // This worker did not join, or not yet.
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(%error, "the credential cannot be looked at"),
+        }
+        tokio::time::sleep(LOOK_INTERVAL).await;
+    }
+}
+
+/// Replaces the credential with another one, which `client`, whose credential it is, tells the appliance.
+async fn replace(client: &Client, state_dir: &Path) -> Result<(), DriverError> {
+    let current = read(&path(state_dir)).map_err(DriverError::io("read", path(state_dir)))?;
+    let exchange = Exchange::begin(state_dir, current.trim())?;
+    client.replace_credential(exchange.next().hash()).await?;
+    exchange.adopt()
+}
+
+fn is_old(path: &Path) -> io::Result<bool> {
+    let written = fs::metadata(path)?.modified()?;
+    // A clock that was set back makes none old.
+    Ok(SystemTime::now().duration_since(written).is_ok_and(|age| age > AGE_MAX))
+}
+
+/// The credential of an exchange file, if it was made for this origin.
+fn earlier_of(text: &str, origin: &str) -> Option<Credential> {
+    let (for_what, credential) = text.split_once('\n')?;
+    if for_what != origin {
+        return None;
+    }
+    Credential::parse(credential).ok()
+}
+
+fn take_lock(state_dir: &Path) -> Result<File, DriverError> {
+    let path = state_dir.join(LOCK);
+    let mut options = OpenOptions::new();
+    let file = options.create(true).truncate(false).write(true).mode(0o600).open(&path);
+    let file = file.map_err(DriverError::io("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(fs::TryLockError::WouldBlock) => Err(DriverError::Usage(format!(
+            "{}: another process changes the credential of this worker now; try again in a minute",
+            path.display()
+        ))),
+        Err(fs::TryLockError::Error(source)) => Err(DriverError::io("lock", path)(source)),
+    }
+}
+
+fn read(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(BYTES_MAX).read_to_string(&mut text)?;
+    Ok(text)
+}
+
+/// Gives a file this content, as a whole and on the disk.
+fn write(directory: &Path, name: &str, content: &str) -> io::Result<()> {
+    let new = directory.join(format!("{name}.new"));
+    // One that was left may be half written, or have other rights.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(content.as_bytes())?;
+    file.sync_all()?;
+    fs::rename(&new, directory.join(name))?;
+    sync(directory)
+}
+
+fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    fn begin(directory: &Path, secret: &str) -> Exchange {
+        Exchange::begin(directory, secret).unwrap()
+    }
+
+    #[test]
+    fn a_try_that_was_cut_off_is_repeated_with_the_same_credential() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = begin(folder.path(), "token").next().clone();
+        // Killed before it was sent, after it was sent, and while it was adopted.
+        assert_eq!(begin(folder.path(), "token").next(), &first);
+        fs::write(folder.path().join("credential.new"), "half of").unwrap();
+        fs::write(folder.path().join("credential.exchange.new"), "half of").unwrap();
+        let exchange = begin(folder.path(), "token");
+        assert_eq!(exchange.next(), &first);
+        exchange.adopt().unwrap();
+        let adopted = read(&path(folder.path())).unwrap();
+        assert_eq!(adopted.trim(), first.reveal());
+        // Killed after that.
+        assert_eq!(begin(folder.path(), "token").next(), &first);
+        for name in [NAME, EXCHANGE] {
+            let mode = fs::metadata(folder.path().join(name)).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{name}");
+        }
+    }
+
+    #[test]
+    fn another_secret_has_another_credential() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = begin(folder.path(), "token").next().clone();
+        let second = begin(folder.path(), "other").next().clone();
+        assert_ne!(first, second);
+        for damaged in ["", "for", &format!("for {}\n", Credential::hash_of("other")), "x\ny\nz"] {
+            fs::write(folder.path().join(EXCHANGE), damaged).unwrap();
+            assert_ne!(begin(folder.path(), "other").next(), &second, "{damaged}");
+        }
+        let text = fs::read_to_string(folder.path().join(EXCHANGE)).unwrap();
+        assert!(!text.contains("other"), "the secret before is not kept: {text}");
+    }
+
+    #[test]
+    fn one_process_at_a_time_changes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = begin(folder.path(), "token");
+        let refused = Exchange::begin(folder.path(), "token").unwrap_err().to_string();
+        assert!(refused.contains("try again"), "{refused}");
+        drop(held);
+        begin(folder.path(), "token");
+    }
+
+    #[test]
+    fn a_copy_has_none() {
+        let folder = tempfile::tempdir().unwrap();
+        discard(folder.path()).unwrap();
+        begin(folder.path(), "token").adopt().unwrap();
+        discard(folder.path()).unwrap();
+        assert!(!path(folder.path()).exists() && !folder.path().join(EXCHANGE).exists());
+    }
+}

@@ -1,0 +1,65 @@
+//! Small files of the data directory, beside the store's own.
+//!
+//! ```text
+//! replace    NAME.new -> sync -> rename to NAME -> sync of the directory
+//! ```
+//! Invariant: a crash leaves the content before or the one after, and what was acknowledged is on the disk. Only the
+//! server's user reads them.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Gives the file `name` of the directory this content.
+///
+/// # Errors
+/// The disk is full or failed. The content is the old one, or the new one if only the last step failed.
+pub(crate) fn replace(directory: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+    let new = directory.join(format!("{name}.new"));
+    // One that was left may have the rights of another program.
+    match std::fs::remove_file(&new) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+    file.write_all(content)?;
+    file.sync_all()?;
+    std::fs::rename(&new, directory.join(name))?;
+    sync(directory)
+}
+
+/// Makes the names in a directory survive a power cut.
+pub(crate) fn sync(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_and_is_its_users_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("name");
+        std::fs::write(&path, "before, and longer").unwrap();
+        std::fs::write(directory.path().join("name.new"), "left by a crash").unwrap();
+        replace(directory.path(), "name", b"after").unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"after");
+        assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn where_it_cannot_be_made_the_old_content_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("name");
+        std::fs::write(&path, "before").unwrap();
+        // A directory is not removed by what removes files.
+        std::fs::create_dir(directory.path().join("name.new")).unwrap();
+        replace(directory.path(), "name", b"after").unwrap_err();
+        assert_eq!(std::fs::read(&path).unwrap(), b"before");
+    }
+}

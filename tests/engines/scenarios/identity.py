@@ -1,0 +1,31 @@
+"""A worker is known by its credential: one that was revoked pulls nothing more, and may come back.
+
+All other scenarios run with workers that joined as well.
+"""
+
+from scenario import require, require_equal, scenario
+
+
+def listed(server):
+    """The workers that the appliance has, by name."""
+    return {worker["name"]: worker for worker in server.call("GET", "/v1/workers")["workers"]}
+
+
+@scenario("identity: a revoked worker pulls nothing, and pulls again once it has joined again", 120)
+def revoked(world):
+    server, first, other = world.server(), world.images.busybox(), world.images.layered()
+    with world.fresh_worker("revoked", server) as worker:
+        worker.docker("pull", first)
+        known = listed(server)[worker.known_as]
+        require_equal("id", known["worker_id"], worker.driver.control("GET", "/status")["worker_id"])
+        require(known["last_seen_at"], f"the worker was not seen: {known}")
+        server.revoke(worker.known_as)
+        said = worker.docker.attempt("pull", other).must_fail()
+        require("revoked" in said and "slackwater worker add" in said,
+                f"the pull does not say what is to be done: {said}")
+        require_equal("images", worker.docker("image", "ls", "--quiet", other), "")
+        # The daemon goes on with the new credential as it is.
+        worker.join()
+        worker.docker("pull", other)
+        require_equal("a container", worker.docker.run(other, "cat", "/one/file"), "one")
+    return said.strip().splitlines()[-1][:200]
