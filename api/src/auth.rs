@@ -7,7 +7,7 @@
 //! | admin     | also the calls about workers, and `POST /v1/check` and `POST /v1/gc`, which load the machine |
 //!
 //! A role is that of a token of the configuration; a machine that joined (see [`crate::workers`]) has the role worker
-//! by its credential, which it alone may replace. A join token opens the join call alone.
+//! by its credential, which it alone may replace, for what [`crate::scope`] says that it reaches. A join token opens the join call alone.
 //!
 //! `/healthz`, `/readyz`, `/openapi.json` and the empty dashboard page are open: they tell
 //! nothing about the data. The VMstore face has its own sessions.
@@ -212,8 +212,8 @@ pub(crate) struct Caller {
 pub(crate) enum Machine {
     /// It may become this worker, by the join token with this hash.
     Invited(WorkerName, SecretHash),
-    /// It is this worker, by the credential with this hash.
-    Worker(WorkerName, SecretHash),
+    /// It is this worker, with this id of its driver, by the credential with this hash.
+    Worker { name: WorkerName, worker_id: uuid::Uuid, credential: SecretHash },
 }
 
 impl Caller {
@@ -226,7 +226,7 @@ impl Caller {
     }
 
     fn of(machine: Machine) -> Self {
-        let (Machine::Invited(name, _) | Machine::Worker(name, _)) = &machine;
+        let (Machine::Invited(name, _) | Machine::Worker { name, .. }) = &machine;
         Self { name: Arc::from(name.as_str()), machine: Some(machine) }
     }
 }
@@ -285,11 +285,11 @@ fn identified(state: &Shared, presented: &[u8]) -> Option<Machine> {
     let now = convert::timestamp(state.store.now());
     match state.options.workers.identify(presented, now)? {
         Bearer::Invited { name, join_token } => Some(Machine::Invited(name, join_token)),
-        Bearer::Worker { name, credential, retires_previous } => {
+        Bearer::Worker { name, worker_id, credential, retires_previous } => {
             if retires_previous {
                 tokio::spawn(retire_previous(Arc::clone(state), name.clone(), credential));
             }
-            Some(Machine::Worker(name, credential))
+            Some(Machine::Worker { name, worker_id, credential })
         }
     }
 }
@@ -326,7 +326,7 @@ fn caller(
     match (access, machine) {
         (Access::Open | Access::Session, _) => Ok(Caller::anonymous()),
         (Access::JoinToken, Some(machine @ Machine::Invited(..)))
-        | (Access::Credential, Some(machine @ Machine::Worker(..))) => Ok(Caller::of(machine)),
+        | (Access::Credential, Some(machine @ Machine::Worker { .. })) => Ok(Caller::of(machine)),
         (Access::JoinToken, _) => Err(Failure::unauthenticated(
             "send the header `Authorization: Bearer TOKEN` with a join token of this appliance whose time has not \
              passed: `slackwater worker add NAME` makes one",
@@ -334,7 +334,7 @@ fn caller(
         (Access::Credential, _) => Err(Failure::unauthenticated(
             "only a machine that joined has a credential to replace: send it as `Authorization: Bearer CREDENTIAL`",
         )),
-        (Access::Role(needed), Some(machine @ Machine::Worker(..))) => {
+        (Access::Role(needed), Some(machine @ Machine::Worker { .. })) => {
             let name = &Caller::of(machine.clone()).name;
             allow(needed, Role::Worker, format_args!("worker `{name}` has"))?;
             Ok(Caller::of(machine))

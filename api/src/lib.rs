@@ -5,7 +5,7 @@
 //! ------------------------------------- feature `server` -------------------------------------
 //! listen crowd patient                  the socket: TLS, HTTP/1.1 and 2, bounded waits
 //! router auth attempts foreign_pages idempotency extract  what happens to a request before its handler
-//! workers/                              the machines that have credentials of their own
+//! workers/ scope                        the machines that have credentials of their own; what each reaches
 //! references reserved                   what images hold to stand for snapshots; what only the appliance says
 //! routes/ openapi dashboard/            the handlers, and what they say about themselves
 //! state convert failure metrics         the way into the store and back
@@ -61,6 +61,8 @@ mod reserved;
 mod router;
 #[cfg(feature = "server")]
 mod routes;
+#[cfg(feature = "server")]
+mod scope;
 #[cfg(feature = "server")]
 mod state;
 #[cfg(feature = "server")]

@@ -11,7 +11,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use slackwater_blockstore::{FilePath, Result as StoreResult, Store};
+use slackwater_blockstore::{Result as StoreResult, Store};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::attempts::Attempts;
@@ -172,9 +172,4 @@ impl ApiState {
             }
         }
     }
-}
-
-/// The path that a request names.
-pub(crate) fn file_path(text: &str) -> Result<FilePath, Failure> {
-    FilePath::parse(text).map_err(Failure::from)
 }

@@ -175,7 +175,8 @@ impl<'de> Deserialize<'de> for SecretHash {
 pub struct Worker {
     /// Its name.
     pub name: WorkerName,
-    /// The id that its driver has, which is the name of its directory below `workers/`; none before it joined.
+    /// The id that its driver has, which is the name of its directory below `workers/`. Before it joined, the one that it
+    /// was added with, if any.
     pub worker_id: Option<uuid::Uuid>,
     /// When it was added.
     pub created_at: Timestamp,
@@ -208,6 +209,10 @@ pub struct AddWorker {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "server", schema(minimum = 1, maximum = 2_592_000))]
     pub join_token_seconds: Option<u64>,
+    /// The id that the machine's driver has, where the appliance has files of it already: another machine cannot join by
+    /// the token then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker_id: Option<uuid::Uuid>,
 }
 
 /// A worker that was added, and the token by which its machine joins.

@@ -59,7 +59,7 @@ impl ClientBuilder {
         self
     }
 
-    /// Sends the bearer token that this file holds at the time of the call, or none while it is not there. A process
+    /// Sends the bearer token that this file holds at the time of the call, or none before it is there. A process
     /// that goes on for months has the new token as soon as another has written it. Given several times, the first
     /// file that is there counts.
     #[must_use]

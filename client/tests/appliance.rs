@@ -253,6 +253,11 @@ fn workers_are_added_listed_and_revoked() {
     let added = appliance.json(&["worker", "add", "node-8"]);
     assert!(added["join_token"].as_str().unwrap().starts_with("slackwater-join-"), "{added}");
     appliance.fails(4, &["worker", "add", "node-7"]);
+    let id = "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11";
+    let with_id = appliance.json(&["worker", "add", "node-9", "--id", id]);
+    assert_eq!(with_id["worker"]["worker_id"], id);
+    appliance.fails(4, &["worker", "add", "node-a", "--id", id]);
+    appliance.ok(&["worker", "revoke", "node-9"]);
     for bad in [&["Node"][..], &["a", "--expires-in", "31d"], &["a", "--expires-in", "0s"]] {
         appliance.fails(2, &[&["worker", "add"], bad].concat());
     }

@@ -1,10 +1,11 @@
 //! The credential of this worker on the disk: what its machine shows the appliance, once it joined.
 //!
 //! ```text
-//! credential.exchange   what is sent: `FOR HASH` of the secret that it is exchanged for, and the new credential
-//! credential            what this worker's processes show
+//! credential.joining     what is sent: `for HASH` of the secret that it is exchanged for, and the new credential
+//! credential.replacing   the same, where that secret is the credential of now
+//! credential             what this worker's processes show
 //!
-//! exchange:   lock -> credential.exchange -> the appliance has the hash -> credential -> unlock
+//! exchange:   lock -> credential.joining or .replacing -> the appliance has the hash -> credential -> unlock
 //! ```
 //! A try that was cut off at any moment is repeated with the same secret, and then sends the same credential, which the
 //! appliance answers as before. A new secret has a new credential.
@@ -25,7 +26,25 @@ use crate::error::DriverError;
 /// The file in the state directory.
 const NAME: &str = "credential";
 
-const EXCHANGE: &str = "credential.exchange";
+/// What is exchanged for a credential.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// A join token.
+    JoinToken,
+    /// The credential of now.
+    Credential,
+}
+
+impl Origin {
+    /// The file of an exchange. Each has one of its own: a try to join must not lose a replacement that the appliance
+    /// has taken.
+    const fn file(self) -> &'static str {
+        match self {
+            Self::JoinToken => "credential.joining",
+            Self::Credential => "credential.replacing",
+        }
+    }
+}
 
 /// The file by which a process changes the others.
 const LOCK: &str = "credential.lock";
@@ -45,26 +64,41 @@ pub fn path(state_dir: &Path) -> PathBuf {
     state_dir.join(NAME)
 }
 
-/// The change of a credential, by one process at a time.
+/// The right to change the credential, which one process has at a time.
 #[derive(Debug)]
-pub(crate) struct Exchange {
+pub(crate) struct Turn {
     state_dir: PathBuf,
-    next: Credential,
     _lock: File,
 }
 
-impl Exchange {
-    /// Begins to exchange `secret`, a join token or the credential of now, for another credential: that of an earlier
-    /// try with the same secret, or a new one. It is on the disk.
+/// The change of a credential.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    turn: Turn,
+    next: Credential,
+}
+
+impl Turn {
+    /// Takes it; it ends with this process, or when it is dropped.
     ///
     /// # Errors
-    /// `Locked` while another process does so; `Io`; `Credential`.
-    pub(crate) fn begin(state_dir: &Path, secret: &str) -> Result<Self, DriverError> {
+    /// `Usage` while another process has it; `Io`.
+    pub(crate) fn take(state_dir: &Path) -> Result<Self, DriverError> {
         let lock = take_lock(state_dir)?;
-        let path = state_dir.join(EXCHANGE);
-        let origin = format!("for {}", Credential::hash_of(secret));
+        Ok(Self { state_dir: state_dir.to_owned(), _lock: lock })
+    }
+
+    /// Begins to exchange `secret` for another credential: that of an earlier try with the same secret, or a new one.
+    /// It is on the disk.
+    ///
+    /// # Errors
+    /// `Io`; `Credential`.
+    pub(crate) fn begin(self, origin: Origin, secret: &str) -> Result<Exchange, DriverError> {
+        let state_dir = &self.state_dir;
+        let path = state_dir.join(origin.file());
+        let for_what = format!("for {}", Credential::hash_of(secret));
         let earlier = match read(&path) {
-            Ok(text) => earlier_of(&text, &origin),
+            Ok(text) => earlier_of(&text, &for_what),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(DriverError::io("read", path)(error)),
         };
@@ -73,14 +107,16 @@ impl Exchange {
             Some(credential) => sync(state_dir).map(|()| credential),
             None => {
                 let credential = Credential::generate()?;
-                let content = format!("{origin}\n{}\n", credential.reveal());
-                write(state_dir, EXCHANGE, &content).map(|()| credential)
+                let content = format!("{for_what}\n{}\n", credential.reveal());
+                write(state_dir, origin.file(), &content).map(|()| credential)
             }
         };
         let next = next.map_err(DriverError::io("write", path))?;
-        Ok(Self { state_dir: state_dir.to_owned(), next, _lock: lock })
+        Ok(Exchange { turn: self, next })
     }
+}
 
+impl Exchange {
     /// The credential that the appliance is to take.
     pub(crate) const fn next(&self) -> &Credential {
         &self.next
@@ -88,21 +124,24 @@ impl Exchange {
 
     /// Makes it the one that this worker's processes show, once the appliance has taken it.
     pub(crate) fn adopt(self) -> Result<(), DriverError> {
-        let content = format!("{}\n", self.next.reveal());
-        write(&self.state_dir, NAME, &content)
-            .map_err(DriverError::io("write", path(&self.state_dir)))
+        let (state_dir, content) = (&self.turn.state_dir, format!("{}\n", self.next.reveal()));
+        write(state_dir, NAME, &content).map_err(DriverError::io("write", path(state_dir)))
     }
 }
 
-/// Takes away the credential of a machine that this one is a copy of.
-pub(crate) fn discard(state_dir: &Path) -> io::Result<()> {
-    for name in [NAME, EXCHANGE] {
+/// Takes away the credential of another worker, such as the one of a machine that this one is a copy of; whether there
+/// was one.
+pub(crate) fn discard(state_dir: &Path) -> io::Result<bool> {
+    let mut was_there = false;
+    for name in [NAME, Origin::JoinToken.file(), Origin::Credential.file()] {
         match fs::remove_file(state_dir.join(name)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => {}
+            Ok(()) => was_there = true,
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
         }
     }
-    sync(state_dir)
+    sync(state_dir)?;
+    Ok(was_there)
 }
 
 /// Replaces the credential whenever it is old.
@@ -124,8 +163,9 @@ pub(crate) async fn keep_fresh(client: Client, state_dir: PathBuf) {
 
 /// Replaces the credential with another one, which `client`, whose credential it is, tells the appliance.
 async fn replace(client: &Client, state_dir: &Path) -> Result<(), DriverError> {
+    let turn = Turn::take(state_dir)?;
     let current = read(&path(state_dir)).map_err(DriverError::io("read", path(state_dir)))?;
-    let exchange = Exchange::begin(state_dir, current.trim())?;
+    let exchange = turn.begin(Origin::Credential, current.trim())?;
     client.replace_credential(exchange.next().hash()).await?;
     exchange.adopt()
 }
@@ -136,10 +176,10 @@ fn is_old(path: &Path) -> io::Result<bool> {
     Ok(SystemTime::now().duration_since(written).is_ok_and(|age| age > AGE_MAX))
 }
 
-/// The credential of an exchange file, if it was made for this origin.
-fn earlier_of(text: &str, origin: &str) -> Option<Credential> {
-    let (for_what, credential) = text.split_once('\n')?;
-    if for_what != origin {
+/// The credential of an exchange's file, if it was made for this secret.
+fn earlier_of(text: &str, for_what: &str) -> Option<Credential> {
+    let (origin, credential) = text.split_once('\n')?;
+    if origin != for_what {
         return None;
     }
     Credential::parse(credential).ok()
@@ -192,7 +232,11 @@ mod tests {
     use super::*;
 
     fn begin(directory: &Path, secret: &str) -> Exchange {
-        Exchange::begin(directory, secret).unwrap()
+        Turn::take(directory).unwrap().begin(Origin::JoinToken, secret).unwrap()
+    }
+
+    fn exchange_of(origin: Origin, directory: &Path) -> PathBuf {
+        directory.join(origin.file())
     }
 
     #[test]
@@ -202,7 +246,7 @@ mod tests {
         // Killed before it was sent, after it was sent, and while it was adopted.
         assert_eq!(begin(folder.path(), "token").next(), &first);
         fs::write(folder.path().join("credential.new"), "half of").unwrap();
-        fs::write(folder.path().join("credential.exchange.new"), "half of").unwrap();
+        fs::write(folder.path().join("credential.joining.new"), "half of").unwrap();
         let exchange = begin(folder.path(), "token");
         assert_eq!(exchange.next(), &first);
         exchange.adopt().unwrap();
@@ -210,9 +254,9 @@ mod tests {
         assert_eq!(adopted.trim(), first.reveal());
         // Killed after that.
         assert_eq!(begin(folder.path(), "token").next(), &first);
-        for name in [NAME, EXCHANGE] {
-            let mode = fs::metadata(folder.path().join(name)).unwrap().permissions().mode();
-            assert_eq!(mode & 0o777, 0o600, "{name}");
+        for file in [path(folder.path()), exchange_of(Origin::JoinToken, folder.path())] {
+            let mode = fs::metadata(&file).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600, "{}", file.display());
         }
     }
 
@@ -223,18 +267,30 @@ mod tests {
         let second = begin(folder.path(), "other").next().clone();
         assert_ne!(first, second);
         for damaged in ["", "for", &format!("for {}\n", Credential::hash_of("other")), "x\ny\nz"] {
-            fs::write(folder.path().join(EXCHANGE), damaged).unwrap();
+            fs::write(exchange_of(Origin::JoinToken, folder.path()), damaged).unwrap();
             assert_ne!(begin(folder.path(), "other").next(), &second, "{damaged}");
         }
-        let text = fs::read_to_string(folder.path().join(EXCHANGE)).unwrap();
+        let text = fs::read_to_string(exchange_of(Origin::JoinToken, folder.path())).unwrap();
         assert!(!text.contains("other"), "the secret before is not kept: {text}");
+    }
+
+    #[test]
+    fn a_try_to_join_keeps_a_replacement_that_was_sent() {
+        let folder = tempfile::tempdir().unwrap();
+        let replace = || {
+            let turn = Turn::take(folder.path()).unwrap();
+            turn.begin(Origin::Credential, "now").unwrap().next().clone()
+        };
+        let sent = replace();
+        begin(folder.path(), "token");
+        assert_eq!(replace(), sent);
     }
 
     #[test]
     fn one_process_at_a_time_changes_it() {
         let folder = tempfile::tempdir().unwrap();
         let held = begin(folder.path(), "token");
-        let refused = Exchange::begin(folder.path(), "token").unwrap_err().to_string();
+        let refused = Turn::take(folder.path()).unwrap_err().to_string();
         assert!(refused.contains("try again"), "{refused}");
         drop(held);
         begin(folder.path(), "token");
@@ -243,9 +299,10 @@ mod tests {
     #[test]
     fn a_copy_has_none() {
         let folder = tempfile::tempdir().unwrap();
-        discard(folder.path()).unwrap();
+        assert!(!discard(folder.path()).unwrap());
         begin(folder.path(), "token").adopt().unwrap();
-        discard(folder.path()).unwrap();
-        assert!(!path(folder.path()).exists() && !folder.path().join(EXCHANGE).exists());
+        assert!(discard(folder.path()).unwrap());
+        assert!(!path(folder.path()).exists());
+        assert!(!exchange_of(Origin::JoinToken, folder.path()).exists());
     }
 }

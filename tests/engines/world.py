@@ -39,11 +39,13 @@ class Server(appliance.Appliance):
         super().__init__(*arguments, token=secrets.token_hex(16), **options)
         self._names = {}
 
-    def add_worker(self, name):
-        """Adds a worker, under another name each time; returns that and its join token."""
+    def add_worker(self, name, worker_id=None):
+        """Adds a worker, under another name each time; returns that and its join token. The id is that of
+        a driver that has files here."""
         self._names[name] = self._names.get(name, 0) + 1
         unique = f"{name}-{self._names[name]}"
-        return unique, self.call("POST", "/v1/workers", {"name": unique})["join_token"]
+        request = {"name": unique} | ({"worker_id": worker_id} if worker_id else {})
+        return unique, self.call("POST", "/v1/workers", request)["join_token"]
 
     def revoke(self, name):
         """The worker reaches no REST call from now on."""
@@ -115,9 +117,9 @@ class Worker:
             self.driver.start()
         self._start_engines()
 
-    def join(self):
-        """Becomes a worker of the appliance, with a credential of its own."""
-        self.known_as, join_token = self.server.add_worker(self.name)
+    def join(self, worker_id=None):
+        """Becomes a worker of the appliance, with a credential of its own; an id if it was one."""
+        self.known_as, join_token = self.server.add_worker(self.name, worker_id)
         self.driver.join(join_token)
 
     def _start_engines(self):

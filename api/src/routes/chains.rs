@@ -16,7 +16,8 @@ use crate::failure::Failure;
 use crate::paths;
 use crate::reserved;
 use crate::router::Mount;
-use crate::state::{Shared, file_path};
+use crate::scope::Scope;
+use crate::state::Shared;
 use crate::types::Snapshot;
 
 /// How long a registered snapshot lives that has no clone: its worker makes one at once.
@@ -49,10 +50,11 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 pub(crate) async fn register(
     State(state): State<Shared>,
     Extension(Caller { name: maker, .. }): Extension<Caller>,
+    scope: Scope,
     JsonBody(request): JsonBody<RegisterChain>,
 ) -> Result<(StatusCode, [(HeaderName, String); 1], Json<Snapshot>), Failure> {
     reserved::refuse_labels(&request.labels)?;
-    let path = file_path(&request.path)?;
+    let path = scope.changes(&request.path)?;
     let chain = request.chain_id;
     let labels = reserved::with_chain(request.labels, &chain, &maker);
     let expires_at = convert::moment_after(state.store.now(), WITHOUT_CLONE_SECONDS);

@@ -9,7 +9,8 @@ use crate::failure::Failure;
 use crate::paths;
 use crate::router::Mount;
 use crate::routes::files::{CreatedFile, created};
-use crate::state::{Shared, file_path};
+use crate::scope::Scope;
+use crate::state::Shared;
 use crate::types::{CreateClone, File};
 
 pub(crate) fn mount(mount: Mount) -> Mount {
@@ -33,9 +34,10 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 )]
 pub(crate) async fn create(
     State(state): State<Shared>,
+    scope: Scope,
     JsonBody(request): JsonBody<CreateClone>,
 ) -> Result<CreatedFile, Failure> {
-    let path = file_path(&request.path)?;
+    let path = scope.clones(&request.path, request.snapshot_id)?;
     let id = convert::store_snapshot_id(request.snapshot_id);
     let info = state.call(move |store| store.clone_snapshot(id, &path)).await?;
     Ok(created(&info))

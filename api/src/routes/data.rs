@@ -35,7 +35,8 @@ use crate::paths;
 use crate::query::PutData;
 use crate::router::Mount;
 use crate::routes::range::{Wanted, wanted};
-use crate::state::{Shared, file_path};
+use crate::scope::Scope;
+use crate::state::Shared;
 use crate::types::DataWritten;
 
 /// Bytes of one piece: the store's window, so that a piece is one read or write of it.
@@ -84,12 +85,13 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 )]
 pub(crate) async fn get_file(
     State(state): State<Shared>,
+    scope: Scope,
     Segment(path): Segment,
     standing: Option<Extension<Arc<Standing>>>,
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
-    let path = file_path(&path)?;
+    let path = scope.reads(&path)?;
     let attributes = state.call(move |store| store.file_info(&path)).await?.attributes;
     let readable = Readable {
         source: Source::File(attributes.inode),
@@ -292,11 +294,12 @@ async fn read_out(
 )]
 pub(crate) async fn put_file(
     State(state): State<Shared>,
+    scope: Scope,
     Segment(path): Segment,
     RawQuery(query): RawQuery,
     request: Request,
 ) -> Result<Json<DataWritten>, Failure> {
-    let path = file_path(&path)?;
+    let path = scope.changes(&path)?;
     let PutData { offset_bytes } = PutData::decode(query.as_deref().unwrap_or_default())?;
     require_media_type(request.headers(), MEDIA_TYPE)?;
     let announced = content_length::<u64>(request.headers())?.unwrap_or(0);

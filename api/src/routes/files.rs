@@ -3,7 +3,7 @@
 use axum::Json;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderName, Method, StatusCode, header};
-use slackwater_blockstore::{FileInfo, FilePath, Name};
+use slackwater_blockstore::{FileInfo, FilePath, Name, Result as StoreResult, Store};
 
 use crate::convert;
 use crate::extract::{JsonBody, Segment};
@@ -11,7 +11,8 @@ use crate::failure::Failure;
 use crate::paths::{self, decode_component, encode_component};
 use crate::query::{ListFiles, QueryError, page_limit};
 use crate::router::Mount;
-use crate::state::{Shared, file_path};
+use crate::scope::Scope;
+use crate::state::Shared;
 use crate::types::{CreateFile, File, FilePage, UpdateFile};
 
 pub(crate) fn mount(mount: Mount) -> Mount {
@@ -34,7 +35,7 @@ pub(crate) fn created(info: &FileInfo) -> CreatedFile {
 /// Lists files
 ///
 /// In byte order of their paths. Directories and symbolic links are left out, and files whose path
-/// is longer than 4096 bytes.
+/// is longer than 4096 bytes. A worker that joined is given the files that it reaches.
 #[utoipa::path(
     get, path = paths::FILES, tag = "files", operation_id = "listFiles",
     params(
@@ -46,6 +47,7 @@ pub(crate) fn created(info: &FileInfo) -> CreatedFile {
 )]
 pub(crate) async fn list(
     State(state): State<Shared>,
+    scope: Scope,
     RawQuery(query): RawQuery,
 ) -> Result<Json<FilePage>, Failure> {
     let query = ListFiles::decode(query.as_deref().unwrap_or_default())?;
@@ -53,9 +55,17 @@ pub(crate) async fn list(
     let after = query.after.as_deref().map(parse_cursor).transpose()?;
     let prefix = query.prefix.unwrap_or_default();
     let prefix = prefix.strip_prefix('/').unwrap_or(&prefix).to_owned();
+    let prefixes = scope.lists(&prefix);
     // One more than asked for tells whether a next page has anything.
-    let mut files =
-        state.call(move |store| store.list_files(&prefix, after.as_ref(), limit + 1)).await?;
+    let wanted = limit + 1;
+    let list = move |store: &Store| -> StoreResult<Vec<FileInfo>> {
+        let mut files = Vec::new();
+        for prefix in &prefixes {
+            files.extend(store.list_files(prefix, after.as_ref(), wanted - files.len())?);
+        }
+        Ok(files)
+    };
+    let mut files = state.call(list).await?;
     let more = files.len() > limit;
     files.truncate(limit);
     let next = files.last().filter(|_| more).map(|last| cursor(&last.path));
@@ -77,9 +87,10 @@ pub(crate) async fn list(
 )]
 pub(crate) async fn create(
     State(state): State<Shared>,
+    scope: Scope,
     JsonBody(request): JsonBody<CreateFile>,
 ) -> Result<CreatedFile, Failure> {
-    let path = file_path(&request.path)?;
+    let path = scope.changes(&request.path)?;
     let info = state.call(move |store| store.create_file(&path, request.size_bytes)).await?;
     Ok(created(&info))
 }
@@ -97,9 +108,10 @@ pub(crate) async fn create(
 )]
 pub(crate) async fn get(
     State(state): State<Shared>,
+    scope: Scope,
     Segment(path): Segment,
 ) -> Result<Json<File>, Failure> {
-    let path = file_path(&path)?;
+    let path = scope.reads(&path)?;
     let info = state.call(move |store| store.file_info(&path)).await?;
     Ok(Json(convert::file(&info)))
 }
@@ -120,16 +132,17 @@ pub(crate) async fn get(
 )]
 pub(crate) async fn update(
     State(state): State<Shared>,
+    scope: Scope,
     Segment(path): Segment,
     JsonBody(request): JsonBody<UpdateFile>,
 ) -> Result<Json<File>, Failure> {
-    let path = file_path(&path)?;
+    let path = scope.changes(&path)?;
     let info = match (request.size_bytes, request.path) {
         (Some(size_bytes), None) => {
             state.call(move |store| store.resize_file(&path, size_bytes)).await?
         }
         (None, Some(target)) => {
-            let target = file_path(&target)?;
+            let target = scope.changes(&target)?;
             // Directories are renamed over NFS; here the path is to be a file's.
             state.call(move |store| store.rename_file(&path, &target)).await?
         }
@@ -154,9 +167,10 @@ pub(crate) async fn update(
 )]
 pub(crate) async fn delete(
     State(state): State<Shared>,
+    scope: Scope,
     Segment(path): Segment,
 ) -> Result<StatusCode, Failure> {
-    let path = file_path(&path)?;
+    let path = scope.deletes(&path)?;
     state.call(move |store| store.remove_path(&path)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

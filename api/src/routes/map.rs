@@ -11,7 +11,8 @@ use crate::failure::Failure;
 use crate::paths;
 use crate::query::Map;
 use crate::router::Mount;
-use crate::state::{Shared, file_path};
+use crate::scope::Scope;
+use crate::state::Shared;
 
 /// The size of a block as it is written into maps.
 const BLOCK_BYTES: u32 = 4096;
@@ -54,10 +55,11 @@ type MapAnswer = ([(HeaderName, &'static str); 1], Vec<u8>);
 )]
 pub(crate) async fn of_file(
     State(state): State<Shared>,
+    scope: Scope,
     Segment(path): Segment,
     RawQuery(query): RawQuery,
 ) -> Result<MapAnswer, Failure> {
-    let path = file_path(&path)?;
+    let path = scope.reads(&path)?;
     let query = Map::decode(query.as_deref().unwrap_or_default())?;
     let read = move |store: &Store| {
         let attributes = store.file_info(&path)?.attributes;

@@ -18,7 +18,8 @@ use crate::paths;
 use crate::query::{Diff, ListSnapshots, QueryError, page_limit};
 use crate::reserved;
 use crate::router::Mount;
-use crate::state::{Shared, file_path};
+use crate::scope::Scope;
+use crate::state::Shared;
 use crate::types::{
     ChainId, CreateSnapshot, DiffPage, Snapshot, SnapshotPage, SnapshotReference, UpdateSnapshot,
 };
@@ -65,7 +66,7 @@ pub(crate) async fn list(
 ) -> Result<Json<SnapshotPage>, Failure> {
     let query = ListSnapshots::decode(query.as_deref().unwrap_or_default())?;
     let limit = page_limit(query.limit);
-    let path = query.path.as_deref().map(file_path).transpose()?;
+    let path = query.path.as_deref().map(|path| Scope::All.reads(path)).transpose()?;
     let filter = SnapshotFilter {
         path: path.map(|path| path.to_bytes()),
         name: query.name,
@@ -129,11 +130,12 @@ fn parse_cursor(text: &str) -> Result<StoreSnapshotId, QueryError> {
 )]
 pub(crate) async fn create(
     State(state): State<Shared>,
+    scope: Scope,
     JsonBody(request): JsonBody<CreateSnapshot>,
 ) -> Result<(StatusCode, [(HeaderName, String); 1], Json<Snapshot>), Failure> {
     reserved::refuse_name(request.name.as_deref())?;
     reserved::refuse_labels(&request.labels)?;
-    let path = file_path(&request.path)?;
+    let path = scope.changes(&request.path)?;
     let name = request.name.clone();
     let request = SnapshotRequest {
         expires_at: expiry(&request, state.store.now())?,
@@ -209,14 +211,25 @@ pub(crate) async fn get(
 )]
 pub(crate) async fn update(
     State(state): State<Shared>,
+    scope: Scope,
     Segment(id): Segment,
     JsonBody(request): JsonBody<UpdateSnapshot>,
 ) -> Result<Json<Snapshot>, Failure> {
     let id = parse_snapshot_id(&id)?;
     reserved::refuse_labels(&request.labels)?;
+    refuse_change(&state, &scope, id).await?;
     let change = Box::new(move |labels| reserved::replaced(labels, request.labels));
     let snapshot = state.call(move |store| store.change_snapshot_labels(id, change)).await?;
     Ok(Json(convert::snapshot(snapshot)))
+}
+
+/// Refuses to change a snapshot that is none of the caller's.
+async fn refuse_change(state: &Shared, scope: &Scope, id: StoreSnapshotId) -> Result<(), Failure> {
+    if *scope == Scope::All {
+        return Ok(());
+    }
+    let snapshot = state.call(move |store| store.snapshot_info(id)).await?;
+    scope.changes_snapshot(&snapshot)
 }
 
 /// Deletes a snapshot
@@ -234,9 +247,11 @@ pub(crate) async fn update(
 )]
 pub(crate) async fn delete(
     State(state): State<Shared>,
+    scope: Scope,
     Segment(id): Segment,
 ) -> Result<StatusCode, Failure> {
     let id = parse_snapshot_id(&id)?;
+    refuse_change(&state, &scope, id).await?;
     state.call(move |store| store.delete_snapshot(id)).await?;
     Ok(StatusCode::NO_CONTENT)
 }

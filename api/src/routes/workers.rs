@@ -1,5 +1,7 @@
 //! Workers: machines with credentials of their own, as administrators add and revoke them, and as they join.
 
+use std::sync::Arc;
+
 use axum::extract::State;
 use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::{Extension, Json};
@@ -11,6 +13,7 @@ use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
 use crate::paths;
 use crate::router::Mount;
+use crate::scope;
 use crate::state::Shared;
 use crate::types::Timestamp;
 use crate::worker::{
@@ -44,6 +47,7 @@ pub(crate) async fn list(State(state): State<Shared>) -> Json<WorkerList> {
 
 /// Adds a worker, and makes a join token for its machine
 ///
+/// Where the appliance has files of the machine's driver already, `worker_id` says so: else no machine can take that id.
 /// The join token is answered this once, and to the same call by its idempotency key. It can be used once, by `joinWorker`. A worker whose token was lost or has
 /// expired is revoked and added again.
 #[utoipa::path(
@@ -51,7 +55,7 @@ pub(crate) async fn list(State(state): State<Shared>) -> Json<WorkerList> {
     request_body = AddWorker,
     responses(
         (status = 201, description = "The worker and its join token; `Location` is its route", body = AddedWorker),
-        (status = 409, description = "A worker or a token of the configuration has the name"),
+        (status = 409, description = "A worker or a token of the configuration has the name, or a worker has the id"),
         (status = 422, description = "The name or the time has no meaning, or there are as many workers as there can be"),
     ),
 )]
@@ -66,7 +70,7 @@ pub(crate) async fn add(
             format!("join_token_seconds is {seconds}, expected 1 to {JOIN_TOKEN_SECONDS_MAX}");
         return Err(Failure::invalid(detail));
     }
-    let name = request.name;
+    let name = request.name.clone();
     // What a worker registers carries its name alone.
     if state.options.tokens.iter().any(|token| token.name == name.as_str()) {
         let detail = format!(
@@ -79,7 +83,8 @@ pub(crate) async fn add(
         Timestamp::from_nanos(now.as_nanos().saturating_add(seconds * NANOS_PER_SECOND));
     let (worker, join_token) = {
         let name = name.clone();
-        change(&state, move |workers| workers.add(&name, expires_at, now)).await?
+        change(&state, move |workers| workers.add(&name, request.worker_id, expires_at, now))
+            .await?
     };
     tracing::info!(worker = %name, by = &*caller.name, "a worker was added");
     let location = [(header::LOCATION, paths::worker(&name))];
@@ -125,24 +130,33 @@ pub(crate) async fn revoke(
 ) -> Result<StatusCode, Failure> {
     let name = parse_name(&name)?;
     let revoked = name.clone();
+    let workers = Arc::clone(&state.options.workers);
     // Not behind other calls, and not behind the disk.
-    state.options.workers.revoke(&name)?;
-    change(&state, move |workers| workers.keep_revocation(&revoked)).await?;
+    workers.revoke(&name)?;
     tracing::info!(worker = %name, by = &*caller.name, "a worker was revoked");
+    let kept = tokio::task::spawn_blocking(move || workers.keep_revocation(&revoked)).await;
+    kept.map_err(|error| {
+        tracing::error!(%error, "writing the workers panicked");
+        Failure::new(
+            ProblemCode::Internal,
+            "the worker is revoked until the server restarts, see its log",
+        )
+    })??;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Joins, as the worker that the join token was made for
 ///
 /// Safe to repeat: the same token, id and hash are answered again with the worker, as long as the token's time has not
-/// passed. The token opens nothing else.
+/// passed. The token opens nothing else. An id of which the appliance has files is taken only if the worker was added
+/// with it.
 #[utoipa::path(
     post, path = paths::JOIN, tag = "workers", operation_id = "joinWorker",
     request_body = JoinWorker,
     responses(
         (status = 200, description = "The worker", body = Worker),
         (status = 401, description = "The join token is not known, was used or has expired"),
-        (status = 409, description = "Another worker has the id or the credential"),
+        (status = 409, description = "Another worker has the id or the credential, or there are files of that id"),
         (status = 422, description = "The id or the hash has no meaning"),
     ),
 )]
@@ -156,8 +170,12 @@ pub(crate) async fn join(
     };
     let now = now(&state);
     let id = request.worker_id;
+    let files = format!("{}/{id}/", scope::WORKERS);
+    let is_in_use =
+        state.call(move |store| Ok(!store.list_files(&files, None, 1)?.is_empty())).await?;
     let worker =
-        change(&state, move |workers| workers.join(&name, join_token, &request, now)).await?;
+        change(&state, move |workers| workers.join(&name, join_token, &request, is_in_use, now))
+            .await?;
     tracing::info!(worker = %worker.name, %id, "a worker joined");
     Ok(Json(worker))
 }
@@ -179,7 +197,7 @@ pub(crate) async fn replace_credential(
     Extension(caller): Extension<Caller>,
     JsonBody(request): JsonBody<ReplaceCredential>,
 ) -> Result<Json<Worker>, Failure> {
-    let Some(Machine::Worker(name, current)) = caller.machine else {
+    let Some(Machine::Worker { name, credential: current, .. }) = caller.machine else {
         return Err(Failure::unauthenticated("send the credential of a worker"));
     };
     let (next, now) = (request.credential_blake3, now(&state));
@@ -202,6 +220,6 @@ async fn change<T: Send + 'static>(
     state: &Shared,
     change: impl FnOnce(&Workers) -> Result<T, WorkersError> + Send + 'static,
 ) -> Result<T, Failure> {
-    let workers = std::sync::Arc::clone(&state.options.workers);
+    let workers = Arc::clone(&state.options.workers);
     state.call(move |_| Ok(change(&workers))).await?.map_err(Failure::from)
 }

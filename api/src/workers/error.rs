@@ -50,6 +50,27 @@ pub enum WorkersError {
         /// The worker that has it.
         name: WorkerName,
     },
+    /// The worker was added with another id.
+    #[error(
+        "the worker was added with the id {expected}, and this machine has {got}: use its state directory, or revoke the worker and add it again"
+    )]
+    OtherId {
+        /// The machine's.
+        got: uuid::Uuid,
+        /// The one that it was added with.
+        expected: uuid::Uuid,
+    },
+    /// There are files of the id.
+    #[error(
+        "the appliance has files of a worker with the id {worker_id}: if they are this machine's, revoke `{name}` and add \
+         it by `slackwater worker add {name} --id {worker_id}`; else give the machine an empty state directory"
+    )]
+    IdInUse {
+        /// The id.
+        worker_id: uuid::Uuid,
+        /// The worker.
+        name: WorkerName,
+    },
     /// Another worker has the credential.
     #[error("worker `{name}` has this credential: revoke it if this is the same machine")]
     CredentialTaken {
@@ -93,9 +114,11 @@ pub enum WorkersError {
 impl WorkersError {
     fn code(&self) -> ProblemCode {
         match self {
-            Self::Exists { .. } | Self::IdTaken { .. } | Self::CredentialTaken { .. } => {
-                ProblemCode::Exists
-            }
+            Self::Exists { .. }
+            | Self::IdTaken { .. }
+            | Self::IdInUse { .. }
+            | Self::OtherId { .. }
+            | Self::CredentialTaken { .. } => ProblemCode::Exists,
             Self::NotFound { .. } => ProblemCode::NotFound,
             Self::TooMany { .. } => ProblemCode::InvalidValue,
             Self::JoinTokenUsed { .. } | Self::Outdated { .. } => ProblemCode::Unauthenticated,

@@ -67,7 +67,12 @@ impl WorkersFile for NoFile {
 pub(crate) enum Bearer {
     /// A worker, by the credential with this hash. The first use of a new one tells its caller to call
     /// [`Workers::retire_previous`] after a while.
-    Worker { name: WorkerName, credential: SecretHash, retires_previous: bool },
+    Worker {
+        name: WorkerName,
+        worker_id: uuid::Uuid,
+        credential: SecretHash,
+        retires_previous: bool,
+    },
     /// A machine that may become this worker, by the join token with this hash.
     Invited { name: WorkerName, join_token: SecretHash },
 }
@@ -164,6 +169,7 @@ impl Workers {
     pub(crate) fn add(
         &self,
         name: &WorkerName,
+        worker_id: Option<uuid::Uuid>,
         expires_at: Timestamp,
         now: Timestamp,
     ) -> Result<(Worker, String), WorkersError> {
@@ -175,7 +181,12 @@ impl Workers {
             if table.rows.len() >= WORKERS_MAX {
                 return Err(WorkersError::TooMany { limit: WORKERS_MAX });
             }
-            let row = Row::new(Record::new(name.clone(), now, hash(token.as_bytes()), expires_at));
+            if let Some(worker_id) = worker_id {
+                refuse_id_of_another(table, name, worker_id)?;
+            }
+            let join_token = hash(token.as_bytes());
+            let record = Record::new(name.clone(), worker_id, now, join_token, expires_at);
+            let row = Row::new(record);
             let shown = row.shown();
             table.rows.insert(name.clone(), row);
             Ok(shown)
@@ -183,22 +194,30 @@ impl Workers {
         Ok((worker, token))
     }
 
-    /// Makes the bearer of a join token the worker `name`. The same call again changes nothing.
+    /// Makes the bearer of a join token the worker `name`. The same call again changes nothing. An id that is in use, as
+    /// there are files of it, is taken only if the worker was added with it: else a machine could name that of another.
     pub(crate) fn join(
         &self,
         name: &WorkerName,
         join_token: SecretHash,
         joining: &JoinWorker,
+        is_in_use: bool,
         now: Timestamp,
     ) -> Result<Worker, WorkersError> {
         let JoinWorker { worker_id, credential_blake3: credential } = *joining;
         self.change(|table| {
-            let mut others = table.rows.values().filter(|row| row.record.name != *name);
-            if let Some(other) = others.find(|row| row.record.worker_id == Some(worker_id)) {
-                return Err(WorkersError::IdTaken { worker_id, name: other.record.name.clone() });
-            }
+            refuse_id_of_another(table, name, worker_id)?;
             refuse_credential_of_another(table, name, credential)?;
             let row = row_of(table, name)?;
+            match row.record.worker_id {
+                Some(expected) if expected != worker_id && row.record.joined_at.is_none() => {
+                    return Err(WorkersError::OtherId { got: worker_id, expected });
+                }
+                None if is_in_use => {
+                    return Err(WorkersError::IdInUse { worker_id, name: name.clone() });
+                }
+                _ => {}
+            }
             row.record.join(join_token, worker_id, credential, now)?;
             Ok(row.shown())
         })
@@ -305,14 +324,15 @@ impl Row {
 
     fn bearer(&self, presented: SecretHash, now: Timestamp) -> Option<Bearer> {
         let record = &self.record;
-        if record.has(presented) {
+        if let Some(worker_id) = record.worker_id.filter(|_| record.has(presented)) {
             self.seen_at.store(now.as_nanos(), Ordering::Relaxed);
             let is_current = record.credential.is_some_and(|current| current.blake3 == presented);
             let retires_previous = is_current
                 && record.previous.is_some()
                 && !self.is_retiring.swap(true, Ordering::Relaxed);
             let name = record.name.clone();
-            return Some(Bearer::Worker { name, credential: presented, retires_previous });
+            let credential = presented;
+            return Some(Bearer::Worker { name, worker_id, credential, retires_previous });
         }
         let invited = || Bearer::Invited { name: record.name.clone(), join_token: presented };
         record.is_invited_by(presented, now).then(invited)
@@ -335,6 +355,18 @@ impl Row {
 
 fn row_of<'a>(table: &'a mut Table, name: &WorkerName) -> Result<&'a mut Row, WorkersError> {
     table.rows.get_mut(name).ok_or_else(|| WorkersError::NotFound { name: name.clone() })
+}
+
+fn refuse_id_of_another(
+    table: &Table,
+    name: &WorkerName,
+    worker_id: uuid::Uuid,
+) -> Result<(), WorkersError> {
+    let mut others = table.rows.values().filter(|row| row.record.name != *name);
+    match others.find(|row| row.record.worker_id == Some(worker_id)) {
+        Some(other) => Err(WorkersError::IdTaken { worker_id, name: other.record.name.clone() }),
+        None => Ok(()),
+    }
 }
 
 fn refuse_credential_of_another(

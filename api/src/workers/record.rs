@@ -74,6 +74,7 @@ impl Record {
     /// One that was added now.
     pub(super) fn new(
         name: WorkerName,
+        worker_id: Option<uuid::Uuid>,
         created_at: Timestamp,
         join_token: SecretHash,
         expires_at: Timestamp,
@@ -83,7 +84,7 @@ impl Record {
             name,
             created_at,
             join,
-            worker_id: None,
+            worker_id,
             joined_at: None,
             credential: None,
             previous: None,

@@ -62,7 +62,7 @@ fn join(
     token: &str,
     joining: &JoinWorker,
 ) -> Result<Worker, WorkersError> {
-    workers.join(&name(text), hash(token.as_bytes()), joining, at(2))
+    workers.join(&name(text), hash(token.as_bytes()), joining, false, at(2))
 }
 
 fn replace(workers: &Workers, text: &str, from: &str, to: &str) -> Result<Worker, WorkersError> {
@@ -83,7 +83,7 @@ fn name(text: &str) -> WorkerName {
 }
 
 fn add(workers: &Workers, text: &str) -> String {
-    workers.add(&name(text), LATER, at(1)).unwrap().1
+    workers.add(&name(text), None, LATER, at(1)).unwrap().1
 }
 
 /// Adds a worker that joins with this credential.
@@ -108,7 +108,7 @@ fn code(error: WorkersError) -> ProblemCode {
 fn a_join_token_invites_one_machine_until_its_time_has_passed() {
     let file = MemoryFile::default();
     let workers = file.open();
-    let (shown, token) = workers.add(&name("a"), LATER, at(1)).unwrap();
+    let (shown, token) = workers.add(&name("a"), None, LATER, at(1)).unwrap();
     assert_eq!((shown.join_token_expires_at, shown.joined_at), (Some(LATER), None));
     assert!(token.starts_with(JOIN_TOKEN_PREFIX) && token.len() == JOIN_TOKEN_PREFIX.len() + 64);
     assert!(!file.text().contains(&token), "the file has no secret");
@@ -120,10 +120,10 @@ fn a_join_token_invites_one_machine_until_its_time_has_passed() {
         let other = format!("{JOIN_TOKEN_PREFIX}{}", "0".repeat(64));
         assert_eq!(workers.identify(other.as_bytes(), at(5)), None);
     }
-    let late = workers.join(&name("a"), hash(token.as_bytes()), &joining("c"), LATER);
+    let late = workers.join(&name("a"), hash(token.as_bytes()), &joining("c"), false, LATER);
     assert!(matches!(late, Err(WorkersError::Outdated { .. })), "{late:?}");
     assert_ne!(add(&workers, "b"), token);
-    let again = workers.add(&name("a"), LATER, at(1)).unwrap_err();
+    let again = workers.add(&name("a"), None, LATER, at(1)).unwrap_err();
     assert_eq!(code(again), ProblemCode::Exists);
 }
 
@@ -164,6 +164,32 @@ fn ids_and_credentials_are_of_one_worker() {
     assert!(matches!(taken, WorkersError::CredentialTaken { .. }), "{taken}");
     join(&workers, "b", &token, &joining("two")).unwrap();
     assert_eq!(code(replace(&workers, "b", "two", "one").unwrap_err()), ProblemCode::Exists);
+}
+
+#[test]
+fn an_id_of_which_there_are_files_is_taken_only_by_the_worker_that_was_added_with_it() {
+    let file = MemoryFile::default();
+    let workers = file.open();
+    let in_use = joining("one");
+    let token = add(&workers, "a");
+    let join_in_use = |workers: &Workers, text: &str, token: &str, joining: &JoinWorker| {
+        workers.join(&name(text), hash(token.as_bytes()), joining, true, at(2))
+    };
+    let refused = join_in_use(&workers, "a", &token, &in_use).unwrap_err();
+    assert!(refused.to_string().contains(&format!("--id {}", in_use.worker_id)), "{refused}");
+    assert_eq!(code(refused), ProblemCode::Exists);
+
+    let id = Some(in_use.worker_id);
+    let (shown, token) = workers.add(&name("b"), id, LATER, at(1)).unwrap();
+    assert_eq!((shown.worker_id, shown.joined_at), (id, None));
+    assert!(matches!(workers.add(&name("c"), id, LATER, at(1)), Err(WorkersError::IdTaken { .. })));
+    let workers = file.open();
+    let other = join(&workers, "b", &token, &joining("one")).unwrap_err();
+    assert!(matches!(other, WorkersError::OtherId { .. }), "{other}");
+    let shown = join_in_use(&workers, "b", &token, &in_use).unwrap();
+    assert_eq!((shown.worker_id, shown.joined_at), (id, Some(at(2))));
+    // The answer was lost, and there are files of it by now.
+    assert_eq!(join_in_use(&workers, "b", &token, &in_use).unwrap().joined_at, Some(at(2)));
 }
 
 #[test]
@@ -257,7 +283,7 @@ fn on_a_full_disk_nothing_is_acknowledged_but_a_revocation_holds() {
     let token = add(&workers, "b");
     file.fill(true);
     let full = |error| assert_eq!(code(error), ProblemCode::NoSpace);
-    full(workers.add(&name("c"), LATER, at(3)).unwrap_err());
+    full(workers.add(&name("c"), None, LATER, at(3)).unwrap_err());
     full(join(&workers, "b", &token, &joining("b")).unwrap_err());
     full(replace(&workers, "a", "one", "two").unwrap_err());
     assert_eq!(workers.names(), [name("a"), name("b")]);
@@ -338,7 +364,7 @@ fn their_number_is_bounded_and_the_largest_file_is_read_again() {
     let long =
         |number: usize| format!("{number:0>width$}", width = crate::worker::WORKER_NAME_BYTES_MAX);
     let one = |number: usize| {
-        let mut record = Record::new(name(&long(number)), LATER, hash(b"t"), LATER);
+        let mut record = Record::new(name(&long(number)), None, LATER, hash(b"t"), LATER);
         record
             .join(hash(b"t"), Uuid::new_v4(), hash(number.to_string().as_bytes()), at(2))
             .unwrap();
@@ -348,7 +374,7 @@ fn their_number_is_bounded_and_the_largest_file_is_read_again() {
     let records: Vec<Record> = (0..WORKERS_MAX).map(one).collect();
     *file.content.lock() = Some(record::write(records.iter()).unwrap());
     let workers = file.open();
-    let full = workers.add(&name("over"), LATER, at(1)).unwrap_err();
+    let full = workers.add(&name("over"), None, LATER, at(1)).unwrap_err();
     assert!(full.to_string().contains("4096"), "{full}");
     revoke(&workers, &long(7)).unwrap();
     add(&workers, "over");

@@ -9,7 +9,8 @@ use axum::http::{Method, Request, header};
 use serde_json::{Value, json};
 use slackwater_api::error::ProblemCode;
 use slackwater_api::listen::ConnectionInfo;
-use slackwater_api::types::Snapshot;
+use slackwater_api::paths::encode_component;
+use slackwater_api::types::{FilePage, Snapshot};
 use slackwater_api::worker::{AddedWorker, CREDENTIAL_PREFIX, Worker, WorkerList};
 use slackwater_api::{ApiOptions, Role, Secret, VmstoreCredentials};
 
@@ -161,7 +162,7 @@ async fn every_route_lets_in_whom_the_table_names() {
             let route = (method.clone(), template.clone());
             let let_in = expected.remove(&route).unwrap_or_else(|| panic!("no line for {route:?}"));
             let path = template
-                .replace("{path}", "gone")
+                .replace("{path}", &format!("workers%2F{}%2Fgone", id(1)))
                 .replace("{id}", &id(0))
                 .replace("{uuid}", &id(0))
                 .replace("{chain_id}", &format!("sha256:{}", "a".repeat(64)))
@@ -226,14 +227,185 @@ async fn a_worker_is_added_joins_and_is_known_by_its_credential() {
     assert_eq!(one, list.workers[1]);
 }
 
+/// A file of the worker that has this number, and a snapshot of it.
+async fn disk(face: &Face, machine: &str, number: u8) -> (String, Snapshot) {
+    let path = format!("workers/{}/disks/a", id(number));
+    let file = json!({"path": path, "size_bytes": 8192});
+    call(face, machine, Method::POST, "/v1/files", Some(file)).await.expect(201);
+    let request = json!({"path": path});
+    let taken = call(face, machine, Method::POST, "/v1/snapshots", Some(request)).await;
+    (path, taken.expect(201).parse())
+}
+
+/// The calls that change something of this file and this snapshot, or read the file.
+fn calls_on(path: &str, snapshot: &Snapshot) -> Vec<(Method, String, Option<Value>)> {
+    let route = format!("/v1/files/{}", path.replace('/', "%2F"));
+    let of_snapshot = format!("/v1/snapshots/{}", snapshot.id);
+    let chain = format!("sha256:{}", "b".repeat(64));
+    vec![
+        (Method::GET, route.clone(), None),
+        (Method::HEAD, route.clone(), None),
+        (Method::GET, format!("{route}/data"), None),
+        (Method::GET, format!("{route}/map"), None),
+        (Method::PATCH, route.clone(), Some(json!({"size_bytes": 4096}))),
+        (Method::POST, "/v1/snapshots".to_owned(), Some(json!({"path": path}))),
+        (Method::POST, "/v1/chains".to_owned(), Some(json!({"path": path, "chain_id": chain}))),
+        (Method::PATCH, of_snapshot.clone(), Some(json!({"labels": {"a": "b"}}))),
+        (
+            Method::POST,
+            "/v1/files".to_owned(),
+            Some(json!({"path": format!("{path}2"), "size_bytes": 1})),
+        ),
+        (
+            Method::POST,
+            "/v1/clones".to_owned(),
+            Some(json!({"snapshot_id": snapshot.id, "path": format!("{path}3")})),
+        ),
+        (Method::PATCH, route.clone(), Some(json!({"path": format!("{path}4")}))),
+        (Method::DELETE, format!("{route}4"), None),
+        (Method::DELETE, of_snapshot, None),
+    ]
+}
+
+#[tokio::test]
+async fn a_worker_reaches_its_own_files_and_no_others() {
+    let face = face();
+    let [one, two] = [joined(&face, "one", 1).await, joined(&face, "two", 2).await];
+    let (path, snapshot) = disk(&face, &one, 1).await;
+    let calls = calls_on(&path, &snapshot);
+    for (method, uri, body) in &calls {
+        let answer = call(&face, &two, method.clone(), uri, body.clone()).await;
+        assert_eq!(answer.status, 403, "{method} {uri}: {answer:?}");
+        if *method != Method::HEAD {
+            let problem = answer.problem(ProblemCode::Forbidden);
+            assert!(problem.detail.contains("worker `two` may not"), "{}", problem.detail);
+        }
+    }
+    let route = format!("/v1/files/{}/data", path.replace('/', "%2F"));
+    let bytes = Request::put(&route).header(header::CONTENT_TYPE, "application/octet-stream");
+    let bytes = bytes.header(header::AUTHORIZATION, format!("Bearer {two}"));
+    face.send(bytes.body(Body::from("x")).unwrap()).await.problem(ProblemCode::Forbidden);
+    // Into its own directory a worker brings no file of another one either.
+    let own = json!({"path": format!("workers/{}/disks/mine", id(2))});
+    let uri = format!("/v1/files/{}", path.replace('/', "%2F"));
+    call(&face, &two, Method::PATCH, &uri, Some(own)).await.problem(ProblemCode::Forbidden);
+    let (theirs, _) = disk(&face, &two, 2).await;
+    let out = json!({"path": format!("workers/{}/disks/theirs", id(1))});
+    let uri = format!("/v1/files/{}", theirs.replace('/', "%2F"));
+    call(&face, &two, Method::PATCH, &uri, Some(out)).await.problem(ProblemCode::Forbidden);
+    call(&face, &two, Method::DELETE, &uri, None).await.expect(204);
+    let uri = format!("/v1/snapshots/{}", snapshot.id);
+    let same: Snapshot = call(&face, &one, Method::GET, &uri, None).await.expect(200).parse();
+    assert_eq!(same, snapshot);
+    assert_eq!(listed(&face, "viewer-secret", "").await, [path]);
+    for (method, uri, body) in calls {
+        let answer = call(&face, &one, method.clone(), &uri, body).await;
+        assert!((200..300).contains(&answer.status), "{method} {uri}: {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_machine_cannot_take_the_id_of_another_one() {
+    let face = face();
+    let one = joined(&face, "one", 1).await;
+    let (path, _) = disk(&face, &one, 1).await;
+    call(&face, "root-secret", Method::DELETE, "/v1/workers/one", None).await.expect(204);
+    let thief = add(&face, "thief").await.join_token;
+    let body = json!({"worker_id": id(1), "credential_blake3": credential(3).1});
+    let refused = call(&face, &thief, Method::POST, "/v1/join", Some(body.clone())).await;
+    let refused = refused.problem(ProblemCode::Exists);
+    assert!(refused.detail.contains(&format!("--id {}", id(1))), "{}", refused.detail);
+    // The machine itself, as an administrator says.
+    let with_id = json!({"name": "again", "worker_id": id(1)});
+    let added = call(&face, "root-secret", Method::POST, "/v1/workers", Some(with_id)).await;
+    let added: AddedWorker = added.expect(201).parse();
+    call(&face, &added.join_token, Method::POST, "/v1/join", Some(body)).await.expect(200);
+    let route = format!("/v1/files/{}", path.replace('/', "%2F"));
+    call(&face, &credential(3).0, Method::GET, &route, None).await.expect(200);
+}
+
+#[tokio::test]
+async fn workers_share_snapshots_and_what_is_published() {
+    let face = face();
+    let [one, two] = [joined(&face, "one", 1).await, joined(&face, "two", 2).await];
+    let (_, snapshot) = disk(&face, &one, 1).await;
+    for part in ["", "/data", "/map", "/diff"] {
+        let uri = format!("/v1/snapshots/{}{part}", snapshot.id);
+        call(&face, &two, Method::GET, &uri, None).await.expect(200);
+    }
+    let clone = |path: String| json!({"snapshot_id": snapshot.id, "path": path});
+    let own = Some(clone(format!("workers/{}/holds/a", id(2))));
+    call(&face, &two, Method::POST, "/v1/clones", own).await.expect(201);
+    let published = format!("published/{}", snapshot.id);
+    let publish = Some(clone(published.clone()));
+    call(&face, &one, Method::POST, "/v1/clones", publish).await.expect(201);
+    for other in
+        ["published/x".to_owned(), format!("{published}/x"), format!("published/{}", id(9))]
+    {
+        let refused = call(&face, &one, Method::POST, "/v1/clones", Some(clone(other))).await;
+        refused.problem(ProblemCode::Forbidden);
+    }
+    let route = format!("/v1/files/published%2F{}", snapshot.id);
+    call(&face, &two, Method::GET, &route, None).await.expect(200);
+    call(&face, &two, Method::GET, "/v1/files?prefix=published/", None).await.expect(200);
+    let resize = Some(json!({"size_bytes": 1}));
+    call(&face, &two, Method::PATCH, &route, resize).await.problem(ProblemCode::Forbidden);
+    call(&face, &two, Method::DELETE, &route, None).await.expect(204);
+}
+
+/// The paths that a list in pages has.
+async fn listed(face: &Face, secret: &str, query: &str) -> Vec<String> {
+    let (mut paths, mut after) = (Vec::new(), String::new());
+    loop {
+        let uri = format!("/v1/files?limit=2{query}{after}");
+        let page: FilePage = call(face, secret, Method::GET, &uri, None).await.expect(200).parse();
+        paths.extend(page.items.into_iter().map(|file| file.path));
+        match page.next {
+            Some(next) => after = format!("&after={}", encode_component(next.as_bytes())),
+            None => return paths,
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_worker_lists_what_it_reaches() {
+    let face = face();
+    let [one, two] = [joined(&face, "one", 1).await, joined(&face, "two", 2).await];
+    let mut all = vec!["a".to_owned(), "x/y".to_owned()];
+    for number in [1, 2] {
+        for name in ["disks/a", "disks/b", "holds/a", "lease"] {
+            all.push(format!("workers/{}/{name}", id(number)));
+        }
+        all.push(format!("published/{}", id(number)));
+    }
+    all.sort();
+    for path in &all {
+        let body = Some(json!({"path": path, "size_bytes": 1}));
+        call(&face, "root-secret", Method::POST, "/v1/files", body).await.expect(201);
+    }
+    let of = |number: u8| format!("workers/{}/", id(number));
+    let expected = |begins: &[&str]| -> Vec<String> {
+        let is_one = |path: &&String| begins.iter().any(|begin| path.starts_with(begin));
+        all.iter().filter(is_one).cloned().collect()
+    };
+    assert_eq!(listed(&face, "viewer-secret", "").await, all);
+    for (machine, number) in [(&one, 1), (&two, 2)] {
+        let own = of(number);
+        assert_eq!(listed(&face, machine, "").await, expected(&["published/", &own]));
+        assert_eq!(listed(&face, machine, "&prefix=workers/").await, expected(&[&own]));
+        assert_eq!(listed(&face, machine, "&prefix=published/").await, expected(&["published/"]));
+        let others = format!("&prefix={}", of(3 - number));
+        assert_eq!(listed(&face, machine, &others).await, Vec::<String>::new());
+    }
+}
+
 #[tokio::test]
 async fn what_a_worker_registers_carries_its_name() {
     let face = face();
     let machine = joined(&face, "node-7", 1).await;
-    let file = json!({"path": "a", "size_bytes": 8192});
-    call(&face, &machine, Method::POST, "/v1/files", Some(file)).await.expect(201);
+    let (path, _) = disk(&face, &machine, 1).await;
     let chain = format!("sha256:{}", "a".repeat(64));
-    let body = json!({"path": "a", "chain_id": chain});
+    let body = json!({"path": path, "chain_id": chain});
     let made = call(&face, &machine, Method::POST, "/v1/chains", Some(body)).await.expect(201);
     let made: Snapshot = made.parse();
     let makers: Vec<&String> = made.chains.values().flatten().collect();
@@ -306,6 +478,7 @@ async fn what_has_no_meaning_is_refused() {
         json!({"name": "a", "join_token_seconds": 0}),
         json!({"name": "a", "join_token_seconds": 2_592_001}),
         json!({"name": "a", "join_token": "mine"}),
+        json!({"name": "a", "worker_id": "x"}),
     ];
     for body in bad_workers {
         let answer = call(&face, "root-secret", Method::POST, "/v1/workers", Some(body)).await;

@@ -29,7 +29,7 @@ pub(super) struct AttachArguments {
     /// A snapshot of such a file, read-only
     #[arg(long, value_name = "ID")]
     snapshot: Option<SnapshotId>,
-    /// A new clone of a snapshot; its path on the appliance is printed
+    /// A new clone of a snapshot, for which a worker that joined needs a token; its path on the appliance is printed
     #[arg(long, value_name = "ID")]
     clone: Option<SnapshotId>,
     /// Refuse writes

@@ -9,7 +9,7 @@ use slackwater_client::{Token, is_readable_on_the_way};
 use uuid::Uuid;
 
 use super::print;
-use crate::credential::Exchange;
+use crate::credential::{Origin, Turn};
 use crate::daemon;
 use crate::engine::daemon::Daemon;
 use crate::error::DriverError;
@@ -47,7 +47,7 @@ pub(super) async fn run(arguments: &JoinArguments, config: &Config) -> Result<()
         );
     }
     let worker_id = worker_id(config).await?;
-    let exchange = Exchange::begin(&config.state_dir, token.reveal())?;
+    let exchange = Turn::take(&config.state_dir)?.begin(Origin::JoinToken, token.reveal())?;
     let client = config.target.client_with(token)?;
     let worker = client.join(worker_id, exchange.next().hash()).await?;
     exchange.adopt()?;

@@ -68,7 +68,8 @@ enum Command {
     Attach(attach::AttachArguments),
     /// Detach what `attach` attached
     Detach(attach::DetachArguments),
-    /// List the workers that have disks on the appliance, or take back what a lost one left
+    /// List the workers that have disks on the appliance, or take back what a lost one left; of others than this one
+    /// that needs a token
     Workers(workers::WorkersArguments),
     /// Make images by reference, commit in constant time, export to ordinary layers
     #[command(subcommand)]

@@ -3,6 +3,7 @@
 //! appliance deletes by itself what nobody else uses.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand};
@@ -40,7 +41,7 @@ pub(super) struct WorkersArguments {
 /// What to do with them.
 #[derive(Clone, Debug, Subcommand)]
 enum WorkersCommand {
-    /// Delete all disks of a worker that is lost for good
+    /// Delete all disks of a worker that is lost for good; needs a token
     ///
     /// A worker that comes back after that finds its containers' and images' disks gone.
     Sweep(SweepArguments),
@@ -118,13 +119,25 @@ pub(super) async fn run(
     arguments: &WorkersArguments,
     settings: &Settings,
 ) -> Result<(), DriverError> {
-    let client = Target::of(settings)?.client()?;
+    let target = Target::of(settings)?;
+    if target.shows_credential() && arguments.command.is_some() {
+        let needed = "the credential of this worker reaches no files of others: give a token of the role worker or admin by --token-file";
+        return Err(DriverError::Usage(needed.to_owned()));
+    }
+    let client = target.client()?;
     // The workers first, so that no heartbeat is younger than the moment.
     let workers = find(&client).await?;
     let appliance = Appliance::ask(&client).await?;
     match &arguments.command {
         None => {
             print(&table(&workers, appliance.moment));
+            if target.shows_credential() {
+                // Nothing can be done when standard error is gone.
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "only this worker: a token (--token-file) shows the others"
+                );
+            }
             Ok(())
         }
         Some(WorkersCommand::Sweep(chosen)) => sweep(&client, &workers, appliance, chosen).await,

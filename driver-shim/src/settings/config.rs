@@ -78,14 +78,20 @@ impl Target {
         Ok(builder.build()?)
     }
 
-    /// The client of the process that serves the export. It goes on for as long as there are containers, so it takes
-    /// the credential once there is one, though it was started with a token.
+    /// The client of the process that serves the export. It goes on for as long as there are containers: once the file
+    /// of the token that it was started with is removed, it takes the credential.
     ///
     /// # Errors
     /// As [`Self::client`].
     pub fn client_of_export(&self) -> Result<Client, SettingsError> {
-        let paths = self.credential.iter().chain(&self.token_file);
+        let paths = self.token_file.iter().chain(&self.credential);
         Ok(paths.fold(self.builder()?, ClientBuilder::token_file).build()?)
+    }
+
+    /// Whether [`Self::client`] shows the credential of this worker, which reaches its own files alone.
+    #[must_use]
+    pub fn shows_credential(&self) -> bool {
+        self.token_file.is_none() && self.credential.as_ref().is_some_and(|path| path.exists())
     }
 
     /// A client of its REST face that sends this token.

@@ -383,15 +383,20 @@ fn identity(state: &State, directory: &Path, machine: &str) -> Result<Uuid, Work
     if is_copy && !state.is_empty() {
         return Err(WorkerError::OtherMachine { path: directory.to_owned() });
     }
-    if is_copy {
-        // Two machines with one credential would replace it for each other.
-        tracing::warn!(
-            "this state directory is of another machine: the worker has a new id, and has to join by itself"
-        );
-        let path = directory.to_owned();
-        credential::discard(directory).map_err(|source| WorkerError::Local { path, source })?;
-    }
-    let id = known.filter(|_| !is_copy).unwrap_or_else(Uuid::new_v4);
+    let id = match known.filter(|_| !is_copy) {
+        Some(id) => id,
+        None => {
+            // The appliance knows it by another id, or another machine has it: two would replace it for each other.
+            let path = directory.to_owned();
+            let discarded = credential::discard(directory);
+            if discarded.map_err(|source| WorkerError::Local { path, source })? {
+                tracing::warn!(
+                    "the credential was of another worker and is removed: this one has a new id, and has to join"
+                );
+            }
+            Uuid::new_v4()
+        }
+    };
     state.apply(&[
         Change::Fact("worker_id".to_owned(), id.to_string()),
         // One that has no id today is not forgotten.

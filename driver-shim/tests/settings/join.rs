@@ -45,7 +45,8 @@ impl Place {
 
     /// The join token of a new worker.
     fn add(&self, name: &str) -> String {
-        let request = AddWorker { name: name.parse().unwrap(), join_token_seconds: None };
+        let request =
+            AddWorker { name: name.parse().unwrap(), join_token_seconds: None, worker_id: None };
         self.runtime.block_on(self.admin.add_worker(&request)).unwrap().join_token
     }
 
@@ -129,6 +130,8 @@ fn a_machine_joins_and_its_commands_have_the_credential() {
     let (code, used) = place.join(&join_token, &["--state-dir", text(&other)]);
     assert!(code == Some(1) && used.contains("was used at"), "{used}");
     assert!(!used.contains(&join_token) && !other.join("credential").exists(), "{used}");
+    let (code, refused) = place.run(&["workers", "sweep", "--older-than", "30d"]);
+    assert!(code == Some(2) && refused.contains("--token-file"), "{refused}");
     place.revoke("node-7");
     let (code, revoked) = place.run(&["workers"]);
     assert!(code == Some(1) && revoked.contains("revoked"), "{revoked}");
@@ -154,6 +157,19 @@ fn a_join_that_was_cut_off_goes_on() {
     place.revoke("node-7");
     assert_eq!(place.join(&place.add("node-7"), &[]).0, Some(0));
     assert!(place.opens(&place.credential()) && !place.opens(&credential));
+}
+
+#[test]
+fn a_machine_that_lost_its_state_joins_again() {
+    let place = Place::new();
+    assert_eq!(place.join(&place.add("node-7"), &[]).0, Some(0));
+    fs::remove_file(place.state().join("state.redb")).unwrap();
+    let socket = place.folder.path().join("docker.sock");
+    let daemon = Daemon::start(&mut place.command(&["--docker-socket", text(&socket)]));
+    assert!(!place.state().join("credential").exists(), "that of another id is kept");
+    assert_eq!(place.join(&place.add("node-8"), &[]).0, Some(0));
+    assert_eq!(daemon.stop(), Some(0));
+    assert_eq!(place.worker("node-8").worker_id, Some(worker_id_in(&place.state()).unwrap()));
 }
 
 #[test]

@@ -25,7 +25,7 @@ def revoked(world):
                 f"the pull does not say what is to be done: {said}")
         require_equal("images", worker.docker("image", "ls", "--quiet", other), "")
         # The daemon goes on with the new credential as it is.
-        worker.join()
+        worker.join(known["worker_id"])
         worker.docker("pull", other)
         require_equal("a container", worker.docker.run(other, "cat", "/one/file"), "one")
     return said.strip().splitlines()[-1][:200]

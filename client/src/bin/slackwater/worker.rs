@@ -6,6 +6,8 @@ use clap::Subcommand;
 use slackwater_client::types::Timestamp;
 use slackwater_client::worker::{AddWorker, Worker, WorkerName};
 
+use uuid::Uuid;
+
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::name;
@@ -24,6 +26,10 @@ pub(crate) enum WorkerCommand {
         /// How long the token can be used: 1h, 7d; 30 days at most
         #[arg(long, value_name = "DURATION", value_parser = name::duration, default_value = "24h")]
         expires_in: Duration,
+        /// The id of its driver, where the appliance has files of it: of a machine that joins again, or that had a token
+        /// before. `slackwater-driver status` tells it
+        #[arg(long, value_name = "UUID")]
+        id: Option<Uuid>,
     },
     /// List the workers, in order of their names
     #[command(visible_alias = "ls")]
@@ -42,7 +48,10 @@ pub(crate) enum WorkerCommand {
 
 pub(crate) async fn run(context: &Context, command: WorkerCommand) -> Result<(), Failure> {
     match command {
-        WorkerCommand::Add { name, expires_in } => add(context, name, expires_in).await,
+        WorkerCommand::Add { name, expires_in, id } => {
+            let join_token_seconds = Some(expires_in.as_secs());
+            add(context, AddWorker { name, join_token_seconds, worker_id: id }).await
+        }
         WorkerCommand::List => list(context).await,
         WorkerCommand::Revoke { names } => {
             let mut several = Several::default();
@@ -55,14 +64,13 @@ pub(crate) async fn run(context: &Context, command: WorkerCommand) -> Result<(),
     }
 }
 
-async fn add(context: &Context, name: WorkerName, expires_in: Duration) -> Result<(), Failure> {
-    let join_token_seconds = Some(expires_in.as_secs());
-    let request = AddWorker { name: name.clone(), join_token_seconds };
+async fn add(context: &Context, request: AddWorker) -> Result<(), Failure> {
     let added = context.client.add_worker(&request).await?;
     context.output.result(&added, || format!("{}\n", added.join_token))?;
     let until = added.worker.join_token_expires_at.map(moment);
     context.output.remark(&format!(
-        "give it to `slackwater-driver join` on {name}, with the settings of its daemon, until {}",
+        "give it to `slackwater-driver join` on {}, with the settings of its daemon, until {}",
+        request.name,
         or_dash(until)
     ));
     Ok(())

@@ -1,0 +1,268 @@
+//! Which files and snapshots a caller reaches.
+//!
+//! ```text
+//! caller                      reads                                changes
+//! token, or none is asked     all                                  all, as its role allows
+//! worker that joined          its files, published/, all           its files, published/SNAPSHOT, snapshots of its
+//!                             snapshots                            files; registers chains
+//! ```
+//! A worker's files are those below `workers/ID/`, where ID is that of its driver. What is published keeps snapshots for
+//! all workers: each may add what it made or pulled, and take it away again. Snapshots are read by all workers, as they
+//! share unpacked layers.
+//!
+//! Invariant: a handler takes the [`FilePath`] of a request from here. `state` has no other way to one.
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use slackwater_blockstore::{FilePath, Name, Snapshot as StoreSnapshot};
+use uuid::Uuid;
+
+use crate::auth::{Caller, Machine};
+use crate::error::ProblemCode;
+use crate::failure::Failure;
+use crate::state::Shared;
+use crate::types::SnapshotId;
+
+/// Below it is a directory for each worker.
+pub(crate) const WORKERS: &str = "workers";
+
+/// In it is a file for each snapshot that is kept for images in registries.
+const PUBLISHED: &str = "published";
+
+/// What a caller reaches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// All, as far as its role goes.
+    All,
+    /// What belongs to one worker, and what all workers share.
+    Worker {
+        /// Its name, for errors.
+        name: String,
+        /// The id of its driver.
+        id: Uuid,
+    },
+}
+
+impl FromRequestParts<Shared> for Scope {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &Shared) -> Result<Self, Failure> {
+        match parts.extensions.get::<Caller>().map(|caller| &caller.machine) {
+            Some(None) => Ok(Self::All),
+            Some(Some(Machine::Worker { name, worker_id, .. })) => {
+                Ok(Self::Worker { name: name.to_string(), id: *worker_id })
+            }
+            // No route that asks for a scope lets these in.
+            Some(Some(Machine::Invited(..))) | None => {
+                Err(Failure::new(ProblemCode::Internal, "the caller of this request is not known"))
+            }
+        }
+    }
+}
+
+impl Scope {
+    /// The path of a file that is to be looked at.
+    ///
+    /// # Errors
+    /// A text that is no path, or a path that the caller does not reach.
+    pub(crate) fn reads(&self, text: &str) -> Result<FilePath, Failure> {
+        let path = parse(text)?;
+        match self {
+            Self::Worker { id, .. } if !is_of(&path, *id) && !is_published(&path) => {
+                Err(self.refused("read", text))
+            }
+            _ => Ok(path),
+        }
+    }
+
+    /// The path of a file that is to be made or changed, or that a snapshot is to be taken of.
+    ///
+    /// # Errors
+    /// As [`Self::reads`].
+    pub(crate) fn changes(&self, text: &str) -> Result<FilePath, Failure> {
+        let path = parse(text)?;
+        match self {
+            Self::Worker { id, .. } if !is_of(&path, *id) => Err(self.refused("change", text)),
+            _ => Ok(path),
+        }
+    }
+
+    /// The path of a clone that is to be made of a snapshot: also that by which the snapshot is published.
+    ///
+    /// # Errors
+    /// As [`Self::reads`].
+    pub(crate) fn clones(&self, text: &str, snapshot: SnapshotId) -> Result<FilePath, Failure> {
+        let path = parse(text)?;
+        match self {
+            Self::Worker { .. } if path.to_bytes() == published(snapshot).as_bytes() => Ok(path),
+            _ => self.changes(text),
+        }
+    }
+
+    /// The path of a file that is to be deleted: also one by which a snapshot is published.
+    ///
+    /// # Errors
+    /// As [`Self::reads`].
+    pub(crate) fn deletes(&self, text: &str) -> Result<FilePath, Failure> {
+        let path = parse(text)?;
+        match self {
+            Self::Worker { .. } if is_of_a_snapshot(&path) => Ok(path),
+            _ => self.changes(text),
+        }
+    }
+
+    /// With what the paths of a list begin, in order, so that it has all that begins with `prefix` and that the caller
+    /// reaches.
+    pub(crate) fn lists(&self, prefix: &str) -> Vec<String> {
+        let Self::Worker { id, .. } = self else {
+            return vec![prefix.to_owned()];
+        };
+        let reached = [format!("{PUBLISHED}/"), format!("{WORKERS}/{id}/")];
+        let both =
+            |reached: String| match (prefix.starts_with(&reached), reached.starts_with(prefix)) {
+                (true, _) => Some(prefix.to_owned()),
+                (false, true) => Some(reached),
+                (false, false) => None,
+            };
+        reached.into_iter().filter_map(both).collect()
+    }
+
+    /// Whether a snapshot may be deleted or labelled: it is one of a file that may be changed.
+    ///
+    /// # Errors
+    /// It is not.
+    pub(crate) fn changes_snapshot(&self, snapshot: &StoreSnapshot) -> Result<(), Failure> {
+        let Self::Worker { id, .. } = self else {
+            return Ok(());
+        };
+        match snapshot.path.starts_with(format!("{WORKERS}/{id}/").as_bytes()) {
+            true => Ok(()),
+            false => Err(self.refused("change", &format!("snapshot {}", snapshot.id))),
+        }
+    }
+
+    fn refused(&self, action: &str, what: &str) -> Failure {
+        let Self::Worker { name, id } = self else {
+            return Failure::new(ProblemCode::Forbidden, "the caller does not reach it");
+        };
+        let shown: String = what.chars().take(128).collect();
+        let detail = format!(
+            "worker `{name}` may not {action} `{}`: its files are below {WORKERS}/{id}/; a token of the server's \
+             configuration reaches the others",
+            shown.escape_debug()
+        );
+        Failure::new(ProblemCode::Forbidden, detail)
+    }
+}
+
+/// The path by which a snapshot is published.
+fn published(snapshot: SnapshotId) -> String {
+    format!("{PUBLISHED}/{snapshot}")
+}
+
+fn parse(text: &str) -> Result<FilePath, Failure> {
+    FilePath::parse(text).map_err(Failure::from)
+}
+
+/// Whether the path is below the directory of the worker with this id.
+fn is_of(path: &FilePath, id: Uuid) -> bool {
+    let id = id.to_string();
+    let begins = [WORKERS.as_bytes(), id.as_bytes()];
+    path.names().len() > begins.len() && begins_with(path, &begins)
+}
+
+fn is_published(path: &FilePath) -> bool {
+    path.names().len() > 1 && begins_with(path, &[PUBLISHED.as_bytes()])
+}
+
+/// Whether the path is that by which a snapshot is published.
+fn is_of_a_snapshot(path: &FilePath) -> bool {
+    let parses = |name: &Name| {
+        std::str::from_utf8(name.as_bytes()).is_ok_and(|text| text.parse::<SnapshotId>().is_ok())
+    };
+    is_published(path) && path.names().len() == 2 && path.names().last().is_some_and(parses)
+}
+
+fn begins_with(path: &FilePath, begins: &[&[u8]]) -> bool {
+    path.names().iter().map(Name::as_bytes).zip(begins).all(|(name, begin)| name == *begin)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: &str = "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11";
+    const OTHER: &str = "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c12";
+
+    fn worker() -> Scope {
+        Scope::Worker { name: "node-7".to_owned(), id: ID.parse().unwrap() }
+    }
+
+    #[test]
+    fn a_worker_changes_what_is_below_its_directory() {
+        for own in [format!("workers/{ID}/disks/a"), format!("/workers/{ID}/lease")] {
+            assert!(worker().changes(&own).is_ok() && worker().reads(&own).is_ok(), "{own}");
+            assert!(worker().deletes(&own).is_ok(), "{own}");
+        }
+        let upper = ID.to_uppercase();
+        let others = [
+            "a".to_owned(),
+            "workers".to_owned(),
+            format!("workers/{ID}"),
+            format!("workers/{OTHER}/disks/a"),
+            format!("workers/{upper}/disks/a"),
+            format!("workers/{ID}x/disks/a"),
+            format!("x/workers/{ID}/disks/a"),
+            "published".to_owned(),
+        ];
+        for other in others {
+            for refused in
+                [worker().changes(&other), worker().reads(&other), worker().deletes(&other)]
+            {
+                let refused = refused.unwrap_err();
+                assert_eq!(refused.code(), ProblemCode::Forbidden, "{other}");
+                assert!(refused.detail().contains("node-7"), "{}", refused.detail());
+            }
+            assert!(Scope::All.changes(&other).is_ok() && Scope::All.deletes(&other).is_ok());
+        }
+        for none in ["", "a//b", "..", &format!("workers/{ID}/../{OTHER}/a")] {
+            assert!(worker().changes(none).is_err() && Scope::All.reads(none).is_err(), "{none}");
+        }
+    }
+
+    #[test]
+    fn what_is_published_is_a_clone_of_the_snapshot_that_its_name_tells() {
+        let snapshot: SnapshotId = OTHER.parse().unwrap();
+        let path = format!("published/{OTHER}");
+        assert!(worker().reads(&path).is_ok() && worker().deletes(&path).is_ok());
+        assert!(worker().clones(&path, snapshot).is_ok());
+        assert!(worker().clones(&path, ID.parse().unwrap()).is_err());
+        assert!(worker().clones(&format!("{path}/a"), snapshot).is_err());
+        assert!(worker().clones(&format!("workers/{ID}/disks/a"), snapshot).is_ok());
+        assert!(worker().changes(&path).is_err());
+        for other in [format!("{path}/a"), "published/x".to_owned()] {
+            assert!(worker().deletes(&other).is_err(), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_list_is_of_what_is_reached() {
+        let own = format!("workers/{ID}/");
+        let below = format!("{own}disks/0");
+        let cases = [
+            ("", vec!["published/", &own]),
+            ("w", vec![&own]),
+            ("workers/", vec![&own]),
+            (own.trim_end_matches('/'), vec![&own]),
+            (&below, vec![&below]),
+            ("pub", vec!["published/"]),
+            ("published/6", vec!["published/6"]),
+            ("images/", vec![]),
+            ("workers/7", vec![]),
+        ];
+        for (prefix, expected) in cases {
+            assert_eq!(worker().lists(prefix), expected, "{prefix}");
+            assert_eq!(Scope::All.lists(prefix), [prefix]);
+        }
+    }
+}
