@@ -8,13 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use slackwater_client::types::SnapshotId;
 use slackwater_client::{
     BlockHash, ByteRange, Client, ClientError, DataSource, ProblemCode, RetryPolicy,
 };
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::cache::BLOCK_BYTES;
 use crate::statistics::Statistics;
@@ -31,6 +32,10 @@ const WINDOWS_BYTES_MAX: u64 = 64 << 20;
 const WINDOWS_EXPECTED: usize = 8192;
 /// What a window takes beside its hashes.
 const WINDOW_OVERHEAD_BYTES: usize = 128;
+
+/// How long no map is asked for after the appliance refused the token: a worker that was revoked would else use up the
+/// tries that its address has, also those of a machine beside it that is behind the same address.
+const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
 /// Wait between tries while the REST face is away.
 const RETRY_WAIT_MIN: Duration = Duration::from_millis(100);
@@ -68,6 +73,8 @@ pub(crate) struct Maps {
     statistics: Arc<Statistics>,
     /// Whether it was told that maps cannot be had.
     is_refusal_told: AtomicBool,
+    /// Until when none is asked for.
+    paused_until: Mutex<Option<Instant>>,
 }
 
 impl Maps {
@@ -77,6 +84,7 @@ impl Maps {
             windows: Cache::with_weighter(WINDOWS_EXPECTED, WINDOWS_BYTES_MAX, WindowWeighter),
             statistics,
             is_refusal_told: AtomicBool::new(false),
+            paused_until: Mutex::default(),
         }
     }
 
@@ -100,6 +108,9 @@ impl Maps {
             MapSource::File(path) => DataSource::File(path),
             MapSource::Snapshot(id) => DataSource::Snapshot(*id),
         };
+        if self.paused_until.lock().is_some_and(|until| Instant::now() < until) {
+            return Err(());
+        }
         let mut wait = RETRY_WAIT_MIN;
         loop {
             let error = match self.client.block_map(data_source, range).await {
@@ -116,7 +127,12 @@ impl Maps {
                     wait = (wait * 2).min(RETRY_WAIT_MAX);
                     continue;
                 }
-                Err(error) => error.to_string(),
+                Err(error) => {
+                    if error.code() == Some(ProblemCode::Unauthenticated) {
+                        *self.paused_until.lock() = Some(Instant::now() + REFUSED_PAUSE);
+                    }
+                    error.to_string()
+                }
             };
             if !self.is_refusal_told.swap(true, Ordering::Relaxed) {
                 tracing::warn!(
@@ -139,5 +155,62 @@ fn is_passing(error: &ClientError) -> bool {
         ClientError::Api { code: ProblemCode::Poisoned, .. } => false,
         ClientError::Api { status, .. } => matches!(status, 408 | 429 | 502..=504),
         _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    /// An appliance that knows no token; counts what it is asked.
+    async fn refusing() -> (String, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let asked = Arc::new(AtomicUsize::new(0));
+        let count = Arc::clone(&asked);
+        tokio::spawn(async move {
+            let body =
+                r#"{"type":"t","title":"t","status":401,"detail":"d","code":"unauthenticated"}"#;
+            let answer = format!(
+                "HTTP/1.1 401 Unauthorized\r\ncontent-type: application/problem+json\r\n\
+                 content-length: {}\r\nconnection: close\r\n\r\n{body}",
+                body.len()
+            );
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                let mut request = Vec::new();
+                while !request.ends_with(b"\r\n\r\n") {
+                    request.push(stream.read_u8().await.unwrap());
+                }
+                count.fetch_add(1, Ordering::Relaxed);
+                stream.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        (url, asked)
+    }
+
+    #[tokio::test]
+    async fn a_worker_that_is_refused_asks_no_more_for_a_while() {
+        let (url, asked) = refusing().await;
+        let client = Client::builder(url).build().unwrap();
+        let maps = Maps::new(&client, Arc::default());
+        let source = MapSource::File("workers/a/disks/b".to_owned());
+        let window = async |index| maps.window(NodeId(7), &source, index).await;
+        assert!(window(0).await.blocks.is_empty());
+        // Longer than it is, so that a slow machine counts the same.
+        let until = maps.paused_until.lock().replace(Instant::now() + Duration::from_secs(3600));
+        assert!(until.is_some());
+        for index in 0..5 {
+            assert!(window(index).await.blocks.is_empty());
+        }
+        assert_eq!(asked.load(Ordering::Relaxed), 1);
+        *maps.paused_until.lock() = Some(Instant::now());
+        window(0).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 2);
     }
 }
