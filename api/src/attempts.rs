@@ -69,7 +69,7 @@ impl Attempts {
         let wait_seconds = u32::try_from(over.as_secs()).unwrap_or(u32::MAX).saturating_add(1);
         let detail = format!(
             "this address has presented too many wrong tokens or passwords; the next one is \
-             judged in {wait_seconds} s"
+             looked at in {wait_seconds} s"
         );
         Err(Failure::new(ProblemCode::TooManyAttempts, detail).with_retry_after(wait_seconds))
     }

@@ -7,7 +7,7 @@
 //! | admin     | also the calls about workers, and `POST /v1/check` and `POST /v1/gc`, which load the machine |
 //!
 //! A role is that of a token of the configuration; a machine that joined (see [`crate::workers`]) has the role worker
-//! by its credential, which it alone may replace, for what [`crate::scope`] says that it reaches. A join token opens the join call alone.
+//! by its credential, which it alone may replace, for what [`crate::scope`] says that it reaches. A join token is taken for the join call alone.
 //!
 //! `/healthz`, `/readyz`, `/openapi.json` and the empty dashboard page are open: they tell
 //! nothing about the data. The VMstore face has its own sessions.
@@ -328,8 +328,8 @@ fn caller(
         (Access::JoinToken, Some(machine @ Machine::Invited(..)))
         | (Access::Credential, Some(machine @ Machine::Worker { .. })) => Ok(Caller::of(machine)),
         (Access::JoinToken, _) => Err(Failure::unauthenticated(
-            "send the header `Authorization: Bearer TOKEN` with a join token of this appliance whose time has not \
-             passed: `slackwater worker add NAME` makes one",
+            "the join token is not known here, or its time has passed (it is sent as `Authorization: Bearer TOKEN`): \
+             `slackwater worker add NAME` makes one, after `slackwater worker revoke NAME` if the name is taken",
         )),
         (Access::Credential, _) => Err(Failure::unauthenticated(
             "only a machine that joined has a credential to replace: send it as `Authorization: Bearer CREDENTIAL`",
@@ -340,7 +340,7 @@ fn caller(
             Ok(Caller::of(machine))
         }
         (Access::Role(_), Some(Machine::Invited(..))) => {
-            Err(Failure::unauthenticated("a join token opens no call but POST /v1/join"))
+            Err(Failure::unauthenticated("a join token is taken for POST /v1/join alone"))
         }
         (Access::Role(needed), None) => match presented {
             Some(presented) if must_be_known(options, presented) => {
@@ -352,7 +352,10 @@ fn caller(
                 foreign_pages::refuse(uri, headers)?;
                 Ok(Caller::anonymous())
             }
-            _ => Err(Failure::unauthenticated("send the header `Authorization: Bearer TOKEN`")),
+            _ => Err(Failure::unauthenticated(
+                "send the header `Authorization: Bearer TOKEN`: a token of the server's configuration, or the credential \
+                 of a worker, which `slackwater-driver join` makes",
+            )),
         },
     }
 }
@@ -361,7 +364,7 @@ fn unknown(presented: &[u8]) -> Failure {
     Failure::unauthenticated(match presented.starts_with(CREDENTIAL_PREFIX.as_bytes()) {
         true => {
             "the credential is not known here: the worker was revoked, or joined another appliance; add it by \
-             `slackwater worker add`, and join again"
+             `slackwater worker add NAME --id ID` (`slackwater-driver status` tells the id), and join again"
         }
         false => "the token is not known here",
     })

@@ -15,7 +15,7 @@ const HOST_CHARACTERS_SHOWN: usize = 253;
 /// loopback by a page from anywhere. It says so in two ways that pages cannot change: by the name
 /// it called (`Host`, or `:authority` in HTTP/2), which is that of the page if the page had its own
 /// name resolved to loopback, and by `Sec-Fetch-Site`, which it leaves out where it called plain
-/// HTTP by a name. So the name is judged always; only programs call without one.
+/// HTTP by a name. So the name is always checked; only programs call without one.
 pub(crate) fn refuse(uri: &Uri, headers: &HeaderMap) -> Result<(), Failure> {
     let hosts = headers.get_all(header::HOST).iter().map(HeaderValue::as_bytes);
     let called = uri.authority().map(|authority| authority.as_str().as_bytes());

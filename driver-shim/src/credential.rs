@@ -82,7 +82,7 @@ impl Turn {
     /// Takes it; it ends with this process, or when it is dropped.
     ///
     /// # Errors
-    /// `Usage` while another process has it; `Io`.
+    /// `CredentialLocked` while another process has it; `Io`.
     pub(crate) fn take(state_dir: &Path) -> Result<Self, DriverError> {
         let lock = take_lock(state_dir)?;
         Ok(Self { state_dir: state_dir.to_owned(), _lock: lock })
@@ -192,10 +192,7 @@ fn take_lock(state_dir: &Path) -> Result<File, DriverError> {
     let file = file.map_err(DriverError::io("open", &path))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(fs::TryLockError::WouldBlock) => Err(DriverError::Usage(format!(
-            "{}: another process changes the credential of this worker now; try again in a minute",
-            path.display()
-        ))),
+        Err(fs::TryLockError::WouldBlock) => Err(DriverError::CredentialLocked { path }),
         Err(fs::TryLockError::Error(source)) => Err(DriverError::io("lock", path)(source)),
     }
 }

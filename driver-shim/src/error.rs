@@ -66,6 +66,24 @@ pub enum DriverError {
         /// Why not.
         source: io::Error,
     },
+    /// Another process changes the credential.
+    #[error("{}: another process changes the credential of this worker; try again in a minute", path.display())]
+    CredentialLocked {
+        /// The file that it has locked.
+        path: PathBuf,
+    },
+    /// The state directory is used, and no daemon tells the worker's id.
+    #[error(
+        "{}: another slackwater-driver uses this state directory, and no daemon answers at {}: give the settings of the \
+         daemon (--config, --control-socket), or wait until the other command has ended",
+        path.display(), control_socket.display()
+    )]
+    NoWorkerId {
+        /// The directory.
+        path: PathBuf,
+        /// Where the daemon would answer.
+        control_socket: PathBuf,
+    },
     /// Another process works with the state directory.
     #[error(
         "{}: another slackwater-driver uses this state directory; stop it, or give another \

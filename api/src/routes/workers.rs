@@ -47,9 +47,9 @@ pub(crate) async fn list(State(state): State<Shared>) -> Json<WorkerList> {
 
 /// Adds a worker, and makes a join token for its machine
 ///
-/// Where the appliance has files of the machine's driver already, `worker_id` says so: else no machine can take that id.
-/// The join token is answered this once, and to the same call by its idempotency key. It can be used once, by `joinWorker`. A worker whose token was lost or has
-/// expired is revoked and added again.
+/// Where the appliance has files of the machine's driver already, `worker_id` has to name it: else no machine can take
+/// that id. The join token is answered this once, and to the same call by its idempotency key. It can be used once, by
+/// `joinWorker`. A worker whose token was lost or has expired is revoked and added again.
 #[utoipa::path(
     post, path = paths::WORKERS, tag = "workers", operation_id = "addWorker",
     request_body = AddWorker,
@@ -148,7 +148,7 @@ pub(crate) async fn revoke(
 /// Joins, as the worker that the join token was made for
 ///
 /// Safe to repeat: the same token, id and hash are answered again with the worker, as long as the token's time has not
-/// passed. The token opens nothing else. An id of which the appliance has files is taken only if the worker was added
+/// passed. The token is taken for nothing else. An id of which the appliance has files is taken only if the worker was added
 /// with it.
 #[utoipa::path(
     post, path = paths::JOIN, tag = "workers", operation_id = "joinWorker",
@@ -156,7 +156,7 @@ pub(crate) async fn revoke(
     responses(
         (status = 200, description = "The worker", body = Worker),
         (status = 401, description = "The join token is not known, was used or has expired"),
-        (status = 409, description = "Another worker has the id or the credential, or there are files of that id"),
+        (status = 409, description = "Another worker has the id or the credential, there are files of that id, or the worker was added with another id"),
         (status = 422, description = "The id or the hash has no meaning"),
     ),
 )]
@@ -182,13 +182,14 @@ pub(crate) async fn join(
 
 /// Replaces the calling worker's credential
 ///
-/// The previous one counts until the new one was used, and a minute more; it replaces none. Safe to repeat.
+/// The previous one counts until the new one was used, and a minute more; it replaces none, and the new one is not
+/// replaced before. Safe to repeat.
 #[utoipa::path(
     put, path = paths::CREDENTIAL, tag = "workers", operation_id = "replaceCredential",
     request_body = ReplaceCredential,
     responses(
         (status = 200, description = "The worker", body = Worker),
-        (status = 409, description = "Another worker has the credential"),
+        (status = 409, description = "Another worker has the credential, or the previous one still counts"),
         (status = 422, description = "The hash has no meaning"),
     ),
 )]

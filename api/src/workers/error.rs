@@ -31,7 +31,8 @@ pub enum WorkersError {
     /// The join token was exchanged already, for another credential.
     #[error(
         "the join token of worker `{name}` was used at {joined_at}, by another machine or for a credential that is \
-         lost: revoke the worker, add it again and use its new token"
+         lost: revoke the worker, add it again (with its id if the appliance has files of this machine), and use its \
+         new token"
     )]
     JoinTokenUsed {
         /// The worker.
@@ -52,7 +53,7 @@ pub enum WorkersError {
     },
     /// The worker was added with another id.
     #[error(
-        "the worker was added with the id {expected}, and this machine has {got}: use its state directory, or revoke the worker and add it again"
+        "the worker was added with the id {expected}, and this machine has {got}: use its state directory, or revoke the worker and add it without an id"
     )]
     OtherId {
         /// The machine's.
@@ -83,6 +84,14 @@ pub enum WorkersError {
          passed"
     )]
     Outdated {
+        /// The worker.
+        name: WorkerName,
+    },
+    /// The previous credential still counts.
+    #[error(
+        "worker `{name}` replaced its credential just now: try again in a minute, when the previous one has ended"
+    )]
+    ReplacedJustNow {
         /// The worker.
         name: WorkerName,
     },
@@ -122,6 +131,7 @@ impl WorkersError {
             Self::NotFound { .. } => ProblemCode::NotFound,
             Self::TooMany { .. } => ProblemCode::InvalidValue,
             Self::JoinTokenUsed { .. } | Self::Outdated { .. } => ProblemCode::Unauthenticated,
+            Self::ReplacedJustNow { .. } => ProblemCode::Busy,
             Self::NoRandom { .. } => ProblemCode::Internal,
             Self::Io { source } | Self::NotKept { source, .. } => match source.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ProblemCode::NoSpace,

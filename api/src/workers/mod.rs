@@ -3,21 +3,22 @@
 //! ```text
 //! add --> invited --join--> joined --replace--> joined, with another credential
 //!            |                 |
-//!            +----- revoke ----+--> not there: its name is free, its credential opens nothing
+//!            +----- revoke ----+--> not there: its name is free, its credential is refused
 //! ```
 //! A credential that was replaced counts until the new one was used, and a minute more: the worker may not have had
-//! the answer, and its other processes may have calls on their way.
+//! the answer, and its other processes may have calls on their way. Until it ends, the new one is not replaced in turn,
+//! so that a worker makes no more changes than one a minute.
 //!
 //! Invariants: a change is in the file before it is acknowledged. A worker that was revoked is refused from that moment
 //! on, whatever the disk does. What a caller showed at the beginning of a call is compared again when the call changes
-//! something. Secrets are kept as hashes: what the file holds lets no caller in. They are random and of 256 bits, so
-//! they are found by their hash; the time that takes tells nothing of use. Names, ids, credentials and the number of
-//! workers ([`WORKERS_MAX`]) are unique and bounded.
+//! something. Secrets are kept as hashes: what the file holds is of no use to a caller. They are random and of 256 bits,
+//! so they are found by their hash; the time that takes tells nothing of use. Names, ids and credentials are each of one
+//! worker, and there are at most [`WORKERS_MAX`].
 
 mod error;
 mod record;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -88,6 +89,8 @@ pub struct Workers {
 #[derive(Clone, Default)]
 struct Table {
     rows: BTreeMap<WorkerName, Row>,
+    /// The row to look at for a secret, by its hash; that row says what it is, if it still has it. Each call looks here.
+    names: HashMap<SecretHash, WorkerName>,
     /// Workers that were revoked and that the file still has.
     revoked: BTreeSet<WorkerName>,
     /// Whether a write failed, so that the file may have another content than it should.
@@ -129,7 +132,7 @@ impl Workers {
     ) -> Result<Self, WorkersFileError> {
         let records = content.map(record::read).transpose()?.unwrap_or_default();
         let rows = records.into_iter().map(|record| (record.name.clone(), Row::new(record)));
-        Ok(Self::of(Table { rows: rows.collect(), ..Table::default() }, file))
+        Ok(Self::of(Table { rows: rows.collect(), ..Table::default() }.indexed(), file))
     }
 
     fn of(table: Table, file: Box<dyn WorkersFile>) -> Self {
@@ -161,8 +164,8 @@ impl Workers {
             return None;
         }
         let hash = hash(presented);
-        // Most appliances have a few workers: no second map is kept in step with this one.
-        self.table.read().rows.values().find_map(|row| row.bearer(hash, now))
+        let table = self.table.read();
+        table.rows.get(table.names.get(&hash)?)?.bearer(hash, now)
     }
 
     /// Adds a worker, and makes its join token.
@@ -234,15 +237,12 @@ impl Workers {
         self.change(|table| {
             refuse_credential_of_another(table, name, next)?;
             let row = row_of(table, name)?;
-            if row.record.replace(presented, next, now)? {
-                // The one that is retired is another one now.
-                row.is_retiring = Arc::default();
-            }
+            row.record.replace(presented, next, now)?;
             Ok(row.shown())
         })
     }
 
-    /// Ends the credential before `used`, unless that was replaced in turn.
+    /// Ends the credential before `used`, unless the worker was revoked and added again since then.
     pub(crate) fn retire_previous(
         &self,
         name: &WorkerName,
@@ -302,7 +302,7 @@ impl Workers {
         // What was revoked while the file was written.
         let since: BTreeSet<_> = live.revoked.difference(&before.revoked).cloned().collect();
         table.rows.retain(|name, _| !since.contains(name));
-        *live = Table { rows: table.rows, revoked: since, is_unsure: false };
+        *live = Table { revoked: since, is_unsure: false, ..table }.indexed();
         Ok(outcome)
     }
 
@@ -312,6 +312,16 @@ impl Workers {
 }
 
 impl Table {
+    /// The same, with the secrets of its rows and no others.
+    fn indexed(mut self) -> Self {
+        let secrets = |row: &Row| {
+            let name = row.record.name.clone();
+            row.record.secrets().map(move |secret| (secret, name.clone())).collect::<Vec<_>>()
+        };
+        self.names = self.rows.values().flat_map(secrets).collect();
+        self
+    }
+
     fn is_same(&self, other: &Self) -> bool {
         self.rows.values().map(|row| &row.record).eq(other.rows.values().map(|row| &row.record))
     }
@@ -374,10 +384,9 @@ fn refuse_credential_of_another(
     name: &WorkerName,
     credential: SecretHash,
 ) -> Result<(), WorkersError> {
-    let mut others = table.rows.values().filter(|row| row.record.name != *name);
-    match others.find(|row| row.record.has(credential)) {
-        Some(other) => Err(WorkersError::CredentialTaken { name: other.record.name.clone() }),
-        None => Ok(()),
+    match table.names.get(&credential) {
+        Some(other) if other != name => Err(WorkersError::CredentialTaken { name: other.clone() }),
+        _ => Ok(()),
     }
 }
 

@@ -91,13 +91,19 @@ impl Record {
         }
     }
 
+    /// The hashes of all that its machine can present.
+    pub(super) fn secrets(&self) -> impl Iterator<Item = SecretHash> {
+        let current = self.credential.map(|current| current.blake3);
+        [Some(self.join.blake3), current, self.previous].into_iter().flatten()
+    }
+
     /// Whether this is its credential, or the previous one that still counts.
     pub(super) fn has(&self, credential: SecretHash) -> bool {
         self.credential.is_some_and(|current| current.blake3 == credential)
             || self.previous == Some(credential)
     }
 
-    /// Whether the join token is this one, and its time has not passed. One that was used is told by [`Self::join`].
+    /// Whether the join token is this one, and its time has not passed. [`Self::join`] refuses one that was used.
     pub(super) fn is_invited_by(&self, token: SecretHash, now: Timestamp) -> bool {
         self.join.blake3 == token && now < self.join.expires_at
     }
@@ -130,7 +136,7 @@ impl Record {
         }
     }
 
-    /// Replaces the credential for a caller that presented `presented`; whether it was another one.
+    /// Replaces the credential for a caller that presented `presented`.
     ///
     /// The previous one replaces none: one that was stolen must not take the worker's place.
     pub(super) fn replace(
@@ -138,17 +144,20 @@ impl Record {
         presented: SecretHash,
         next: SecretHash,
         now: Timestamp,
-    ) -> Result<bool, WorkersError> {
+    ) -> Result<(), WorkersError> {
         let current = self.credential.map(|current| current.blake3);
         if current == Some(next) && self.has(presented) {
-            return Ok(false);
+            return Ok(());
         }
         if current != Some(presented) {
             return Err(WorkersError::Outdated { name: self.name.clone() });
         }
+        if self.previous.is_some() {
+            return Err(WorkersError::ReplacedJustNow { name: self.name.clone() });
+        }
         self.previous = current;
         self.credential = Some(Credential { blake3: next, since: now });
-        Ok(true)
+        Ok(())
     }
 }
 

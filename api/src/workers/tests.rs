@@ -222,20 +222,21 @@ fn the_previous_credential_counts_until_it_is_retired_and_replaces_none() {
 }
 
 #[test]
-fn a_credential_that_was_replaced_in_turn_retires_none() {
+fn a_credential_is_replaced_in_turn_once_the_previous_one_has_ended() {
     let workers = Workers::default();
     joined(&workers, "a", "one");
     replace(&workers, "a", "one", "two").unwrap();
-    assert!(matches!(bearer(&workers, "two"), Some(Bearer::Worker { retires_previous: true, .. })));
-    replace(&workers, "a", "two", "three").unwrap();
+    let early = replace(&workers, "a", "two", "three").unwrap_err();
+    assert_eq!(code(early), ProblemCode::Busy);
+    // Of a worker that was there before under this name.
+    workers.retire_previous(&name("a"), hash_of("one")).unwrap();
+    assert!(is_worker(&workers, "one"));
     workers.retire_previous(&name("a"), hash_of("two")).unwrap();
+    replace(&workers, "a", "two", "three").unwrap();
+    let used = bearer(&workers, "three");
+    assert!(matches!(used, Some(Bearer::Worker { retires_previous: true, .. })), "{used:?}");
     let counts = ["one", "two", "three"].map(|credential| is_worker(&workers, credential));
     assert_eq!(counts, [false, true, true]);
-    // And the next one is told to retire it.
-    joined(&workers, "b", "b");
-    replace(&workers, "a", "three", "four").unwrap();
-    let used = bearer(&workers, "four");
-    assert!(matches!(used, Some(Bearer::Worker { retires_previous: true, .. })), "{used:?}");
 }
 
 #[test]

@@ -6,25 +6,14 @@ use std::collections::BTreeSet;
 use axum::body::Body;
 use axum::http::{Method, Request, header};
 use serde_json::json;
+use slackwater_api::ApiOptions;
 use slackwater_api::error::ProblemCode;
 use slackwater_api::types::{CheckReport, File, GcReport, Stats};
-use slackwater_api::{ApiOptions, Role, Secret, VmstoreCredentials};
 
-use crate::harness::{Face, noise, token};
+use crate::harness::{Face, noise, with_each_role};
 
 fn with_tokens() -> Face {
-    Face::with(ApiOptions {
-        tokens: vec![
-            token("viewer", Role::ReadOnly),
-            token("node", Role::Worker),
-            token("root", Role::Admin),
-        ],
-        vmstore: Some(VmstoreCredentials {
-            username: "cinder".to_owned(),
-            password: Secret::new("password"),
-        }),
-        ..ApiOptions::default()
-    })
+    Face::with(with_each_role())
 }
 
 #[tokio::test]

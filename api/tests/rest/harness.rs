@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, Method, Request, header};
 use serde_json::{Value, json};
 use slackwater_api::error::{Problem, ProblemCode};
 use slackwater_api::types::{File, Snapshot};
-use slackwater_api::{ApiOptions, MetricsSource, Role, Secret, Token, router};
+use slackwater_api::{ApiOptions, MetricsSource, Role, Secret, Token, VmstoreCredentials, router};
 use slackwater_blockstore::disk::MemoryDisk;
 use slackwater_blockstore::kv::MemoryKv;
 use slackwater_blockstore::{Options, Store};
@@ -181,6 +181,22 @@ impl Face {
 /// A token whose secret is `NAME-secret`.
 pub fn token(name: &str, role: Role) -> Token {
     Token { name: name.to_owned(), role, secret: Secret::new(&format!("{name}-secret")) }
+}
+
+/// A token of each role, whose secret is its name and `-secret`, and the VMstore face.
+pub fn with_each_role() -> ApiOptions {
+    ApiOptions {
+        tokens: vec![
+            token("viewer", Role::ReadOnly),
+            token("node", Role::Worker),
+            token("root", Role::Admin),
+        ],
+        vmstore: Some(VmstoreCredentials {
+            username: "cinder".to_owned(),
+            password: Secret::new("password"),
+        }),
+        ..ApiOptions::default()
+    }
 }
 
 /// Bytes that differ from block to block and do not compress away.

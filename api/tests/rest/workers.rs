@@ -7,33 +7,18 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Method, Request, header};
 use serde_json::{Value, json};
+use slackwater_api::ApiOptions;
 use slackwater_api::error::ProblemCode;
 use slackwater_api::listen::ConnectionInfo;
 use slackwater_api::paths::encode_component;
 use slackwater_api::types::{FilePage, Snapshot};
 use slackwater_api::worker::{AddedWorker, CREDENTIAL_PREFIX, Worker, WorkerList};
-use slackwater_api::{ApiOptions, Role, Secret, VmstoreCredentials};
 
-use crate::harness::{Answer, Face, token};
+use crate::harness::{Answer, Face, with_each_role};
 
+/// A face with a token of each role, on which a previous credential ends with the first use of the new one.
 fn face() -> Face {
-    Face::with(options())
-}
-
-fn options() -> ApiOptions {
-    ApiOptions {
-        tokens: vec![
-            token("viewer", Role::ReadOnly),
-            token("node", Role::Worker),
-            token("root", Role::Admin),
-        ],
-        vmstore: Some(VmstoreCredentials {
-            username: "cinder".to_owned(),
-            password: Secret::new("password"),
-        }),
-        credential_grace: Duration::ZERO,
-        ..ApiOptions::default()
-    }
+    Face::with(ApiOptions { credential_grace: Duration::ZERO, ..with_each_role() })
 }
 
 async fn call(face: &Face, secret: &str, method: Method, uri: &str, body: Option<Value>) -> Answer {
@@ -217,7 +202,10 @@ async fn a_worker_is_added_joins_and_is_known_by_its_credential() {
 
     add(&face, "a").await;
     let list = call(&face, "root-secret", Method::GET, "/v1/workers", None).await.expect(200);
-    assert!(!String::from_utf8_lossy(&list.body).contains(&credential(1).1), "no hash is told");
+    assert!(
+        !String::from_utf8_lossy(&list.body).contains(&credential(1).1),
+        "no hash is in the list"
+    );
     let list: WorkerList = list.parse();
     let names: Vec<&str> = list.workers.iter().map(|worker| worker.name.as_str()).collect();
     assert_eq!(names, ["a", "node-7"]);

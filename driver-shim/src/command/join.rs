@@ -20,12 +20,9 @@ use crate::worker::worker_id_in;
 const INPUT_BYTES_MAX: u64 = 4096;
 
 /// Joins the appliance.
-///
-/// The token is read from standard input, or from a file: an argument could be read by every user of this machine. It
-/// can be used once, and again on the same machine for as long as it lasts: a call that was cut off is repeated.
 #[derive(Clone, Debug, Args)]
 pub(super) struct JoinArguments {
-    /// File that holds the join token
+    /// File that holds the join token [default: standard input]
     #[arg(long, value_name = "FILE")]
     join_token_file: Option<PathBuf>,
 }
@@ -40,6 +37,7 @@ pub(super) async fn run(arguments: &JoinArguments, config: &Config) -> Result<()
     }
     let token = join_token(arguments.join_token_file.as_deref())?;
     if is_readable_on_the_way(&config.target.api) {
+        // Nothing can be done when standard error is gone.
         let _ = writeln!(
             std::io::stderr(),
             "slackwater-driver: warning: the join token and the credential are sent unencrypted; use https:// beyond \
@@ -57,15 +55,17 @@ pub(super) async fn run(arguments: &JoinArguments, config: &Config) -> Result<()
 
 /// The id of this worker: of its state, or told by the daemon that has the state open.
 async fn worker_id(config: &Config) -> Result<Uuid, DriverError> {
-    let locked = match daemon::lock(&config.state_dir) {
+    match daemon::lock(&config.state_dir) {
         Ok(_lock) => return Ok(worker_id_in(&config.state_dir)?),
-        Err(locked @ DriverError::Locked { .. }) => locked,
+        Err(DriverError::Locked { .. }) => {}
         Err(error) => return Err(error),
-    };
-    // Another command has it if no daemon answers.
+    }
     let status = Daemon::new(&config.control_socket).status().await.ok();
     let id = status.and_then(|status| status["worker_id"].as_str()?.parse().ok());
-    id.ok_or(locked)
+    id.ok_or_else(|| DriverError::NoWorkerId {
+        path: config.state_dir.clone(),
+        control_socket: config.control_socket.clone(),
+    })
 }
 
 fn join_token(file: Option<&Path>) -> Result<Token, DriverError> {

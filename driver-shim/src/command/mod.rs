@@ -61,6 +61,10 @@ enum Command {
     /// Print the configuration that an engine needs
     EngineConfig(engine_config::EngineConfigArguments),
     /// Join the appliance as a worker with a credential of its own, by the token that `slackwater worker add` printed
+    ///
+    /// The token is read from standard input, or from a file: an argument could be read by every user of this machine.
+    /// It can be used on one machine; there the same call can be repeated, as after one that was cut off. Run it as the
+    /// daemon's user, with the daemon's settings.
     Join(join::JoinArguments),
     /// Show what the daemon has
     Status(status::StatusArguments),
@@ -68,8 +72,8 @@ enum Command {
     Attach(attach::AttachArguments),
     /// Detach what `attach` attached
     Detach(attach::DetachArguments),
-    /// List the workers that have disks on the appliance, or take back what a lost one left; of others than this one
-    /// that needs a token
+    /// List the workers that have disks on the appliance, or take back what a lost one left; a worker that joined needs a
+    /// token for others than itself
     Workers(workers::WorkersArguments),
     /// Make images by reference, commit in constant time, export to ordinary layers
     #[command(subcommand)]

@@ -48,7 +48,8 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_EXPORT_PATH", value_name = "PATH")]
     pub export_path: Option<String>,
 
-    /// File that holds the bearer token of its REST face; not needed by a worker that joined
+    /// File that holds the bearer token of its REST face; a worker that joined needs none, and does not show its
+    /// credential where one is given
     #[arg(long, env = "SLACKWATER_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 

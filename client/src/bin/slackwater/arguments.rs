@@ -90,7 +90,7 @@ pub(crate) enum Command {
     Check(check::CheckArguments),
     /// Reclaim and compact all that waits for it now
     Gc,
-    /// Add, list and revoke the machines that have credentials of their own
+    /// Add, list and revoke the machines that have credentials of their own; needs the role admin
     #[command(subcommand)]
     Worker(worker::WorkerCommand),
     /// Tell what this machine lacks to attach disks of the appliance

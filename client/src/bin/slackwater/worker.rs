@@ -5,7 +5,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Subcommand;
 use slackwater_client::types::Timestamp;
 use slackwater_client::worker::{AddWorker, Worker, WorkerName};
-
 use uuid::Uuid;
 
 use crate::context::Context;
@@ -14,12 +13,12 @@ use crate::name;
 use crate::output::{Align, JsonList, Table, moment, or_dash};
 use crate::several::Several;
 
-/// What to do with workers. All of it needs the role admin.
+/// What to do with workers.
 #[derive(Debug, Subcommand)]
 pub(crate) enum WorkerCommand {
     /// Add a worker; prints the token by which its machine joins, once
     ///
-    /// On that machine: `slackwater-driver join`, which asks for the token. Send it on a way that others do not read.
+    /// On that machine: `slackwater-driver join`, which asks for the token. Send it so that others cannot read it.
     Add {
         /// A name, unique in the appliance: lower-case letters, digits, `.` and `-`
         name: WorkerName,
