@@ -6,19 +6,17 @@
 //! | worker    | also all that changes files, snapshots and clones                      |
 //! | admin     | also the calls about workers, and `POST /v1/check` and `POST /v1/gc`, which load the machine |
 //!
-//! A role is that of a token of the configuration; a machine that joined (see [`crate::workers`]) has the role worker
-//! by its credential, which it alone may replace, for what [`crate::scope`] says that it reaches. A join token is taken for the join call alone.
+//! A role is that of a token of the configuration (see [`crate::tokens`]); a machine that joined (see
+//! [`crate::workers`]) has the role worker by its credential, which it alone may replace, for what [`crate::scope`] says
+//! that it reaches. A join token is taken for the join call alone.
 //!
 //! `/healthz`, `/readyz`, `/openapi.json` and the empty dashboard page are open: they tell
 //! nothing about the data. The VMstore face has its own sessions.
 //!
-//! Secrets are compared as BLAKE3 hashes in constant time, every token each time, so that the
-//! time of an answer tells neither how much of a guess was right nor whose token it resembles.
 //! How many guesses an address has is bounded by [`crate::attempts`].
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -26,7 +24,6 @@ use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderMap, Method, Uri, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use subtle::{Choice, ConstantTimeEq};
 
 use crate::convert;
 use crate::crowd::Standing;
@@ -38,102 +35,9 @@ use crate::options::ApiOptions;
 use crate::paths;
 use crate::routes::vmstore;
 use crate::state::Shared;
+use crate::tokens::{Role, Secret};
 use crate::worker::{CREDENTIAL_PREFIX, SecretHash, WorkerName};
 use crate::workers::{Bearer, WorkersError};
-
-/// What a token allows; each role allows what the ones before it allow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// Looks, changes nothing.
-    ReadOnly,
-    /// Works with files, snapshots and clones.
-    Worker,
-    /// Everything.
-    Admin,
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ReadOnly => "read-only",
-            Self::Worker => "worker",
-            Self::Admin => "admin",
-        })
-    }
-}
-
-/// The text is not a role.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("role `{}` is not known, expected read-only, worker or admin", got.escape_debug())]
-pub struct RoleParseError {
-    /// The text.
-    pub got: String,
-}
-
-impl FromStr for Role {
-    type Err = RoleParseError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "read-only" => Ok(Self::ReadOnly),
-            "worker" => Ok(Self::Worker),
-            "admin" => Ok(Self::Admin),
-            _ => Err(RoleParseError { got: text.to_owned() }),
-        }
-    }
-}
-
-/// A secret, kept as its BLAKE3 hash. Its `Debug` form shows nothing.
-#[derive(Clone)]
-pub struct Secret([u8; 32]);
-
-/// The text is not a BLAKE3 hash.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a BLAKE3 hash is written as 64 hexadecimal digits, got {got} characters or others")]
-pub struct SecretHashError {
-    /// Length of the text.
-    pub got: usize,
-}
-
-impl Secret {
-    /// The secret that is this text.
-    #[must_use]
-    pub fn new(text: &str) -> Self {
-        Self(*blake3::hash(text.as_bytes()).as_bytes())
-    }
-
-    /// The secret with this BLAKE3 hash: for configurations that are not to hold secrets.
-    ///
-    /// # Errors
-    /// Anything but 64 hexadecimal digits.
-    pub fn from_hash(hexadecimal: &str) -> Result<Self, SecretHashError> {
-        blake3::Hash::from_hex(hexadecimal)
-            .map(|hash| Self(*hash.as_bytes()))
-            .map_err(|_| SecretHashError { got: hexadecimal.len() })
-    }
-
-    /// Whether `presented` is the secret, in a time that depends on its length only.
-    pub(crate) fn matches(&self, presented: &[u8]) -> Choice {
-        self.0.as_slice().ct_eq(blake3::hash(presented).as_bytes().as_slice())
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(..)")
-    }
-}
-
-/// A bearer token that is let in.
-#[derive(Clone, Debug)]
-pub struct Token {
-    /// Whose it is; shown in logs, and kept with what it registers; never secret.
-    pub name: String,
-    /// What it allows.
-    pub role: Role,
-    /// What the caller sends as `Authorization: Bearer SECRET`.
-    pub secret: Secret,
-}
 
 /// Who may log in to the VMstore face.
 #[derive(Clone, Debug)]
@@ -344,7 +248,7 @@ fn caller(
         }
         (Access::Role(needed), None) => match presented {
             Some(presented) if must_be_known(options, presented) => {
-                let token = find(&options.tokens, presented).ok_or_else(|| unknown(presented))?;
+                let token = options.tokens.find(presented).ok_or_else(|| unknown(presented))?;
                 allow(needed, token.role, format_args!("token `{}` has", token.name))?;
                 Ok(Caller::named(&token.name))
             }
@@ -379,13 +283,6 @@ fn allow(needed: Role, role: Role, bearer_has: fmt::Arguments<'_>) -> Result<(),
     Err(Failure::new(ProblemCode::Forbidden, detail))
 }
 
-/// The token with the presented secret. All are compared, whichever matches.
-fn find<'a>(tokens: &'a [Token], presented: &[u8]) -> Option<&'a Token> {
-    tokens.iter().fold(None, |found, token| {
-        if bool::from(token.secret.matches(presented)) { Some(token) } else { found }
-    })
-}
-
 /// The secret of `Authorization: Bearer SECRET`; the scheme in any case (RFC 9110 section 11.1).
 fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
     let value = headers.get(header::AUTHORIZATION)?.as_bytes();
@@ -396,6 +293,7 @@ fn bearer(headers: &HeaderMap) -> Option<&[u8]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tokens::{Token, Tokens};
 
     fn options() -> ApiOptions {
         let token = |name: &str, role| Token {
@@ -404,11 +302,12 @@ mod tests {
             secret: Secret::new(&format!("{name}-secret")),
         };
         ApiOptions {
-            tokens: vec![
+            tokens: Tokens::new(vec![
                 token("viewer", Role::ReadOnly),
                 token("node", Role::Worker),
                 token("root", Role::Admin),
-            ],
+            ])
+            .into(),
             ..ApiOptions::default()
         }
     }
@@ -453,15 +352,6 @@ mod tests {
             let access = access(&Method::GET, open);
             assert!(caller(&options(), access, None, &uri, &headers).is_ok());
         }
-    }
-
-    #[test]
-    fn a_secret_can_be_given_as_its_hash_and_is_never_shown() {
-        let hash = blake3::hash(b"abc").to_hex();
-        assert!(bool::from(Secret::from_hash(&hash).unwrap().matches(b"abc")));
-        assert!(!bool::from(Secret::new("abc").matches(b"abd")));
-        assert!(Secret::from_hash("abc").is_err());
-        assert_eq!(format!("{:?}", Secret::new("abc")), "Secret(..)");
     }
 
     #[test]

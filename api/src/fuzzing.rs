@@ -21,8 +21,8 @@ use slackwater_blockstore::{Options, Store};
 use tower::ServiceExt;
 
 use crate::{
-    ApiOptions, MetricsSource, ReferenceKey, Role, Secret, Token, VmstoreCredentials, block_map,
-    router,
+    ApiOptions, MetricsSource, ReferenceKey, Role, Secret, Token, Tokens, VmstoreCredentials,
+    block_map, router,
 };
 
 /// Requests of one session.
@@ -345,7 +345,11 @@ pub fn requests(bytes: &[u8]) {
         secret: Secret::new(secret),
     };
     let options = ApiOptions {
-        tokens: vec![token(Role::Admin, TOKEN), token(Role::ReadOnly, "fuzz-read-only-secret")],
+        tokens: Tokens::new(vec![
+            token(Role::Admin, TOKEN),
+            token(Role::ReadOnly, "fuzz-read-only-secret"),
+        ])
+        .into(),
         vmstore: Some(VmstoreCredentials {
             username: "fuzz".to_owned(),
             password: Secret::new("fuzz"),

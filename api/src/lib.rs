@@ -5,7 +5,7 @@
 //! ------------------------------------- feature `server` -------------------------------------
 //! listen crowd patient                  the socket: TLS, HTTP/1.1 and 2, bounded waits
 //! router auth attempts foreign_pages idempotency extract  what happens to a request before its handler
-//! workers/ scope                        the machines that have credentials of their own; what each reaches
+//! tokens workers/ scope                 the tokens that are taken; the machines that have credentials of their own; what each reaches
 //! references reserved                   what images hold to stand for snapshots; what only the appliance says
 //! routes/ openapi dashboard/            the handlers, and what they say about themselves
 //! state convert failure metrics         the way into the store and back
@@ -66,10 +66,12 @@ mod scope;
 #[cfg(feature = "server")]
 mod state;
 #[cfg(feature = "server")]
+pub mod tokens;
+#[cfg(feature = "server")]
 pub mod workers;
 
 #[cfg(feature = "server")]
-pub use auth::{Role, Secret, Token, VmstoreCredentials, require_tokens_for};
+pub use auth::{VmstoreCredentials, require_tokens_for};
 #[cfg(feature = "server")]
 pub use listen::{ApiServerError, TlsFiles, run};
 #[cfg(feature = "server")]
@@ -80,5 +82,7 @@ pub use options::ApiOptions;
 pub use references::ReferenceKey;
 #[cfg(feature = "server")]
 pub use router::router;
+#[cfg(feature = "server")]
+pub use tokens::{Role, Secret, Token, TokenChanges, Tokens, TokensError};
 #[cfg(feature = "server")]
 pub use workers::{Workers, WorkersFile};

@@ -5,11 +5,12 @@ use std::sync::LazyLock;
 use serde_json::{Map, Value, json};
 use utoipa::OpenApi;
 
-use crate::auth::{Access, Role, access};
+use crate::auth::{Access, access};
 use crate::error::{PROBLEM_MEDIA_TYPE, Problem};
 use crate::paths::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_BYTES_MAX};
 use crate::routes::vmstore::{self, VmstoreError};
 use crate::routes::{chains, clones, data, files, map, snapshots, stats, workers};
+use crate::tokens::Role;
 
 /// Statuses that any call may answer, beside those that it names itself.
 const COMMON_STATUSES: [(&str, &str); 11] = [

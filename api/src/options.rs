@@ -3,16 +3,18 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::auth::{Token, VmstoreCredentials};
+use crate::auth::VmstoreCredentials;
 use crate::references::ReferenceKey;
+use crate::tokens::Tokens;
 use crate::workers::Workers;
 
 /// How the REST face serves. `Default` serves everybody without a token, which is for
 /// loopback only: see [`crate::auth::require_tokens_for`].
 #[derive(Clone, Debug)]
 pub struct ApiOptions {
-    /// The tokens that are taken, beside the workers' credentials; empty: callers need none.
-    pub tokens: Vec<Token>,
+    /// The tokens that are taken, beside the workers' credentials; empty: callers need none. They can be replaced while
+    /// the server runs.
+    pub tokens: Arc<Tokens>,
     /// The machines that have credentials of their own.
     pub workers: Arc<Workers>,
     /// How long the previous credential still counts after a worker used its new one for the first time: its other
@@ -60,7 +62,7 @@ impl ApiOptions {
 impl Default for ApiOptions {
     fn default() -> Self {
         Self {
-            tokens: Vec::new(),
+            tokens: Arc::default(),
             workers: Arc::default(),
             credential_grace: Duration::from_secs(60),
             vmstore: None,

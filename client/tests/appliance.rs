@@ -6,7 +6,7 @@
 mod appliance;
 
 use appliance::{Appliance, noise, text};
-use slackwater_api::{ApiOptions, Role, Secret, TlsFiles, Token};
+use slackwater_api::{ApiOptions, Role, Secret, TlsFiles, Token, Tokens};
 use slackwater_blockstore::{FilePath, Source, Stability};
 
 /// Writes into a file behind the command's back.
@@ -215,8 +215,11 @@ fn tokens_open_what_their_role_allows() {
         role,
         secret: Secret::new(secret),
     };
-    let tokens =
-        vec![token("reader", Role::ReadOnly, "r3ader"), token("worker", Role::Worker, "w0rker")];
+    let tokens = Tokens::new(vec![
+        token("reader", Role::ReadOnly, "r3ader"),
+        token("worker", Role::Worker, "w0rker"),
+    ])
+    .into();
     let appliance = Appliance::with(ApiOptions { tokens, ..ApiOptions::default() }, None);
     let none = appliance.fails(1, &["stats"]);
     assert!(none.contains("--token-file"), "{none}");

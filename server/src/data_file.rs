@@ -1,14 +1,14 @@
-//! Small files of the data directory, beside the store's own.
+//! Small files that the server writes, such as those of the data directory beside the store's own.
 //!
 //! ```text
 //! replace    NAME.new -> sync -> rename to NAME -> sync of the directory
 //! ```
 //! Invariant: a crash leaves the content before or the one after, and what was acknowledged is on the disk. Only the
-//! server's user reads them.
+//! server's user reads those of the data directory.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Gives the file `name` of the directory this content.
@@ -22,11 +22,52 @@ pub(crate) fn replace(directory: &Path, name: &str, content: &[u8]) -> io::Resul
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-    file.write_all(content)?;
-    file.sync_all()?;
+    write_new(&new, content, |_| Ok(()))?;
     std::fs::rename(&new, directory.join(name))?;
     sync(directory)
+}
+
+/// Gives the file at `path`, which is there, this content; its owner, group and mode stay (not what ACLs say). Where the
+/// path is a symbolic link, that stays, too. The new content is first in a file of the name with the process id, which is
+/// not there afterwards.
+///
+/// # Errors
+/// As of [`replace`]; or the file cannot be given to its owner.
+pub(crate) fn replace_alike(path: &Path, content: &[u8]) -> io::Result<()> {
+    let path = std::fs::canonicalize(path)?;
+    let before = path.metadata()?;
+    let directory = path.parent().ok_or(ErrorKind::IsADirectory)?;
+    let mut name = path.file_name().ok_or(ErrorKind::IsADirectory)?.to_owned();
+    name.push(format!(".new-{}", std::process::id()));
+    let new = directory.join(name);
+    let give_rights = |file: &File| {
+        let made = file.metadata()?;
+        if (made.uid(), made.gid()) != (before.uid(), before.gid()) {
+            std::os::unix::fs::fchown(file, Some(before.uid()), Some(before.gid()))?;
+        }
+        file.set_permissions(before.permissions())
+    };
+    let replaced =
+        write_new(&new, content, give_rights).and_then(|()| std::fs::rename(&new, &path));
+    if let Err(error) = replaced {
+        // One of another program was not made here, and is left.
+        if error.kind() != ErrorKind::AlreadyExists {
+            let _ = std::fs::remove_file(&new);
+        }
+        return Err(error);
+    }
+    sync(directory)
+}
+
+fn write_new(
+    path: &Path,
+    content: &[u8],
+    give_rights: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    file.write_all(content)?;
+    give_rights(&file)?;
+    file.sync_all()
 }
 
 /// Makes the names in a directory survive a power cut.

@@ -62,6 +62,14 @@ pub enum ServerError {
         /// What is wrong with it, and what to do.
         reason: String,
     },
+    /// A token file cannot be changed.
+    #[error("the token file, {}, cannot be changed: {source}", path.display())]
+    TokenFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: io::Error,
+    },
     /// The key of references cannot be read or made.
     #[error("the key of references, {}: {source}", path.display())]
     ReferenceKey {
@@ -138,6 +146,7 @@ impl ServerError {
             | Self::Open { .. }
             | Self::ReferenceKey { .. }
             | Self::Workers { .. }
+            | Self::TokenFile { .. }
             | Self::Rebuild(_)
             | Self::Check(_)
             | Self::Output(_)

@@ -3,7 +3,7 @@
 //! ```text
 //! command line, environment, file -> config -> run -> blockstore <- nfs
 //!                                                  |             <- api <- metrics
-//!                                                  +-> welcome (stdout), systemd
+//!                                                  +-> welcome (stdout), systemd, token files
 //! ```
 //!
 //! Nothing of the product happens here; what the servers do is in the crates that are wired
@@ -16,6 +16,7 @@ pub mod heaps;
 pub mod memory;
 pub mod metrics;
 pub mod run;
+pub mod token_command;
 
 mod data_file;
 mod listen;
@@ -25,5 +26,6 @@ mod options;
 mod reference_key;
 mod signals;
 mod systemd;
+mod token_files;
 mod welcome;
 mod workers;

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use slackwater_server::config::{self, Command, ConfigCommand, ParsedCommandLine};
 use slackwater_server::error::ServerError;
-use slackwater_server::{check, heaps, run};
+use slackwater_server::{check, heaps, run, token_command};
 
 fn main() -> ExitCode {
     // Before any thread is there, and anything is open.
@@ -28,15 +28,17 @@ fn main() -> ExitCode {
 
 /// Does what the command line asks for.
 fn carry_out(parsed: &ParsedCommandLine) -> Result<(), ServerError> {
-    let loaded = config::load(parsed)?;
-    match parsed.line.command {
-        None => run::run(loaded.config),
-        Some(Command::Check(arguments)) => check::run(&loaded.config, arguments),
+    match &parsed.line.command {
+        None => run::run(config::load(parsed)?.config),
+        // Not with the whole configuration: the token file may not be there yet.
+        Some(Command::Token(command)) => token_command::run(parsed, command),
+        Some(Command::Check(arguments)) => check::run(&config::load(parsed)?.config, *arguments),
         Some(Command::Config(ConfigCommand::Check)) => {
+            let loaded = config::load(parsed)?;
             // A reader that closed its end early, such as `head`, wants no more.
             let _ = write!(std::io::stdout(), "{}", loaded.shown);
-            for warning in loaded.config.warnings() {
-                let _ = writeln!(std::io::stderr(), "slackwaterd: warning: {warning}");
+            for finding in &loaded.config.findings {
+                let _ = writeln!(std::io::stderr(), "slackwaterd: warning: {finding}");
             }
             Ok(())
         }

@@ -1,6 +1,6 @@
 //! From the checked configuration to the options of each part.
 
-use slackwater_api::{ApiOptions, TlsFiles};
+use slackwater_api::{ApiOptions, TlsFiles, Tokens};
 use slackwater_blockstore::Options;
 use slackwater_nfs::NfsOptions;
 
@@ -38,7 +38,7 @@ pub(crate) fn nfs(config: &Config) -> NfsOptions {
 /// The options of the REST API.
 pub(crate) fn api(config: &Config) -> ApiOptions {
     ApiOptions {
-        tokens: config.tokens.clone(),
+        tokens: Tokens::new(config.tokens.clone()).into(),
         vmstore: config.vmstore.clone(),
         export_path: config.export_path.clone(),
         data_streams_max: config.memory.api_data_streams(),

@@ -12,7 +12,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_api::{ApiOptions, Workers};
+use slackwater_api::{ApiOptions, Tokens, Workers};
 use slackwater_blockstore::Store;
 use slackwater_nfs::NfsMetrics;
 use tokio::sync::watch;
@@ -23,6 +23,7 @@ use crate::error::ServerError;
 use crate::listen::{self, Addresses, Listeners};
 use crate::metrics::Page;
 use crate::signals::{self, Stop};
+use crate::token_files::TokenFiles;
 use crate::welcome::Welcome;
 use crate::{logs, open_files, options, reference_key, systemd, workers};
 
@@ -40,7 +41,7 @@ const RUNTIME_END_LIMIT: Duration = Duration::from_secs(1);
 /// The server could not be started, failed, or could not close the store.
 pub fn run(config: Config) -> Result<(), ServerError> {
     logs::start(&config.log, config.log_format).map_err(ServerError::Logs)?;
-    config.warnings().for_each(|warning| tracing::warn!("{warning}"));
+    config.findings.iter().for_each(|finding| tracing::warn!("{finding}"));
     open_files::raise_limit();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
@@ -72,7 +73,7 @@ async fn serve(
 ) -> Result<(), ServerError> {
     let api_options = options::api(config);
     reference_key::provide(&config.data_dir, &api_options.reference_key).await?;
-    let workers = workers(config).await?;
+    let workers = workers(config, &api_options.tokens).await?;
     let api_options = ApiOptions { workers: Arc::new(workers), ..api_options };
     let addresses = listeners.addresses;
     let servers = Servers::start(config, listeners, store, api_options);
@@ -92,8 +93,8 @@ async fn open(config: &Config) -> Result<Arc<Store>, ServerError> {
 }
 
 /// Reads the workers, beside the runtime.
-async fn workers(config: &Config) -> Result<Workers, ServerError> {
-    let (data_dir, tokens) = (config.data_dir.clone(), config.tokens.clone());
+async fn workers(config: &Config, tokens: &Arc<Tokens>) -> Result<Workers, ServerError> {
+    let (data_dir, tokens) = (config.data_dir.clone(), Arc::clone(tokens));
     tokio::task::spawn_blocking(move || workers::open(&data_dir, &tokens))
         .await
         .map_err(|source| ServerError::Panicked { task: "reading the workers", source })?
@@ -149,8 +150,9 @@ impl Servers {
         api_options: ApiOptions,
     ) -> Self {
         let nfs_metrics = Arc::new(NfsMetrics::default());
-        let page = Arc::new(Page::new(Arc::clone(store), Arc::clone(&nfs_metrics)));
-        let router = slackwater_api::router(Arc::clone(store), api_options, page);
+        let mut page = Page::new(Arc::clone(store), Arc::clone(&nfs_metrics));
+        follow_token_files(config, &api_options, &mut page);
+        let router = slackwater_api::router(Arc::clone(store), api_options, Arc::new(page));
         let tls = options::tls(config);
 
         let nfs_options = options::nfs(config);
@@ -198,6 +200,16 @@ impl Servers {
             }
         }
     }
+}
+
+/// Reads the token files again when they change, if there are any.
+fn follow_token_files(config: &Config, options: &ApiOptions, page: &mut Page) {
+    if config.token_files.is_empty() {
+        return;
+    }
+    let (tokens, workers) = (Arc::clone(&options.tokens), Arc::clone(&options.workers));
+    let files = TokenFiles::new(&config.token_files, tokens, workers, page.token_files());
+    tokio::spawn(files.follow());
 }
 
 /// The failure that an end before the stop is, whatever the server says.

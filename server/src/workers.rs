@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
 use slackwater_api::workers::WORKERS_FILE_BYTES_MAX;
-use slackwater_api::{Token, Workers, WorkersFile};
+use slackwater_api::{Tokens, Workers, WorkersFile};
 
 use crate::data_file;
 use crate::error::ServerError;
@@ -27,7 +27,7 @@ impl WorkersFile for InDirectory {
 /// # Errors
 /// The file cannot be read, or is none of workers; a worker has the name of one of these tokens, so that what either
 /// registers could not be told from the other's.
-pub(crate) fn open(data_dir: &Path, tokens: &[Token]) -> Result<Workers, ServerError> {
+pub(crate) fn open(data_dir: &Path, tokens: &Tokens) -> Result<Workers, ServerError> {
     let path = data_dir.join(NAME);
     let fault = |reason: String| ServerError::Workers { path: path.clone(), reason };
     let content = read(&path).map_err(|error| fault(error.to_string()))?;
@@ -38,13 +38,8 @@ pub(crate) fn open(data_dir: &Path, tokens: &[Token]) -> Result<Workers, ServerE
     let file = Box::new(InDirectory(data_dir.to_owned()));
     let workers =
         Workers::open(content.as_deref(), file).map_err(|error| fault(error.to_string()))?;
-    let names = workers.names();
-    match names.iter().find(|name| tokens.iter().any(|token| token.name == name.as_str())) {
-        Some(name) => Err(fault(format!(
-            "worker `{name}` has the name of a token of the configuration: give the token another name"
-        ))),
-        None => Ok(workers),
-    }
+    tokens.check_names(&workers).map_err(|error| fault(error.to_string()))?;
+    Ok(workers)
 }
 
 /// The content; none if there is no file.
@@ -66,18 +61,18 @@ fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
-    use slackwater_api::{Role, Secret};
+    use slackwater_api::{Role, Secret, Token};
 
     use super::*;
 
     fn fault(data_dir: &Path) -> String {
-        open(data_dir, &[]).unwrap_err().to_string()
+        open(data_dir, &Tokens::default()).unwrap_err().to_string()
     }
 
     #[test]
     fn there_are_none_before_one_is_added() {
         let directory = tempfile::tempdir().unwrap();
-        assert!(open(directory.path(), &[]).unwrap().names().is_empty());
+        assert!(open(directory.path(), &Tokens::default()).unwrap().names().is_empty());
         assert!(!directory.path().join(NAME).exists());
     }
 
@@ -110,8 +105,9 @@ mod tests {
             role: Role::Worker,
             secret: Secret::new("secret"),
         };
-        assert_eq!(open(directory.path(), &[token("ops")]).unwrap().names().len(), 1);
-        let error = open(directory.path(), &[token("ops"), token("node-7")]).unwrap_err();
+        let tokens = |names: &[&str]| Tokens::new(names.iter().map(|name| token(name)).collect());
+        assert_eq!(open(directory.path(), &tokens(&["ops"])).unwrap().names().len(), 1);
+        let error = open(directory.path(), &tokens(&["ops", "node-7"])).unwrap_err();
         assert!(error.to_string().contains("`node-7`"), "{error}");
     }
 }

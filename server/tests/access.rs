@@ -4,8 +4,10 @@
 
 mod common;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use common::nfs::Client;
 use common::{Server, on_free_ports, run_to_end, slackwaterd};
@@ -63,6 +65,121 @@ fn tokens_of_the_file_are_asked_for() {
     assert!(server.wait().success());
     let log = server.log();
     assert!(!log.contains(ADMIN) && !log.contains(VIEWER), "{log}");
+}
+
+/// What `slackwaterd token ...` prints on standard output; the rest it says is in the panic.
+fn token_command(arguments: &[&str], token_file: &Path) -> String {
+    let mut command = slackwaterd();
+    command.arg("token").args(arguments).args(["--token-file", text(token_file)]);
+    let output = run_to_end(&mut command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The status of a call with this token.
+fn status_of(server: &Server, token: &str, path: &str) -> String {
+    let header = format!("Authorization: Bearer {token}");
+    curl(&["-H", &header, &format!("http://{}{path}", server.api)]).0
+}
+
+/// Waits until `is_so`, far longer than it takes on a machine with little to do.
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    for _ in 0..80 {
+        if is_so() {
+            return;
+        }
+        // An address that guesses has one try a second.
+        std::thread::sleep(Duration::from_millis(1500));
+    }
+    panic!("{what}: not so within two minutes");
+}
+
+#[test]
+fn token_files_are_read_again_while_the_server_runs() {
+    let directory = TempDir::new().unwrap();
+    let tokens = directory.path().join("tokens");
+    let ops = token_command(&["add", "ops", "admin"], &tokens).trim_end().to_owned();
+    let mut server = start(&directory, &["--token-file", text(&tokens), "--log", "trace"]);
+    assert_eq!(status_of(&server, &ops, "/v1/workers"), "200");
+    let viewer = token_command(&["add", "grafana", "read-only"], &tokens).trim_end().to_owned();
+    wait_until("the new token is taken", || status_of(&server, &viewer, "/v1/stats") == "200");
+    assert_eq!(status_of(&server, &viewer, "/v1/workers"), "403");
+    let both = std::fs::read_to_string(&tokens).unwrap();
+    let only_viewer = both.lines().last().unwrap().to_owned() + "\n";
+    std::fs::write(&tokens, &only_viewer).unwrap();
+    wait_until("the old token is refused", || status_of(&server, &ops, "/v1/stats") == "401");
+    assert_eq!(status_of(&server, &viewer, "/v1/stats"), "200");
+
+    // An empty file lets nobody in, and not everybody.
+    let is_valid = |expected: &str| {
+        let header = format!("Authorization: Bearer {viewer}");
+        let page = curl(&["-H", &header, &format!("http://{}/metrics", server.api)]).1;
+        page.lines().any(|line| line == format!("slackwater_token_files_valid {expected}"))
+    };
+    assert!(is_valid("1"));
+    std::fs::write(&tokens, "").unwrap();
+    wait_until("the fault is on the metrics page", || is_valid("0"));
+    assert_eq!(server.http("GET", "/v1/stats", "").0, 401);
+    assert_eq!(status_of(&server, &ops, "/v1/stats"), "401");
+    std::fs::write(&tokens, &only_viewer).unwrap();
+    wait_until("the fault is mended", || is_valid("1"));
+    server.signal(Signal::TERM);
+    assert!(server.wait().success());
+    let log = server.log();
+    for said in ["removed=[\"ops\"]", "added=[\"grafana\"]", "holds no token"] {
+        assert!(log.contains(said), "{said} is not in {log}");
+    }
+    for secret in [&ops, &viewer] {
+        let hash = blake3::hash(secret.as_bytes()).to_hex();
+        assert!(!log.contains(secret.as_str()) && !log.contains(hash.as_str()), "{log}");
+    }
+}
+
+#[test]
+fn a_token_file_of_secrets_becomes_one_of_hashes() {
+    let directory = TempDir::new().unwrap();
+    let tokens = write(&directory, "tokens", &format!("# ours\nops admin {ADMIN}\n"));
+    std::fs::set_permissions(&tokens, PermissionsExt::from_mode(0o600)).unwrap();
+    let warnings = || {
+        let mut check = slackwaterd();
+        check.args(["config", "check", "--data-dir", "/d", "--token-file", text(&tokens)]);
+        String::from_utf8(run_to_end(&mut check).stderr).unwrap()
+    };
+    assert!(warnings().contains("slackwaterd token hash"), "{}", warnings());
+    let said = token_command(&["hash"], &tokens);
+    assert!(said.contains("hashes: 1"), "{said}");
+    let content = std::fs::read_to_string(&tokens).unwrap();
+    assert!(content.starts_with("# ours\nops admin blake3:") && !content.contains(ADMIN));
+    assert_eq!(warnings(), "");
+    let server = start(&directory, &["--token-file", text(&tokens)]);
+    assert_eq!(status_of(&server, ADMIN, "/v1/workers"), "200");
+    let hash = content.split_whitespace().last().unwrap();
+    assert_eq!(status_of(&server, hash, "/v1/stats"), "401");
+    assert!(server.stop().success());
+}
+
+#[test]
+fn a_token_command_that_cannot_do_it_says_why_and_prints_nothing() {
+    let directory = TempDir::new().unwrap();
+    let tokens = write(&directory, "tokens", &format!("ops admin {ADMIN}\n"));
+    let away = directory.path().join("away/tokens");
+    for (arguments, code, reason) in [
+        (&["add", "ops", "worker", "--token-file", text(&tokens)][..], 2, "delete its line"),
+        (&["add", "new", "root", "--token-file", text(&tokens)], 2, "read-only"),
+        (&["add", "new", "admin"], 2, "--token-file"),
+        (&["hash"], 2, "--token-file"),
+        (&["add", "new", "admin", "--token-file", text(&away)], 1, "away/tokens"),
+        (&["hash", "--token-file", text(&away)], 2, "away/tokens"),
+    ] {
+        let output = run_to_end(slackwaterd().arg("token").args(arguments));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(reason) && !said.contains(ADMIN), "{arguments:?}: {said}");
+        assert!(output.stdout.is_empty(), "{arguments:?}");
+    }
+    let content = std::fs::read_to_string(&tokens).unwrap();
+    assert_eq!(content, format!("ops admin {ADMIN}\n"));
 }
 
 /// A JSON field of an answer.

@@ -51,7 +51,8 @@ class Appliance:
         self.api_port = held_port()
         # Who calls REST by another name than that of loopback needs one.
         self._token = token
-        self._token_file = log_path.with_name("tokens")
+        # Of this appliance alone: it reads the file again when it changes.
+        self._token_file = log_path.with_suffix(".tokens")
         self._process = None
 
     def start(self, *arguments):

@@ -71,20 +71,17 @@ pub(crate) async fn add(
         return Err(Failure::invalid(detail));
     }
     let name = request.name.clone();
-    // What a worker registers carries its name alone.
-    if state.options.tokens.iter().any(|token| token.name == name.as_str()) {
-        let detail = format!(
-            "a token of the server's configuration has the name `{name}`: choose another one"
-        );
-        return Err(Failure::new(ProblemCode::Exists, detail));
-    }
     let now = now(&state);
     let expires_at =
         Timestamp::from_nanos(now.as_nanos().saturating_add(seconds * NANOS_PER_SECOND));
     let (worker, join_token) = {
-        let name = name.clone();
-        change(&state, move |workers| workers.add(&name, request.worker_id, expires_at, now))
-            .await?
+        let (name, tokens) = (name.clone(), Arc::clone(&state.options.tokens));
+        let add = move |workers: &Workers| {
+            // What a worker registers carries its name alone.
+            let is_of_a_token = || tokens.has_name(name.as_str());
+            workers.add(&name, request.worker_id, expires_at, now, is_of_a_token)
+        };
+        change(&state, add).await?
     };
     tracing::info!(worker = %name, by = &*caller.name, "a worker was added");
     let location = [(header::LOCATION, paths::worker(&name))];

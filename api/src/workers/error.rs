@@ -16,6 +16,12 @@ pub enum WorkersError {
         /// The name.
         name: WorkerName,
     },
+    /// A token has the name.
+    #[error("a token of the server's configuration has the name `{name}`: choose another one")]
+    NameOfToken {
+        /// The name.
+        name: WorkerName,
+    },
     /// There is no such worker.
     #[error("there is no worker `{name}`")]
     NotFound {
@@ -124,6 +130,7 @@ impl WorkersError {
     fn code(&self) -> ProblemCode {
         match self {
             Self::Exists { .. }
+            | Self::NameOfToken { .. }
             | Self::IdTaken { .. }
             | Self::IdInUse { .. }
             | Self::OtherId { .. }

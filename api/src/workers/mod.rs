@@ -145,6 +145,16 @@ impl Workers {
         self.table.read().rows.keys().cloned().collect()
     }
 
+    /// Calls this with the names that the file may have. No other one comes until it returns. Waits for the file.
+    pub(crate) fn with_names<T>(&self, work: impl FnOnce(&[WorkerName]) -> T) -> T {
+        let _change = self.change.lock();
+        let names: Vec<_> = {
+            let table = self.table.read();
+            table.rows.keys().chain(&table.revoked).cloned().collect()
+        };
+        work(&names)
+    }
+
     /// All of them, in order of their names.
     pub(crate) fn list(&self) -> Vec<Worker> {
         self.table.read().rows.values().map(Row::shown).collect()
@@ -168,18 +178,23 @@ impl Workers {
         table.rows.get(table.names.get(&hash)?)?.bearer(hash, now)
     }
 
-    /// Adds a worker, and makes its join token.
+    /// Adds a worker, and makes its join token. `is_of_a_token` says whether a token has the name; no other worker is
+    /// added until it has returned and this worker is there.
     pub(crate) fn add(
         &self,
         name: &WorkerName,
         worker_id: Option<uuid::Uuid>,
         expires_at: Timestamp,
         now: Timestamp,
+        is_of_a_token: impl FnOnce() -> bool,
     ) -> Result<(Worker, String), WorkersError> {
         let token = join_token()?;
         let worker = self.change(|table| {
             if table.rows.contains_key(name) {
                 return Err(WorkersError::Exists { name: name.clone() });
+            }
+            if is_of_a_token() {
+                return Err(WorkersError::NameOfToken { name: name.clone() });
             }
             if table.rows.len() >= WORKERS_MAX {
                 return Err(WorkersError::TooMany { limit: WORKERS_MAX });

@@ -83,7 +83,7 @@ fn name(text: &str) -> WorkerName {
 }
 
 fn add(workers: &Workers, text: &str) -> String {
-    workers.add(&name(text), None, LATER, at(1)).unwrap().1
+    workers.add(&name(text), None, LATER, at(1), || false).unwrap().1
 }
 
 /// Adds a worker that joins with this credential.
@@ -108,7 +108,7 @@ fn code(error: WorkersError) -> ProblemCode {
 fn a_join_token_invites_one_machine_until_its_time_has_passed() {
     let file = MemoryFile::default();
     let workers = file.open();
-    let (shown, token) = workers.add(&name("a"), None, LATER, at(1)).unwrap();
+    let (shown, token) = workers.add(&name("a"), None, LATER, at(1), || false).unwrap();
     assert_eq!((shown.join_token_expires_at, shown.joined_at), (Some(LATER), None));
     assert!(token.starts_with(JOIN_TOKEN_PREFIX) && token.len() == JOIN_TOKEN_PREFIX.len() + 64);
     assert!(!file.text().contains(&token), "the file has no secret");
@@ -123,7 +123,7 @@ fn a_join_token_invites_one_machine_until_its_time_has_passed() {
     let late = workers.join(&name("a"), hash(token.as_bytes()), &joining("c"), false, LATER);
     assert!(matches!(late, Err(WorkersError::Outdated { .. })), "{late:?}");
     assert_ne!(add(&workers, "b"), token);
-    let again = workers.add(&name("a"), None, LATER, at(1)).unwrap_err();
+    let again = workers.add(&name("a"), None, LATER, at(1), || false).unwrap_err();
     assert_eq!(code(again), ProblemCode::Exists);
 }
 
@@ -180,9 +180,12 @@ fn an_id_of_which_there_are_files_is_taken_only_by_the_worker_that_was_added_wit
     assert_eq!(code(refused), ProblemCode::Exists);
 
     let id = Some(in_use.worker_id);
-    let (shown, token) = workers.add(&name("b"), id, LATER, at(1)).unwrap();
+    let (shown, token) = workers.add(&name("b"), id, LATER, at(1), || false).unwrap();
     assert_eq!((shown.worker_id, shown.joined_at), (id, None));
-    assert!(matches!(workers.add(&name("c"), id, LATER, at(1)), Err(WorkersError::IdTaken { .. })));
+    assert!(matches!(
+        workers.add(&name("c"), id, LATER, at(1), || false),
+        Err(WorkersError::IdTaken { .. })
+    ));
     let workers = file.open();
     let other = join(&workers, "b", &token, &joining("one")).unwrap_err();
     assert!(matches!(other, WorkersError::OtherId { .. }), "{other}");
@@ -284,7 +287,7 @@ fn on_a_full_disk_nothing_is_acknowledged_but_a_revocation_holds() {
     let token = add(&workers, "b");
     file.fill(true);
     let full = |error| assert_eq!(code(error), ProblemCode::NoSpace);
-    full(workers.add(&name("c"), None, LATER, at(3)).unwrap_err());
+    full(workers.add(&name("c"), None, LATER, at(3), || false).unwrap_err());
     full(join(&workers, "b", &token, &joining("b")).unwrap_err());
     full(replace(&workers, "a", "one", "two").unwrap_err());
     assert_eq!(workers.names(), [name("a"), name("b")]);
@@ -375,7 +378,7 @@ fn their_number_is_bounded_and_the_largest_file_is_read_again() {
     let records: Vec<Record> = (0..WORKERS_MAX).map(one).collect();
     *file.content.lock() = Some(record::write(records.iter()).unwrap());
     let workers = file.open();
-    let full = workers.add(&name("over"), None, LATER, at(1)).unwrap_err();
+    let full = workers.add(&name("over"), None, LATER, at(1), || false).unwrap_err();
     assert!(full.to_string().contains("4096"), "{full}");
     revoke(&workers, &long(7)).unwrap();
     add(&workers, "over");

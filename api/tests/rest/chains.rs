@@ -4,7 +4,7 @@ use axum::http::{Method, header};
 use serde_json::{Value, json};
 use slackwater_api::error::ProblemCode;
 use slackwater_api::types::{DeletionPolicy, Labels, Snapshot, SnapshotPage};
-use slackwater_api::{ApiOptions, Role};
+use slackwater_api::{ApiOptions, Role, Tokens};
 
 use crate::harness::{Answer, Face, noise, token};
 
@@ -17,11 +17,12 @@ fn chain(digit: char) -> String {
 /// A face with two workers and one that only reads.
 fn face() -> Face {
     Face::with(ApiOptions {
-        tokens: vec![
+        tokens: Tokens::new(vec![
             token("one", Role::Worker),
             token("two", Role::Worker),
             token("viewer", Role::ReadOnly),
-        ],
+        ])
+        .into(),
         ..ApiOptions::default()
     })
 }

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use slackwater_api::error::ProblemCode;
 use slackwater_api::listen::ConnectionInfo;
-use slackwater_api::{ApiOptions, Role, Secret, Token, VmstoreCredentials};
+use slackwater_api::{ApiOptions, Role, Secret, Token, Tokens, VmstoreCredentials};
 
 use crate::harness::{Answer, Face};
 
@@ -28,11 +28,12 @@ fn most_judged(begun: Instant) -> usize {
 
 fn face() -> Face {
     Face::with(ApiOptions {
-        tokens: vec![Token {
+        tokens: Tokens::new(vec![Token {
             name: "root".to_owned(),
             role: Role::Admin,
             secret: Secret::new("root-secret"),
-        }],
+        }])
+        .into(),
         vmstore: Some(VmstoreCredentials {
             username: "cinder".to_owned(),
             password: Secret::new("password"),

@@ -9,7 +9,9 @@ use axum::http::{HeaderMap, Method, Request, header};
 use serde_json::{Value, json};
 use slackwater_api::error::{Problem, ProblemCode};
 use slackwater_api::types::{File, Snapshot};
-use slackwater_api::{ApiOptions, MetricsSource, Role, Secret, Token, VmstoreCredentials, router};
+use slackwater_api::{
+    ApiOptions, MetricsSource, Role, Secret, Token, Tokens, VmstoreCredentials, router,
+};
 use slackwater_blockstore::disk::MemoryDisk;
 use slackwater_blockstore::kv::MemoryKv;
 use slackwater_blockstore::{Options, Store};
@@ -186,11 +188,12 @@ pub fn token(name: &str, role: Role) -> Token {
 /// A token of each role, whose secret is its name and `-secret`, and the VMstore face.
 pub fn with_each_role() -> ApiOptions {
     ApiOptions {
-        tokens: vec![
+        tokens: Tokens::new(vec![
             token("viewer", Role::ReadOnly),
             token("node", Role::Worker),
             token("root", Role::Admin),
-        ],
+        ])
+        .into(),
         vmstore: Some(VmstoreCredentials {
             username: "cinder".to_owned(),
             password: Secret::new("password"),

@@ -5,7 +5,7 @@ use futures_util::FutureExt;
 use serde_json::json;
 use slackwater_api::error::ProblemCode;
 use slackwater_api::types::{Snapshot, SnapshotPage};
-use slackwater_api::{ApiOptions, Role, Secret, Token};
+use slackwater_api::{ApiOptions, Role, Secret, Token, Tokens};
 
 use crate::harness::{Answer, Face};
 
@@ -107,7 +107,7 @@ async fn one_who_hung_up_finds_the_answer_of_the_first_call() {
 async fn callers_do_not_share_keys() {
     let token =
         |name: &str| Token { name: name.to_owned(), role: Role::Worker, secret: Secret::new(name) };
-    let tokens = vec![token("one"), token("two")];
+    let tokens = Tokens::new(vec![token("one"), token("two")]).into();
     let face = Face::with(ApiOptions { tokens, ..ApiOptions::default() });
     let make = async |caller: &str, path: &str| {
         let headers = [("authorization", caller), (KEY, "k")];

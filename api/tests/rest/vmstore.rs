@@ -3,7 +3,7 @@
 use axum::http::{Method, header};
 use serde_json::{Value, json};
 use slackwater_api::error::ProblemCode;
-use slackwater_api::{ApiOptions, Role, Secret, Token, VmstoreCredentials};
+use slackwater_api::{ApiOptions, Role, Secret, Token, Tokens, VmstoreCredentials};
 
 use crate::harness::{Answer, Face, noise};
 
@@ -322,11 +322,12 @@ async fn the_driver_finds_appliance_and_disk() {
 #[tokio::test]
 async fn tokens_and_sessions_are_separate() {
     let face = Face::with(ApiOptions {
-        tokens: vec![Token {
+        tokens: Tokens::new(vec![Token {
             name: "root".to_owned(),
             role: Role::Admin,
             secret: Secret::new("root-secret"),
-        }],
+        }])
+        .into(),
         vmstore: Some(VmstoreCredentials {
             username: "cinder".to_owned(),
             password: Secret::new("s3cret"),

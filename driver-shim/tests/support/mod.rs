@@ -24,7 +24,7 @@ use axum::http::header::CONTENT_LENGTH;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use slackwater_api::types::{CreateSnapshot, Stats, Timestamp};
-use slackwater_api::{ApiOptions, MetricsSource, ReferenceKey, Token, Workers};
+use slackwater_api::{ApiOptions, MetricsSource, ReferenceKey, Token, Tokens, Workers};
 use slackwater_attach::{Method, Options as AttachOptions};
 use slackwater_blockstore::{Options, Store};
 use slackwater_client::{Client, RetryPolicy};
@@ -86,7 +86,7 @@ pub struct Appliance {
     runtime: Option<Runtime>,
     servers: Option<Servers>,
     clock_ahead: Duration,
-    tokens: Vec<Token>,
+    tokens: Arc<Tokens>,
     workers: Arc<Workers>,
     _data: TempDir,
     _ports: [HeldPort; 2],
@@ -153,7 +153,7 @@ impl Appliance {
             runtime: Some(runtime),
             servers: None,
             clock_ahead,
-            tokens,
+            tokens: Tokens::new(tokens).into(),
             workers: Arc::default(),
             _data: data,
             _ports: ports,
@@ -180,7 +180,7 @@ impl Appliance {
         let reference_key = ReferenceKey::from_bytes(REFERENCE_KEY).into();
         let options = ApiOptions {
             reference_key,
-            tokens: self.tokens.clone(),
+            tokens: Arc::clone(&self.tokens),
             workers: Arc::clone(&self.workers),
             credential_grace: Duration::ZERO,
             ..ApiOptions::default()

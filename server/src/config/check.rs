@@ -40,9 +40,11 @@ impl TryFrom<Settings> for Config {
     /// Checks settings; defaults are taken for what they leave open.
     fn try_from(settings: Settings) -> Result<Self, ConfigError> {
         let settings = settings.or(Settings::defaults());
+        let (tokens, token_files) = tokens::read(settings.token_file.as_deref().unwrap_or(&[]))?;
         let config = Self {
             tls: tls(&settings)?,
-            tokens: tokens::read(settings.token_file.as_deref().unwrap_or(&[]))?,
+            tokens,
+            token_files,
             vmstore: vmstore(&settings)?,
             capacity_bytes: settings.capacity.map(Size::bytes),
             memory: memory(given(settings.memory, "memory")?)?,
@@ -69,7 +71,7 @@ impl TryFrom<Settings> for Config {
             nfs_privileged_port: given(settings.nfs_privileged_port, "nfs-privileged-port")?,
             log: given(settings.log, "log")?.value().clone(),
             log_format: given(settings.log_format, "log-format")?,
-            exposed_secrets: Vec::new(),
+            findings: Vec::new(),
         };
         refuse_open_addresses(&config)?;
         Ok(config)

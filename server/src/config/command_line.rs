@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use slackwater_api::Role;
+
 use super::settings::Settings;
 
 /// Serve sparse files over NFSv3, with snapshots and clones that cost nothing, by REST
@@ -34,7 +36,7 @@ const EXIT_CODES: &str = "Exit codes: 0 stopped as asked, 1 failure, 2 wrong usa
      3 no store there, 4 a server has it open, 6 problems were found";
 
 /// A command other than to serve.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum Command {
     /// Verify, or repair, the store of --data-dir while no server has it open; exit code 6 if
     /// something is wrong (after a repair: still)
@@ -42,6 +44,9 @@ pub enum Command {
     /// Look at the configuration
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// Change the token file of the REST API
+    #[command(subcommand)]
+    Token(TokenCommand),
 }
 
 /// What to check, and how to tell.
@@ -76,6 +81,24 @@ pub struct CheckArguments {
 pub enum ConfigCommand {
     /// Print the effective configuration, secrets redacted, or what is wrong with it
     Check,
+}
+
+/// A command on token files.
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
+pub enum TokenCommand {
+    /// Add a token to --token-file; prints its secret, once
+    ///
+    /// The file gets the hash of the secret alone, and is made if it is not there. A server that runs
+    /// with it takes the token within seconds. To take a token away, delete its line; to give it another
+    /// secret, delete the line and add it again.
+    Add {
+        /// Whose it is: shown in logs, and kept with what is registered. Not the name of a worker
+        name: String,
+        /// What it allows: admin, worker or read-only
+        role: Role,
+    },
+    /// Put hashes in the place of the secrets in --token-file; clients go on with the secrets
+    Hash,
 }
 
 /// A command line, and where each of its values came from.

@@ -90,7 +90,7 @@ pub enum ConfigError {
     },
     /// A line of a token file that cannot be read. The line itself holds a secret and is not
     /// shown.
-    #[error("{}:{line}: {reason}; expected NAME ROLE SECRET", path.display())]
+    #[error("{}:{line}: {reason}; expected NAME ROLE blake3:HASH, or NAME ROLE SECRET", path.display())]
     Token {
         /// The token file.
         path: PathBuf,

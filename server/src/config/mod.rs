@@ -10,28 +10,31 @@
 mod check;
 mod command_line;
 mod error;
-mod exposed;
 mod file;
+pub(crate) mod findings;
 mod secret;
 mod settings;
 mod show;
 mod size;
-mod text_file;
-mod tokens;
+pub(crate) mod text_file;
+pub(crate) mod tokens;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use command_line::{CheckArguments, Command, CommandLine, ConfigCommand, ParsedCommandLine};
+pub use command_line::{
+    CheckArguments, Command, CommandLine, ConfigCommand, ParsedCommandLine, TokenCommand,
+};
 pub use error::ConfigError;
+pub use findings::Finding;
 pub use secret::{REDACTED, Secret};
 pub use settings::{LogFilter, LogFormat, Parsed, Settings};
 pub use size::{Size, SizeError};
 use slackwater_api::{Token, VmstoreCredentials};
 use slackwater_nfs::{ClientRule, Squash};
 pub use text_file::FILE_BYTES_MAX;
-pub use tokens::{TOKEN_CHARACTERS_MIN, TOKENS_MAX};
+pub use tokens::{TOKEN_CHARACTERS_MIN, TOKEN_DIFFERENT_CHARACTERS_MIN, TOKENS_MAX, TokenFile};
 
 use crate::memory::MemoryPlan;
 
@@ -48,6 +51,8 @@ pub struct Config {
     pub tls: Option<TlsPaths>,
     /// Who may use the REST API; empty: everybody on loopback.
     pub tokens: Vec<Token>,
+    /// The files that these are from, which are read again when they change.
+    pub token_files: Vec<TokenFile>,
     /// Who may use the VMstore-compatible API; `None`: it is off.
     pub vmstore: Option<VmstoreCredentials>,
     /// Bytes that the store may occupy; `None`: all of the file system's.
@@ -82,8 +87,8 @@ pub struct Config {
     pub log: LogFilter,
     /// And in which form.
     pub log_format: LogFormat,
-    /// Files with secrets that others than their owner reach.
-    pub exposed_secrets: Vec<PathBuf>,
+    /// What is unsafe about it.
+    pub findings: Vec<Finding>,
 }
 
 /// Files for TLS.
@@ -93,16 +98,6 @@ pub struct TlsPaths {
     pub certificate: PathBuf,
     /// Private key, PEM.
     pub key: PathBuf,
-}
-
-impl Config {
-    /// A sentence on each file with secrets that others reach, and what to do about it.
-    pub fn warnings(&self) -> impl Iterator<Item = String> {
-        self.exposed_secrets.iter().map(|path| {
-            let path = path.display();
-            format!("{path} holds a secret and others may reach it: chmod 600 {path}")
-        })
-    }
 }
 
 /// A configuration and the text that shows it.
@@ -119,10 +114,7 @@ pub struct Loaded {
 /// # Errors
 /// A file cannot be read, or a setting is wrong.
 pub fn load(parsed: &ParsedCommandLine) -> Result<Loaded, ConfigError> {
-    let from_file = match &parsed.line.config {
-        Some(path) => file::read(path)?,
-        None => Settings::default(),
-    };
+    let from_file = from_file(parsed)?;
     let effective = parsed.line.settings.clone().or(from_file.clone()).or(Settings::defaults());
     let shown = show::show(parsed, &from_file, &effective).map_err(|error| ConfigError::Value {
         key: "configuration",
@@ -130,7 +122,20 @@ pub fn load(parsed: &ParsedCommandLine) -> Result<Loaded, ConfigError> {
         expected: "every path and name must be UTF-8".to_owned(),
     })?;
     let file = parsed.line.config.as_deref().map(|path| (path, &from_file));
-    let exposed_secrets = exposed::find(&effective, file);
-    let config = Config { exposed_secrets, ..Config::try_from(effective)? };
-    Ok(Loaded { config, shown })
+    let config = Config::try_from(effective.clone())?;
+    let findings = findings::find(&effective, &config.token_files, file);
+    Ok(Loaded { config: Config { findings, ..config }, shown })
+}
+
+/// The token files that a command line asks for, whether they are there or not.
+///
+/// # Errors
+/// The configuration file cannot be read.
+pub fn token_files(parsed: &ParsedCommandLine) -> Result<Vec<PathBuf>, ConfigError> {
+    let effective = parsed.line.settings.clone().or(from_file(parsed)?);
+    Ok(effective.token_file.unwrap_or_default())
+}
+
+fn from_file(parsed: &ParsedCommandLine) -> Result<Settings, ConfigError> {
+    parsed.line.config.as_deref().map_or_else(|| Ok(Settings::default()), file::read)
 }

@@ -51,10 +51,12 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_TLS_KEY", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
 
-    /// Bearer tokens of the REST API, one a line: NAME ROLE SECRET. May be given several times
+    /// Bearer tokens of the REST API, one a line: NAME ROLE blake3:HASH. May be given several times
     ///
-    /// ROLE is admin, worker or read-only. SECRET has at least 16 characters. Empty lines and
-    /// lines that begin with # are skipped. Without tokens the API serves loopback only.
+    /// `slackwaterd token add` writes such lines. ROLE is admin, worker or read-only. A plain SECRET
+    /// of at least 16 characters is taken in the place of its hash, too. Empty lines and lines that
+    /// begin with # are skipped. The file is read again when it changes. Without tokens the API
+    /// serves loopback only.
     #[arg(long, env = "SLACKWATER_TOKEN_FILE", value_name = "FILE", value_delimiter = ',')]
     pub token_file: Option<Vec<PathBuf>>,
 

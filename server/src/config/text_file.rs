@@ -14,7 +14,7 @@ pub const FILE_BYTES_MAX: u64 = 1 << 20;
 ///
 /// # Errors
 /// The file cannot be read, is longer than [`FILE_BYTES_MAX`], or is not UTF-8.
-pub(super) fn read_text(path: &Path) -> Result<String, ConfigError> {
+pub(crate) fn read_text(path: &Path) -> Result<String, ConfigError> {
     let unreadable = |source| ConfigError::Unreadable { path: path.to_owned(), source };
     let file = File::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();

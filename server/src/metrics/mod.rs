@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Nothing is counted here: every number is read when the page is asked for, so that a page
-//! that nobody reads costs nothing.
+//! that nobody reads costs nothing. Whether the token files are valid is set by what reads them.
 
 mod nfs;
 mod plain;
@@ -17,6 +17,7 @@ mod store;
 use std::sync::Arc;
 
 use prometheus_client::encoding::text::encode_registry;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 use slackwater_api::MetricsSource;
@@ -43,6 +44,18 @@ impl Page {
         registry.register_collector(Box::new(nfs::NfsCollector::new(nfs)));
         registry.register_collector(Box::new(process::ProcessCollector::new()));
         Self { registry }
+    }
+
+    /// Adds whether the token files can be used, which is for the caller to set.
+    #[must_use]
+    pub fn token_files(&mut self) -> Gauge {
+        let valid = Gauge::default();
+        self.registry.register(
+            "slackwater_token_files_valid",
+            "1 if the tokens that are taken are those of the token files, 0 if these have a fault",
+            valid.clone(),
+        );
+        valid
     }
 }
 

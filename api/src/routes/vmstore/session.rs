@@ -205,7 +205,7 @@ pub(crate) async fn login(
         }
     })?;
     let right = state.options.vmstore.as_ref().is_some_and(|known| {
-        let name = crate::auth::Secret::new(&known.username).matches(given.username.as_bytes());
+        let name = crate::tokens::Secret::new(&known.username).matches(given.username.as_bytes());
         let password = known.password.matches(given.password.as_bytes());
         bool::from(name & password)
     });

@@ -1,0 +1,153 @@
+//! What is unsafe about a configuration that can be served all the same.
+//!
+//! It is in the log at the start and told by `slackwaterd config check`, each with the way out. Files with secrets that
+//! more people reach than should are used all the same: where secrets are mounted into a container, their modes are not
+//! the administrator's to choose.
+
+use std::fmt;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use super::settings::Settings;
+use super::tokens::TokenFile;
+
+/// Permission bits that expose a secret: any for others, and writing for the group. A group
+/// that may read is a common way to share a key among services.
+const EXPOSING_BITS: u32 = 0o027;
+
+/// Permission bits by which others than its owner can change a file.
+const CHANGING_BITS: u32 = 0o022;
+
+/// Something unsafe; its text is a sentence with the way out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Finding {
+    /// A file that holds a secret, and that others reach.
+    Exposed(PathBuf),
+    /// A token file that holds no secrets, and that others can change.
+    Changeable(PathBuf),
+    /// A token file with secrets, where their hashes would do.
+    PlainSecrets(TokenFile),
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exposed(path) => {
+                let path = path.display();
+                write!(f, "{path} holds a secret and others may reach it: chmod 600 {path}")
+            }
+            Self::Changeable(path) => {
+                let path = path.display();
+                write!(f, "others may change {path} and so let themselves in: chmod go-w {path}")
+            }
+            Self::PlainSecrets(TokenFile { path, plain_secrets }) => {
+                let path = path.display();
+                write!(
+                    f,
+                    "{path} holds secrets in plain text ({plain_secrets}): `slackwaterd token hash \
+                     --token-file {path}` puts their hashes there, and clients go on with the secrets"
+                )
+            }
+        }
+    }
+}
+
+/// What is unsafe about these settings. `tokens` are their token files, as they were read; `file` is the configuration
+/// file and what it says.
+pub(super) fn find(
+    effective: &Settings,
+    tokens: &[TokenFile],
+    file: Option<(&Path, &Settings)>,
+) -> Vec<Finding> {
+    let of_file = file.filter(|(_, settings)| settings.vmstore_password.is_some());
+    let named = [&effective.vmstore_password_file, &effective.tls_key];
+    let with_secret = named
+        .into_iter()
+        .flatten()
+        .map(PathBuf::as_path)
+        .chain(of_file.map(|(path, _)| path))
+        .filter(|path| has_bits(path, EXPOSING_BITS))
+        .map(|path| Finding::Exposed(path.to_owned()));
+    tokens.iter().flat_map(of_token_file).chain(with_secret).collect()
+}
+
+pub(crate) fn of_token_file(file: &TokenFile) -> impl Iterator<Item = Finding> {
+    let path = || file.path.clone();
+    let rights = match file.plain_secrets {
+        0 => has_bits(&file.path, CHANGING_BITS).then(|| Finding::Changeable(path())),
+        _ => has_bits(&file.path, EXPOSING_BITS).then(|| Finding::Exposed(path())),
+    };
+    let plain = (file.plain_secrets > 0).then(|| Finding::PlainSecrets(file.clone()));
+    rights.into_iter().chain(plain)
+}
+
+/// Whether the file is there and has one of these bits; one that is not there is told when it is read.
+fn has_bits(path: &Path, bits: u32) -> bool {
+    let metadata = std::fs::metadata(path);
+    metadata.is_ok_and(|metadata| metadata.permissions().mode() & bits != 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{Permissions, set_permissions, write};
+
+    use super::*;
+
+    fn file(directory: &tempfile::TempDir, name: &str, mode: u32) -> PathBuf {
+        let path = directory.path().join(name);
+        write(&path, "x").unwrap();
+        set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        path
+    }
+
+    #[test]
+    fn only_what_others_reach_is_exposed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("key");
+        let settings = Settings { tls_key: Some(path.clone()), ..Settings::default() };
+        assert!(find(&settings, &[], None).is_empty(), "a file that is not there");
+        write(&path, "x").unwrap();
+        for (mode, is_exposed) in
+            [(0o600, false), (0o400, false), (0o640, false), (0o644, true), (0o660, true)]
+        {
+            set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            let expected = is_exposed.then(|| Finding::Exposed(path.clone()));
+            assert_eq!(find(&settings, &[], None), Vec::from_iter(expected), "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn every_file_with_a_secret_is_looked_at() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str| file(&directory, name, 0o644);
+        let settings = Settings {
+            vmstore_password_file: Some(file("c")),
+            tls_key: Some(file("d")),
+            tls_cert: Some(file("public")),
+            ..Settings::default()
+        };
+        let config = file("config");
+        let plain = Settings::default();
+        assert_eq!(find(&settings, &[], Some((&config, &plain))).len(), 2);
+        let with_password =
+            Settings { vmstore_password: Some(super::super::Secret::new("p")), ..plain };
+        assert_eq!(find(&settings, &[], Some((&config, &with_password))).len(), 3);
+    }
+
+    #[test]
+    fn a_token_file_of_hashes_may_be_read_and_not_changed() {
+        let directory = tempfile::tempdir().unwrap();
+        let settings = Settings::default();
+        for (mode, with_hashes, with_secrets) in
+            [(0o600, 0, 1), (0o640, 0, 1), (0o644, 0, 2), (0o664, 1, 2), (0o646, 1, 2)]
+        {
+            let path = file(&directory, "tokens", mode);
+            for (plain_secrets, expected) in [(0, with_hashes), (3, with_secrets)] {
+                let files = [TokenFile { path: path.clone(), plain_secrets }];
+                let found = find(&settings, &files, None);
+                assert_eq!(found.len(), expected, "{mode:o} {plain_secrets} {found:?}");
+                assert!(found.iter().all(|finding| finding.to_string().contains(": ")));
+            }
+        }
+    }
+}
