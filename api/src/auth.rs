@@ -94,7 +94,7 @@ pub(crate) fn access(method: &Method, template: &str) -> Access {
         vmstore::INFO | vmstore::LOGIN | vmstore::LOGOUT => Access::Open,
         paths::CHECK | paths::GC | paths::WORKERS | paths::WORKER => Access::Role(Role::Admin),
         paths::JOIN => Access::JoinToken,
-        paths::CREDENTIAL => Access::Credential,
+        paths::CREDENTIAL | paths::MOUNT_PATHS => Access::Credential,
         _ if template.starts_with(vmstore::PREFIX) => Access::Session,
         _ if *method == Method::GET || *method == Method::HEAD => Access::Role(Role::ReadOnly),
         _ => Access::Role(Role::Worker),
@@ -236,7 +236,7 @@ fn caller(
              `slackwater worker add NAME` makes one, after `slackwater worker revoke NAME` if the name is taken",
         )),
         (Access::Credential, _) => Err(Failure::unauthenticated(
-            "only a machine that joined has a credential to replace: send it as `Authorization: Bearer CREDENTIAL`",
+            "this call is for a machine that joined: send its credential as `Authorization: Bearer CREDENTIAL`",
         )),
         (Access::Role(needed), Some(machine @ Machine::Worker { .. })) => {
             let name = &Caller::of(machine.clone()).name;

@@ -45,6 +45,7 @@ const COMMON_STATUSES: [(&str, &str); 11] = [
         chains::register, chains::find, chains::add,
         clones::create,
         workers::list, workers::add, workers::get, workers::revoke, workers::join, workers::replace_credential,
+        workers::add_mount_path,
         stats::stats, stats::check, stats::gc, stats::metrics, stats::healthz, stats::readyz,
         stats::document,
         vmstore::session::login, vmstore::session::logout,

@@ -4,6 +4,7 @@
 //! admin   POST /v1/workers {name}                         -> join token, shown once
 //! worker  POST /v1/join {worker_id, hash}  + join token   -> the hash is that of its credential
 //! worker  PUT /v1/credential {hash}        + credential   -> the hash is that of its next credential
+//! worker  POST /v1/mount-paths             + credential   -> a secret path to mount by, for minutes
 //! ```
 //! A worker makes its credential itself and tells the appliance its hash, so that no answer holds it, a call whose
 //! answer was lost can be sent again, and nothing but the worker's own file needs to be kept secret.
@@ -250,6 +251,25 @@ pub struct JoinWorker {
 pub struct ReplaceCredential {
     /// The hash of the credential that it has from now on.
     pub credential_blake3: SecretHash,
+}
+
+/// The name below the export under which workers mount by secret paths.
+pub const MOUNT_NAME: &str = ".worker";
+
+/// A path by which a worker mounts its files.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct MountPath {
+    /// The path that is mounted: the export's, `.worker`, and a secret.
+    pub path: String,
+    /// Until when.
+    pub expires_at: Timestamp,
+}
+
+impl fmt::Debug for MountPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MountPath").field("expires_at", &self.expires_at).finish_non_exhaustive()
+    }
 }
 
 #[cfg(test)]

@@ -373,6 +373,7 @@ pub(crate) mod tests {
                 method: None,
                 nfs_address: "127.0.0.1:2049".parse().unwrap(),
                 export: "/slackwater".to_owned(),
+                mount_path: None,
                 state_directory: self.target.parent().unwrap().to_owned(),
                 fuse_program: Vec::new(),
                 tool_program: Vec::new(),

@@ -44,6 +44,14 @@ pub enum AttachError {
         /// What the kernel or the tool said.
         reason: String,
     },
+    /// The appliance gives this machine no path by which it mounts the export.
+    #[error("the appliance at {address} gives this machine no path to mount: {reason}")]
+    NoPath {
+        /// The appliance.
+        address: SocketAddr,
+        /// What its REST face said.
+        reason: String,
+    },
     /// The directory of the export shows another appliance, and disks of it are mounted.
     #[error(
         "{got} is mounted where {expected} should be, and disks of it are in use: stop what uses them, or take another state directory"

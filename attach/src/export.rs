@@ -1,20 +1,23 @@
 //! Makes the export visible: mounts it, or adopts what an earlier process mounted.
 
+mod mounting;
+
 use std::collections::{HashMap, HashSet};
 use std::fs;
-use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use mounting::{WORKER_MOUNTS, without_secret};
+pub(crate) use mounting::{choose_method, has_nfs};
 use uuid::Uuid;
 
 use crate::kernel::{self, MountPoint};
 use crate::locks::Locks;
 use crate::serving::{self, Service, Serving};
 use crate::syncing::Syncing;
-use crate::tools::{LOSETUP, MODPROBE, MOUNT, TOOL_TIME_LIMIT, Tools, UMOUNT};
+use crate::tools::{LOSETUP, TOOL_TIME_LIMIT, Tools, UMOUNT};
 use crate::{AttachError, Method, Mounted, Options, Rights, Source};
 
 /// Where the export shows its snapshots.
@@ -23,17 +26,8 @@ pub(crate) const SNAPSHOTS: &str = ".snapshot";
 /// The file of the FUSE export with its statistics.
 pub(crate) const STATISTICS: &str = ".slackwater-stats";
 
-/// The type of a kernel NFS mount.
-const NFS_FILE_SYSTEM: &str = "nfs";
-
 /// Disks are other people's: only root reaches what is made for them.
 const DIRECTORY_MODE: u32 = 0o700;
-
-/// What the mounts of the export have: their files are disks, and nothing else.
-const MOUNT_OPTIONS: &str = "noatime,nosuid,nodev,noexec";
-
-/// The mount option with which no symbolic link of a mount is followed.
-const NO_LINKS: &str = "nosymfollow";
 
 /// How long the first NFS mount may take: the daemon starts even if the appliance is away, and
 /// tries again when a disk is mounted.
@@ -143,6 +137,9 @@ impl Export {
                 self.replace(&point).await?;
                 None
             }
+            Some(point) if self.is_by_secret(&point) != self.mounts_by_secret() => {
+                self.replace_if_idle(point).await?
+            }
             other => other,
         };
         match (self.method, existing) {
@@ -163,35 +160,30 @@ impl Export {
         }
     }
 
-    /// Whether a mount is the export as the options want it.
-    fn is_ours(&self, point: &MountPoint) -> bool {
-        let address = self.options.nfs_address;
-        let port = format!("port={}", address.port());
-        let is_same_kind = match self.method {
-            Method::Nfs => point.kind == NFS_FILE_SYSTEM,
-            Method::Fuse => point.kind == serving::FILE_SYSTEM,
-        };
-        let is_same_port = self.method == Method::Fuse
-            || point.options.split(',').any(|option| option == port)
-            // The kernel does not print the port that NFS has by itself.
-            || (address.port() == 2049 && !point.options.split(',').any(|o| o.starts_with("port=")));
-        is_same_kind && is_same_port && point.source == Path::new(&self.source())
-    }
-
-    /// What the mount table shows as the source of the export.
-    fn source(&self) -> String {
-        let Options { nfs_address, export, .. } = &self.options;
-        match self.method {
-            Method::Nfs => nfs_source(*nfs_address, export),
-            Method::Fuse => format!("{nfs_address}{export}"),
+    /// Mounts again what a machine mounted before it joined, or after it was a worker, as soon as no disk of it is in use.
+    async fn replace_if_idle(&self, point: MountPoint) -> Result<Option<MountPoint>, AttachError> {
+        if self.disks()?.is_empty() && self.devices()?.is_empty() {
+            self.replace(&point).await?;
+            return Ok(None);
         }
+        let (is, should) = if self.is_by_secret(&point) {
+            ("by a worker's secret path", "by the address of this machine")
+        } else {
+            ("by the address of this machine", "by a worker's secret path")
+        };
+        tracing::warn!(
+            is,
+            should,
+            "the export stays mounted as it is, since disks of it are in use; restart the driver when none is"
+        );
+        Ok(Some(point))
     }
 
     /// Takes away an export of other options, if no disk of it is in use.
     async fn replace(&self, point: &MountPoint) -> Result<(), AttachError> {
         if !self.disks()?.is_empty() || !self.devices()?.is_empty() {
             return Err(AttachError::OtherExport {
-                got: format!("{} ({})", point.source.display(), point.kind),
+                got: format!("{} ({})", without_secret(&point.source), point.kind),
                 expected: format!("{} ({})", self.source(), self.method),
             });
         }
@@ -228,7 +220,11 @@ impl Export {
 
     fn start_serving(&self) -> Result<(), AttachError> {
         make_directory(&self.directory)?;
-        let serving = self.service().start(&self.source(), &self.directory)?;
+        let mut source = self.source();
+        if self.mounts_by_secret() {
+            source.push_str(&format!("/{WORKER_MOUNTS}"));
+        }
+        let serving = self.service().start(&source, &self.directory)?;
         self.set_serving(Some(serving));
         Ok(())
     }
@@ -239,64 +235,6 @@ impl Export {
 
     fn set_serving(&self, serving: Option<Serving>) {
         *self.serving.lock().unwrap_or_else(PoisonError::into_inner) = serving;
-    }
-
-    /// Mounts the export and its snapshots where they are not mounted yet.
-    async fn mount_nfs(&self, limit: Duration) -> Result<(), AttachError> {
-        let _turn = self.locks.lock(&self.directory).await;
-        let export = self.options.export.trim_end_matches('/');
-        let snapshots = format!("{export}/{SNAPSHOTS}");
-        let both = [(export, &self.directory, "rw"), (&*snapshots, &self.snapshots, "ro")];
-        for (export, directory, access) in both {
-            match kernel::mounted_at(directory)? {
-                Some(point) if point.has(NO_LINKS) => continue,
-                Some(_) => {
-                    self.refuse_links(directory, limit).await?;
-                    continue;
-                }
-                None => {}
-            }
-            make_directory(directory)?;
-            let address = self.options.nfs_address;
-            let call = self.tools.call(MOUNT).limit(limit).arguments(["-n", "-i", "-t", "nfs"]);
-            let call = call.argument("-o").argument(nfs_options(address, access));
-            let call = call.argument(nfs_source(address, export)).argument(directory);
-            call.run().await.map_err(|error| match error {
-                AttachError::Tool { reason, .. } => {
-                    AttachError::Export { address, export: export.to_owned(), reason }
-                }
-                other => other,
-            })?;
-            self.refuse_links(directory, limit).await?;
-        }
-        Ok(())
-    }
-
-    /// Has the kernel follow no symbolic link of a mount of the export, for any program. Who may
-    /// write the export could put one in the place of a disk, and it would lead to a file of this
-    /// machine.
-    async fn refuse_links(&self, directory: &Path, limit: Duration) -> Result<(), AttachError> {
-        if refuses_links(directory)? {
-            return Ok(());
-        }
-        // It sets all of them, and of this mount only.
-        let access = if directory == self.snapshots { "ro" } else { "rw" };
-        let options = format!("remount,bind,{access},{MOUNT_OPTIONS},{NO_LINKS}");
-        let call = self.tools.call(MOUNT).limit(limit).arguments(["-n", "-i", "-o", &options]);
-        let reason = match call.argument(directory).run().await {
-            Ok(_) if refuses_links(directory)? => return Ok(()),
-            Ok(_) => "the kernel does not know it".to_owned(),
-            Err(AttachError::Tool { reason, .. }) => reason,
-            Err(other) => return Err(other),
-        };
-        Err(AttachError::Missing {
-            what: format!(
-                "the mount option `{NO_LINKS}` ({reason}), without which a link on the appliance may lead to this machine's own files,"
-            ),
-            advice:
-                "use Linux 5.10 or newer, and a mount(8) that knows it, as that of Debian 12 does"
-                    .to_owned(),
-        })
     }
 
     /// What the files of its disks may do here.
@@ -439,45 +377,6 @@ fn check_path(path: &str) -> Result<(), AttachError> {
     Err(AttachError::Path { got: path.to_owned(), reason: fault })
 }
 
-/// The options of an NFS mount. `hard`: I/O waits for the appliance and never fails because of
-/// its absence. `lookupcache=positive`: the driver makes files over REST, so that a name which
-/// was not there is looked up again.
-fn nfs_options(address: SocketAddr, access: &str) -> String {
-    let (ip, port) = (address.ip(), address.port());
-    let transport = if address.is_ipv6() { "tcp6" } else { "tcp" };
-    format!(
-        "{access},vers=3,proto={transport},mountproto={transport},addr={ip},mountaddr={ip},\
-         port={port},mountport={port},nolock,hard,rsize=1048576,wsize=1048576,\
-         lookupcache=positive,{MOUNT_OPTIONS}"
-    )
-}
-
-fn nfs_source(address: SocketAddr, export: &str) -> String {
-    match address {
-        SocketAddr::V4(address) => format!("{}:{export}", address.ip()),
-        SocketAddr::V6(address) => format!("[{}]:{export}", address.ip()),
-    }
-}
-
-/// NFS where the kernel has it, else FUSE.
-pub(crate) async fn choose_method(tools: &Tools) -> Method {
-    if has_nfs(tools).await { Method::Nfs } else { Method::Fuse }
-}
-
-/// Whether the kernel has an NFS client, as a part or as a module.
-pub(crate) async fn has_nfs(tools: &Tools) -> bool {
-    if !kernel::has_file_system(NFS_FILE_SYSTEM) {
-        // Whether there is such a module shows in the list afterwards.
-        let _absent = tools.call(MODPROBE).arguments(["-q", "nfsv3"]).run().await;
-    }
-    kernel::has_file_system(NFS_FILE_SYSTEM)
-}
-
-/// Whether no symbolic link of what is mounted there is followed.
-fn refuses_links(directory: &Path) -> Result<bool, AttachError> {
-    Ok(kernel::mounted_at(directory)?.is_none_or(|point| point.has(NO_LINKS)))
-}
-
 /// Makes a directory with those above it, for the owner alone; its path as the kernel prints it.
 pub(crate) fn make_directory(path: &Path) -> Result<PathBuf, AttachError> {
     let failed = |source| AttachError::System {
@@ -504,31 +403,29 @@ mod tests {
         }
     }
 
-    #[test]
-    fn addresses_of_both_families_make_options_that_the_kernel_takes() {
-        let address = "10.0.0.5:2050".parse().unwrap();
-        assert_eq!(nfs_source(address, "/slackwater"), "10.0.0.5:/slackwater");
-        let options = nfs_options(address, "rw");
-        assert!(options.contains("proto=tcp,") && options.contains("addr=10.0.0.5,"), "{options}");
-        assert!(options.contains("port=2050,mountport=2050"), "{options}");
-        let address = "[fd00::1]:2049".parse().unwrap();
-        assert_eq!(nfs_source(address, "/slackwater"), "[fd00::1]:/slackwater");
-        assert!(nfs_options(address, "ro").starts_with("ro,vers=3,proto=tcp6,"));
+    /// An export that is a directory, with these options.
+    pub(super) async fn local(
+        directory: &Path,
+        method: Option<Method>,
+        address: &str,
+    ) -> Arc<Export> {
+        let options = Options {
+            method,
+            nfs_address: address.parse().unwrap(),
+            export: "/slackwater".to_owned(),
+            mount_path: None,
+            state_directory: directory.join("state"),
+            fuse_program: Vec::new(),
+            tool_program: Vec::new(),
+            rights: Rights::default(),
+        };
+        Export::local(options, &directory.join("export")).await.unwrap()
     }
 
     #[tokio::test]
     async fn a_file_is_known_again_with_and_without_the_path_of_its_mount() {
         let directory = tempfile::tempdir().unwrap();
-        let options = Options {
-            method: None,
-            nfs_address: "127.0.0.1:2049".parse().unwrap(),
-            export: "/slackwater".to_owned(),
-            state_directory: directory.path().join("state"),
-            fuse_program: Vec::new(),
-            tool_program: Vec::new(),
-            rights: Rights::default(),
-        };
-        let export = Export::local(options, &directory.path().join("export")).await.unwrap();
+        let export = local(directory.path(), None, "127.0.0.1:2049").await;
         let id = Uuid::from_u128(7);
         let file = export.place(Source::File("workers/w/disks/d")).unwrap();
         let snapshot = export.place(Source::Snapshot(id)).unwrap();

@@ -162,6 +162,7 @@ mod tests {
             method: None,
             nfs_address: SocketAddr::from(([127, 0, 0, 1], 2049)),
             export: "/slackwater".to_owned(),
+            mount_path: None,
             state_directory: folder.path().join("state"),
             fuse_program: Vec::new(),
             tool_program: Vec::new(),

@@ -35,7 +35,9 @@ use std::ffi::OsString;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use uuid::Uuid;
 
@@ -84,6 +86,8 @@ pub struct Options {
     pub nfs_address: SocketAddr,
     /// The export, `/slackwater`.
     pub export: String,
+    /// Gives the path by which the kernel's NFS client mounts it; `None`: the export's own.
+    pub mount_path: Option<Arc<dyn PathSource>>,
     /// Where the export is mounted (`export`) and notes about processes are kept.
     pub state_directory: PathBuf,
     /// The command line of the keeper that serves the export over FUSE, started with the
@@ -94,6 +98,19 @@ pub struct Options {
     pub tool_program: Vec<OsString>,
     /// What the files of a disk may do on this machine.
     pub rights: Rights,
+}
+
+/// Knows the path by which the export is mounted. A secret one counts for a short time.
+pub trait PathSource: fmt::Debug + Send + Sync {
+    /// Whether the path is a secret one now, and not that of the export.
+    fn is_secret(&self) -> bool;
+
+    /// The path now: that of the export with `.worker` and a secret below it, or that of the export. Waits while the
+    /// appliance is away.
+    ///
+    /// # Errors
+    /// Why there is none.
+    fn get(&self) -> Pin<Box<dyn Future<Output = Result<String, String>> + Send + '_>>;
 }
 
 /// What the files of a mounted disk may do on this machine. Who writes a disk chooses their owners

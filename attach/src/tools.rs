@@ -4,7 +4,8 @@
 //! signal ends. A child that hangs so holds nothing of this process: no thread, no descriptor.
 
 use std::ffi::{OsStr, OsString};
-use std::io;
+use std::fs::File;
+use std::io::{self, Seek as _, Write as _};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{ExitStatus, Stdio};
@@ -185,6 +186,12 @@ impl Call {
         self
     }
 
+    /// Gives it a file to read from, as its standard input.
+    pub(crate) fn input(mut self, file: File) -> Self {
+        self.command.stdin(file);
+        self
+    }
+
     /// Lets it take as long as it does once it has begun.
     pub(crate) fn without_limit(mut self) -> Self {
         self.is_lasting = true;
@@ -248,6 +255,15 @@ impl Call {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         words.skip(self.hidden_words).map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
     }
+}
+
+/// A file in memory with this content, to be read: for what is not to be in a command line, which all users see.
+pub(crate) fn input(content: &[u8]) -> io::Result<File> {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let mut file = File::from(rustix::fs::memfd_create("input", flags)?);
+    file.write_all(content)?;
+    file.rewind()?;
+    Ok(file)
 }
 
 /// What a tool that succeeded said.

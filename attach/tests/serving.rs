@@ -68,6 +68,7 @@ async fn open_at(state: &Path, folder: &Path) -> Result<Attach, AttachError> {
         method: Some(slackwater_attach::Method::Fuse),
         nfs_address: "127.0.0.1:2049".parse().unwrap(),
         export: "/slackwater".to_owned(),
+        mount_path: None,
         state_directory: state.to_owned(),
         fuse_program: keeper_program(folder),
         tool_program: tool_program(),

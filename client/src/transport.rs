@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use slackwater_api::block_map::{BLOCKS_MAX, HASH_BYTES};
 use slackwater_api::error::{Problem, ProblemCode};
 use slackwater_api::paths::IDEMPOTENCY_KEY;
+use slackwater_api::worker::CREDENTIAL_PREFIX;
 
 use crate::authorization::Authorization;
 use crate::error::ClientError;
@@ -191,6 +192,16 @@ impl Client {
     #[must_use]
     pub fn url(&self) -> &str {
         &self.inner.base
+    }
+
+    /// Whether its calls carry a worker's credential now.
+    ///
+    /// # Errors
+    /// `TokenFile`: the file that should hold it cannot be read.
+    pub fn has_credential(&self) -> Result<bool, ClientError> {
+        let bearer = format!("Bearer {CREDENTIAL_PREFIX}");
+        let value = self.inner.authorization.value()?;
+        Ok(value.is_some_and(|value| value.as_bytes().starts_with(bearer.as_bytes())))
     }
 
     /// The same client with another rule for retries.

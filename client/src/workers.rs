@@ -1,15 +1,22 @@
 //! Workers: machines with credentials of their own.
 
+use std::time::Duration;
+
 use reqwest::Method;
 use slackwater_api::paths;
 use slackwater_api::worker::{
-    AddWorker, AddedWorker, JoinWorker, ReplaceCredential, SecretHash, Worker, WorkerList,
-    WorkerName,
+    AddWorker, AddedWorker, JoinWorker, MOUNT_NAME, MountPath, ReplaceCredential, SecretHash,
+    Worker, WorkerList, WorkerName,
 };
 use uuid::Uuid;
 
 use crate::error::ClientError;
+use crate::retry::RetryPolicy;
 use crate::transport::{Call, Client};
+
+/// Wait between tries for a path to mount while the appliance is away.
+const MOUNT_WAIT_MIN: Duration = Duration::from_millis(100);
+const MOUNT_WAIT_MAX: Duration = Duration::from_secs(2);
 
 impl Client {
     /// `GET /v1/workers`: all workers, in order of their names.
@@ -68,5 +75,54 @@ impl Client {
     pub async fn replace_credential(&self, next: SecretHash) -> Result<Worker, ClientError> {
         let request = ReplaceCredential { credential_blake3: next };
         self.call(Call::new(Method::PUT, paths::CREDENTIAL.to_owned()).json(&request)?).await
+    }
+
+    /// `POST /v1/mount-paths`, by a client whose token is a worker's credential: a path by which it mounts its files,
+    /// for some minutes.
+    ///
+    /// # Errors
+    /// [`ClientError`]; code `unauthenticated` for another token than a worker's credential.
+    pub async fn mount_path(&self) -> Result<MountPath, ClientError> {
+        // Without an idempotency key: another path does as well, and the appliance keeps no answer with a secret.
+        self.call(Call::new(Method::POST, paths::MOUNT_PATHS.to_owned())).await
+    }
+
+    /// The path by which this client's machine mounts `export`: a secret one with a worker's credential, else the
+    /// export's own. Waits while the appliance is away.
+    ///
+    /// # Errors
+    /// As of [`Self::mount_path`]; `TokenFile`: the file of the credential cannot be read; `Protocol`: the appliance's
+    /// export is another one.
+    pub async fn path_to_mount(&self, export: &str) -> Result<String, ClientError> {
+        if !self.has_credential()? {
+            return Ok(export.to_owned());
+        }
+        let client = self.with_retry(RetryPolicy::never());
+        let mut wait = MOUNT_WAIT_MIN;
+        loop {
+            match client.mount_path().await {
+                Ok(made) => return self.below(export, made.path),
+                Err(error) if error.is_passing() => {
+                    tokio::time::sleep(wait.max(error.retry_after().unwrap_or_default())).await;
+                    wait = (wait * 2).min(MOUNT_WAIT_MAX);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// The path, if it is of this export.
+    fn below(&self, export: &str, path: String) -> Result<String, ClientError> {
+        let mounts = format!("{}/{MOUNT_NAME}/", export.trim_end_matches('/'));
+        if path.starts_with(&mounts) {
+            return Ok(path);
+        }
+        // Without the path, which is a secret.
+        Err(ClientError::Protocol {
+            method: "POST".to_owned(),
+            url: format!("{}{}", self.url(), paths::MOUNT_PATHS),
+            got: "a path of another export".to_owned(),
+            expected: format!("one below {export}, the driver's `export-path`"),
+        })
     }
 }

@@ -4,7 +4,7 @@
 //! ```text
 //! kernel --/dev/fuse--> session --> operations --> read ---> maps ----REST--> appliance
 //!                       device                  |   \-----> cache, flights
-//!                       wire                    |    \----> nfs -----NFSv3--> appliance
+//!                       wire                    |    \----> nfs -----NFSv3--> appliance  (by mount_path)
 //!                                               +-> write ---> kept, nfs
 //!                                               +-> nodes ---> journal
 //! ```
@@ -35,6 +35,7 @@ mod journal;
 mod kept;
 mod lock;
 mod maps;
+mod mount_path;
 mod nfs;
 mod nodes;
 mod operations;
@@ -60,6 +61,7 @@ use crate::device::Device;
 use crate::export::Export;
 use crate::journal::Journal;
 use crate::lock::StateLock;
+use crate::mount_path::MountPath;
 use crate::nfs::Nfs;
 use crate::session::Session;
 use crate::statistics::Statistics;
@@ -71,7 +73,8 @@ pub struct ServeOptions {
     pub client: slackwater_client::Client,
     /// The appliance's NFS face: where bytes come from and go to.
     pub nfs_address: SocketAddr,
-    /// The NFS export, such as `/slackwater`.
+    /// The NFS export, such as `/slackwater`: mounted unless `client` has a worker's credential, which asks for a path
+    /// of its own.
     pub export: String,
     /// Where blocks are kept. No two processes may share it at a time.
     pub cache_directory: PathBuf,
@@ -95,7 +98,8 @@ pub async fn serve(options: ServeOptions, fuse: OwnedFd, resume: bool) -> Result
     let lock = StateLock::take(&options.state_directory).await?;
     let journal = if resume { Journal::resume(lock)? } else { Journal::create(lock)? };
     let cache = open_cache(&options, Arc::clone(&statistics)).await?;
-    let nfs = Nfs::new(options.nfs_address, &options.export, Arc::clone(&statistics));
+    let path = MountPath::new(&options.client, &options.export);
+    let nfs = Nfs::new(options.nfs_address, path, Arc::clone(&statistics));
     let export = Export::new(&options.client, nfs, cache, journal, statistics);
     let device = Device::new(fuse).map_err(|source| ServeError::Device { source })?;
     let session = Session::new(device, Arc::new(export));

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use tokio::sync::OnceCell;
 use tokio::time::sleep;
 
+use crate::mount_path::MountPath;
 use crate::rpc::{Procedure, RpcClient, RpcError};
 use crate::statistics::Statistics;
 use crate::wire::{Attributes, FileSystemStatus, MODE_DIRECTORY, MODE_FILE, Time};
@@ -34,6 +35,9 @@ const READ: Procedure = nfs(6);
 const WRITE: Procedure = nfs(7);
 const FILE_SYSTEM_STATUS: Procedure = nfs(18);
 const COMMIT: Procedure = nfs(21);
+
+/// Times that a path to mount is asked for, if the appliance does not take the one before.
+const MOUNT_TRIES: u32 = 3;
 
 /// Longest handle (RFC 1813 section 2.4).
 const HANDLE_BYTES_MAX: usize = 64;
@@ -66,31 +70,41 @@ pub(crate) struct Nfs {
     /// Reads do not wait behind syncs: each has a connection of its own.
     reads: RpcClient,
     writes: RpcClient,
-    export: String,
+    path: MountPath,
     root: Arc<OnceCell<Handle>>,
     statistics: Arc<Statistics>,
 }
 
 impl Nfs {
-    pub(crate) fn new(address: SocketAddr, export: &str, statistics: Arc<Statistics>) -> Self {
+    pub(crate) fn new(address: SocketAddr, path: MountPath, statistics: Arc<Statistics>) -> Self {
         Self {
             reads: RpcClient::new(address, Arc::clone(&statistics)),
             writes: RpcClient::new(address, Arc::clone(&statistics)),
-            export: export.to_owned(),
+            path,
             root: Arc::default(),
             statistics,
         }
     }
 
-    /// The handle of the export's root.
+    /// The handle of the export's root, or of what a worker sees as the root.
     pub(crate) async fn root(&self) -> Result<Handle, Errno> {
-        let mount = async {
+        self.root.get_or_try_init(|| self.mount()).await.cloned()
+    }
+
+    async fn mount(&self) -> Result<Handle, Errno> {
+        let mut left = MOUNT_TRIES;
+        loop {
+            left -= 1;
+            let path = self.path.get().await?;
             let mut arguments = Encoder::default();
-            arguments.opaque(self.export.as_bytes());
-            let mut results = call(&self.reads, MOUNT, &arguments, None).await?;
-            decoded(results.opaque(HANDLE_BYTES_MAX).map(Handle))
-        };
-        self.root.get_or_try_init(|| mount).await.cloned()
+            arguments.opaque(path.as_bytes());
+            match call(&self.reads, MOUNT, &arguments, None).await {
+                Ok(mut results) => return decoded(results.opaque(HANDLE_BYTES_MAX).map(Handle)),
+                // The appliance was away for longer than the path counts, or has forgotten it.
+                Err(Errno::ACCESS) if left > 0 && !self.path.is_fixed(&path) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
     }
 
     pub(crate) async fn lookup(&self, directory: &Handle, name: &str) -> Result<Found, Errno> {

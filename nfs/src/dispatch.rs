@@ -218,7 +218,13 @@ impl Request {
             return Resent::No;
         }
         let arguments = self.arguments().rest();
-        let key = DuplicateKey::new(self.peer.address, self.claim, self.xid, procedure, arguments);
+        let scope = match proc::verify_scope(shared, &self.arguments()) {
+            Ok(scope) => scope,
+            // Not by what it was answered before it was revoked.
+            Err(_) => return Resent::No,
+        };
+        let key =
+            DuplicateKey::new(self.peer.address, self.claim, self.xid, procedure, arguments, scope);
         match shared.duplicates.begin(key, self.received) {
             Seen::New(ticket) => {
                 self.ticket = Some(ticket);
@@ -284,7 +290,7 @@ impl Request {
 
     /// The file of a WRITE or COMMIT: what the first handle names.
     pub(crate) fn file(&self, shared: &Shared) -> Option<InodeId> {
-        proc::peek_inode(&shared.handles, &self.arguments())
+        proc::peek_inode(shared, &self.arguments())
     }
 
     /// Counts the reply, and keeps it for a resent call.
@@ -361,7 +367,12 @@ impl Request {
         // Only NULL comes here from refused clients.
         let access = self.peer.access.unwrap_or(ClientAccess::ReadOnly);
         let caller = Caller { credentials, access };
-        let call = Call { shared, caller: &caller, may_block, outlet: self.outlet.as_ref() };
+        let scope = match self.procedure {
+            Procedure::Nfs(_) => proc::peek_scope(&self.arguments()),
+            Procedure::Mount(_) | Procedure::Portmap(_) => None,
+        };
+        let outlet = self.outlet.as_ref();
+        let call = Call { shared, caller: &caller, may_block, outlet, scope };
         let mut reply = rpc::success(self.xid);
         let status = put(&call, &mut self.arguments(), &mut reply)?;
         Ok((status, reply))

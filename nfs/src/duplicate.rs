@@ -22,6 +22,7 @@ use crate::auth::Claim;
 use crate::limits;
 use crate::procedure::NfsProcedure;
 use crate::rpc::Xid;
+use crate::scope::WorkerScope;
 
 /// What makes two calls the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,19 +33,21 @@ pub(crate) struct DuplicateKey {
     procedure: NfsProcedure,
     length: usize,
     checksum: u32,
+    scope: Option<WorkerScope>,
 }
 
 impl DuplicateKey {
-    /// The key of a call with these arguments.
+    /// The key of a call with these arguments, the first of which is a handle of this scope.
     pub(crate) fn new(
         client: IpAddr,
         claim: Claim,
         xid: Xid,
         procedure: NfsProcedure,
         arguments: &[u8],
+        scope: Option<WorkerScope>,
     ) -> Self {
         let checksum = crc32c::crc32c(arguments);
-        Self { client, claim, xid, procedure, length: arguments.len(), checksum }
+        Self { client, claim, xid, procedure, length: arguments.len(), checksum, scope }
     }
 }
 
@@ -168,7 +171,7 @@ mod tests {
 
     fn key(xid: u32, arguments: &[u8]) -> DuplicateKey {
         let client = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        DuplicateKey::new(client, Claim::Nobody, Xid(xid), NfsProcedure::Remove, arguments)
+        DuplicateKey::new(client, Claim::Nobody, Xid(xid), NfsProcedure::Remove, arguments, None)
     }
 
     fn finish(cache: &Arc<DuplicateCache>, key: DuplicateKey, reply: Bytes, now: Instant) {

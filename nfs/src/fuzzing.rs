@@ -7,6 +7,10 @@
 //! Each function panics where the front end breaks a promise; a test and a fuzz target find the
 //! same faults from the same bytes.
 
+mod worker;
+
+pub use worker::worker_calls;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -21,12 +25,13 @@ use tokio::runtime::Runtime;
 
 use crate::budget::Budget;
 use crate::dispatch::{self, Finished, Peer, Plan};
-use crate::handle::{HANDLE_BYTES, HandleCodec};
+use crate::handle::{HANDLE_BYTES, HandleCodec, claimed_scope};
 use crate::limits::{self, Patience};
 use crate::metrics::NfsMetrics;
 use crate::options::{ClientAccess, NfsOptions, Squash};
 use crate::portmap::{MOUNT, NFS, PORTMAP, Program};
 use crate::record::{RecordReader, Source};
+use crate::scope::WorkerGate;
 use crate::server::Shared;
 use crate::xdr::LAST_FRAGMENT;
 
@@ -56,6 +61,17 @@ const NAMES: [&[u8]; 14] = [
     &[b'n'; 256],
     &[b'/'; 4096],
 ];
+
+/// Paths that are mounted.
+const MOUNTS: [&[u8]; 5] =
+    [b"/slackwater", b"/slackwater/a/../b", b"", &[b'/'; 1025], b"/slackwater/.snapshot"];
+
+/// The names and paths of a session.
+#[derive(Clone, Copy)]
+struct Words {
+    names: &'static [&'static [u8]],
+    mounts: &'static [&'static [u8]],
+}
 
 /// Bytes taken one after the other; zeros when there are no more.
 struct Choices<'a>(&'a [u8]);
@@ -172,10 +188,16 @@ impl CallBytes {
         self.0.resize(self.0.len().next_multiple_of(4), 0);
     }
 
-    fn field(&mut self, field: Field, choices: &mut Choices<'_>, handles: &[Vec<u8>]) {
+    fn field(
+        &mut self,
+        field: Field,
+        choices: &mut Choices<'_>,
+        handles: &[Vec<u8>],
+        words: Words,
+    ) {
         match field {
             Field::Handle => self.opaque(&handle(choices, handles)),
-            Field::Name => match NAMES.get(usize::from(choices.byte() % 16)) {
+            Field::Name => match words.names.get(usize::from(choices.byte() % 16)) {
                 Some(name) => self.opaque(name),
                 None => {
                     let length = usize::from(choices.byte());
@@ -247,7 +269,7 @@ fn handle(choices: &mut Choices<'_>, handles: &[Vec<u8>]) -> Vec<u8> {
 }
 
 /// The bytes of a whole call.
-fn call(xid: u32, choices: &mut Choices<'_>, handles: &[Vec<u8>]) -> Vec<u8> {
+fn call(xid: u32, choices: &mut Choices<'_>, handles: &[Vec<u8>], words: Words) -> Vec<u8> {
     let mut call = CallBytes::default();
     let choice = choices.byte();
     let (program, procedure, fields): (Program, u32, &[Field]) = match choice {
@@ -265,11 +287,10 @@ fn call(xid: u32, choices: &mut Choices<'_>, handles: &[Vec<u8>]) -> Vec<u8> {
     }
     credential(&mut call, choices);
     for field in fields {
-        call.field(*field, choices, handles);
+        call.field(*field, choices, handles, words);
     }
     if program == MOUNT {
-        let paths: [&[u8]; 5] =
-            [b"/slackwater", b"/slackwater/a/../b", b"", &[b'/'; 1025], b"/slackwater/.snapshot"];
+        let paths = words.mounts;
         call.opaque(paths.get(choices.index(paths.len())).copied().unwrap_or_default());
     }
     // Some calls end early, or have bytes changed.
@@ -319,7 +340,7 @@ struct Service {
 }
 
 impl Service {
-    fn new() -> Self {
+    fn new(workers: Option<Arc<dyn WorkerGate>>) -> Self {
         let runtime = match tokio::runtime::Builder::new_current_thread().build() {
             Ok(runtime) => runtime,
             Err(error) => panic!("a runtime for calls: {error}"),
@@ -333,7 +354,8 @@ impl Service {
             Err(error) => panic!("a new store in memory: {error}"),
         };
         let metrics = Arc::new(NfsMetrics::new());
-        let options = NfsOptions { squash: Squash::NoRootSquash, ..NfsOptions::default() };
+        let squash = Squash::NoRootSquash;
+        let options = NfsOptions { squash, workers, ..NfsOptions::default() };
         let shared = {
             let _guard = runtime.enter();
             Shared::new(store, options, Arc::clone(&metrics), 2049, Patience::default())
@@ -380,9 +402,45 @@ impl Service {
         for at in (0..reply.len()).step_by(4) {
             let Some(bytes) = reply.get(at..at + HANDLE_BYTES) else { return };
             let is_new = !handles.iter().any(|known| known == bytes);
-            if is_new && handles.len() < HANDLES_MAX && codec.decode(bytes).is_ok() {
+            let scope = handles.first().and_then(|first| claimed_scope(first));
+            // A call whose bytes were changed may have mounted the export itself.
+            let is_good = codec.decode(bytes).is_ok_and(|decoded| decoded.scope == scope);
+            if is_new && handles.len() < HANDLES_MAX && is_good {
                 handles.push(bytes.to_vec());
             }
+        }
+    }
+
+    /// Sends calls made of `bytes`, on these handles and those that are answered. `look` sees each reply.
+    fn session(
+        &self,
+        bytes: &[u8],
+        mut handles: Vec<Vec<u8>>,
+        words: Words,
+        mut look: impl FnMut(&[u8]),
+    ) {
+        let mut choices = Choices(bytes);
+        for xid in 0..u32::try_from(CALLS_MAX).unwrap_or(u32::MAX) {
+            if choices.is_empty() {
+                break;
+            }
+            let frame = Bytes::from(call(xid, &mut choices, &handles, words));
+            let Some(reply) = self.answer(frame.clone()) else { continue };
+            check_reply(&reply, &frame);
+            look(&reply);
+            self.learn(&reply, &mut handles);
+        }
+        assert_eq!(self.metrics.snapshot().panics, 0, "a call panicked");
+    }
+
+    /// Checks and closes the store.
+    fn end(self) {
+        match self.shared.store.check(true) {
+            Ok(report) => assert!(report.problems.is_empty(), "{:?}", report.problems),
+            Err(error) => panic!("the check of the store: {error}"),
+        }
+        if let Err(error) = self.shared.store.close() {
+            panic!("the store's end: {error}");
         }
     }
 }
@@ -403,31 +461,15 @@ fn check_reply(reply: &[u8], frame: &[u8]) {
 /// # Panics
 /// Where one of these does not hold.
 pub fn calls(bytes: &[u8]) {
-    let service = Service::new();
-    let mut choices = Choices(bytes);
+    let service = Service::new(None);
     let root = match service.shared.store.attributes(slackwater_blockstore::InodeId::ROOT) {
         Ok(root) => root,
         Err(error) => panic!("the root: {error}"),
     };
     let target = crate::handle::Target::Inode { inode: root.inode, generation: root.generation };
-    let mut handles = vec![service.shared.handles.encode(target).to_vec()];
-    for xid in 0..u32::try_from(CALLS_MAX).unwrap_or(u32::MAX) {
-        if choices.is_empty() {
-            break;
-        }
-        let frame = Bytes::from(call(xid, &mut choices, &handles));
-        let Some(reply) = service.answer(frame.clone()) else { continue };
-        check_reply(&reply, &frame);
-        service.learn(&reply, &mut handles);
-    }
-    assert_eq!(service.metrics.snapshot().panics, 0, "a call panicked");
-    match service.shared.store.check(true) {
-        Ok(report) => assert!(report.problems.is_empty(), "{:?}", report.problems),
-        Err(error) => panic!("the check of the store: {error}"),
-    }
-    if let Err(error) = service.shared.store.close() {
-        panic!("the store's end: {error}");
-    }
+    let handles = vec![service.shared.handles.encode(target, None).to_vec()];
+    service.session(bytes, handles, Words { names: &NAMES, mounts: &MOUNTS }, |_| {});
+    service.end();
 }
 
 /// A stream that gives as many bytes at a time as was chosen.

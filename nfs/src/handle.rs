@@ -4,8 +4,9 @@
 //! 0         1      2       4            20                            36         48
 //! +---------+------+-------+------------+-----------------------------+----------+
 //! | version | kind | zeros | store id   | inode (8) generation (4) 0s | MAC      |
-//! |         |      |       |            | or snapshot id (16), or 0s  |          |
+//! |         |      |       | or worker  | or snapshot id (16), or 0s  |          |
 //! +---------+------+-------+------------+-----------------------------+----------+
+//! version 1: of the export, with the store's id; 2: of a worker, with its id
 //! ```
 //! Invariants: nothing in a handle changes when the server restarts; nobody without the
 //! store's key can make one (the MAC is blake3 keyed by it, over all bytes before); the parent
@@ -15,11 +16,13 @@
 use slackwater_blockstore::{InodeId, SnapshotId, StoreId};
 use subtle::ConstantTimeEq;
 
+use crate::scope::WorkerScope;
+
 /// Bytes of every handle; RFC 1813 section 2.4 allows 64.
-pub(crate) const HANDLE_BYTES: usize = VERSION_BYTES + STORE_BYTES + OBJECT_BYTES + MAC_BYTES;
+pub(crate) const HANDLE_BYTES: usize = VERSION_BYTES + OWNER_BYTES + OBJECT_BYTES + MAC_BYTES;
 
 const VERSION_BYTES: usize = 4; // version, kind, two zeros
-const STORE_BYTES: usize = 16;
+const OWNER_BYTES: usize = 16;
 const OBJECT_BYTES: usize = 16;
 /// 96 bits: a forger needs 2^95 calls on the average.
 const MAC_BYTES: usize = 12;
@@ -28,10 +31,14 @@ const SIGNED_BYTES: usize = HANDLE_BYTES - MAC_BYTES;
 const _: () = assert!(HANDLE_BYTES == 48);
 const _: () = assert!(HANDLE_BYTES <= nfsserve::nfs::NFS3_FHSIZE as usize);
 
-const VERSION: u8 = 1;
+const VERSION_PLAIN: u8 = 1;
+const VERSION_WORKER: u8 = 2;
+
 const KIND_INODE: u8 = 1;
 const KIND_SNAPSHOT_DIRECTORY: u8 = 2;
 const KIND_SNAPSHOT: u8 = 3;
+const KIND_WORKER_ROOT: u8 = 4;
+const KIND_WORKERS_DIRECTORY: u8 = 5;
 
 /// A handle as it goes over the wire.
 pub(crate) type Handle = [u8; HANDLE_BYTES];
@@ -50,6 +57,19 @@ pub(crate) enum Target {
     SnapshotDirectory,
     /// A snapshot, as a read-only file in it.
     Snapshot(SnapshotId),
+    /// What a worker sees as the root.
+    WorkerRoot,
+    /// What a worker sees as the directory of all workers.
+    WorkersDirectory,
+}
+
+/// A handle that was decoded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Decoded {
+    /// What it names.
+    pub(crate) target: Target,
+    /// Whose it is; none: it is of the export.
+    pub(crate) scope: Option<WorkerScope>,
 }
 
 /// The bytes are no handle of this store: NFS3ERR_BADHANDLE.
@@ -80,31 +100,24 @@ impl HandleCodec {
         blake3::keyed_hash(&self.key, signed)
     }
 
-    /// The handle of `target`.
-    pub(crate) fn encode(&self, target: Target) -> Handle {
-        let (kind, object) = match target {
-            Target::Inode { inode, generation } => {
-                let mut object = [0; OBJECT_BYTES];
-                let number = inode.get().to_be_bytes().into_iter();
-                let bytes = number.chain(generation.to_be_bytes());
-                object.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
-                (KIND_INODE, object)
-            }
-            Target::SnapshotDirectory => (KIND_SNAPSHOT_DIRECTORY, [0; OBJECT_BYTES]),
-            Target::Snapshot(id) => (KIND_SNAPSHOT, *id.as_bytes()),
+    /// The handle of `target`, for a worker or, without a scope, of the export.
+    pub(crate) fn encode(&self, target: Target, scope: Option<WorkerScope>) -> Handle {
+        let (kind, object) = encode_target(target);
+        let (version, owner) = match &scope {
+            None => (VERSION_PLAIN, self.store.as_bytes()),
+            Some(scope) => (VERSION_WORKER, scope.worker_id.as_bytes()),
         };
         let mut handle = [0; HANDLE_BYTES];
         let (signed, mac_room) = handle.split_at_mut(SIGNED_BYTES);
-        let head = [VERSION, kind, 0, 0].into_iter();
-        let bytes = head.chain(*self.store.as_bytes()).chain(object);
+        let bytes = [version, kind, 0, 0].into_iter().chain(*owner).chain(object);
         signed.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
         let mac = self.mac(signed);
         mac_room.iter_mut().zip(mac.as_bytes()).for_each(|(place, byte)| *place = *byte);
         handle
     }
 
-    /// What the handle names.
-    pub(crate) fn decode(&self, bytes: &[u8]) -> Result<Target, BadHandle> {
+    /// What the handle names, and whose it is.
+    pub(crate) fn decode(&self, bytes: &[u8]) -> Result<Decoded, BadHandle> {
         let handle: &Handle = bytes.try_into().map_err(|_| BadHandle)?;
         let (signed, mac) = handle.split_at(SIGNED_BYTES);
         let expected = self.mac(signed);
@@ -115,27 +128,57 @@ impl HandleCodec {
             return Err(BadHandle);
         }
         let (head, rest) = signed.split_first_chunk::<VERSION_BYTES>().ok_or(BadHandle)?;
-        let (store, object) = rest.split_first_chunk::<STORE_BYTES>().ok_or(BadHandle)?;
-        if store != self.store.as_bytes() {
-            return Err(BadHandle);
-        }
+        let (owner, object) = rest.split_first_chunk::<OWNER_BYTES>().ok_or(BadHandle)?;
         let object: &[u8; OBJECT_BYTES] = object.try_into().map_err(|_| BadHandle)?;
-        match *head {
-            [VERSION, KIND_INODE, 0, 0] => decode_inode(object),
-            [VERSION, KIND_SNAPSHOT_DIRECTORY, 0, 0] => Ok(Target::SnapshotDirectory),
-            [VERSION, KIND_SNAPSHOT, 0, 0] => Ok(Target::Snapshot(SnapshotId::from_bytes(*object))),
-            _ => Err(BadHandle),
-        }
+        let (kind, scope) = match *head {
+            [VERSION_PLAIN, kind, 0, 0] if owner == self.store.as_bytes() => (kind, None),
+            [VERSION_WORKER, kind, 0, 0] => (kind, Some(WorkerScope::of(*owner))),
+            _ => return Err(BadHandle),
+        };
+        let target = decode_target(kind, object, scope.is_some()).ok_or(BadHandle)?;
+        Ok(Decoded { target, scope })
     }
 }
 
-fn decode_inode(object: &[u8; OBJECT_BYTES]) -> Result<Target, BadHandle> {
-    let (number, rest) = object.split_first_chunk::<8>().ok_or(BadHandle)?;
-    let generation = rest.first_chunk::<4>().ok_or(BadHandle)?;
-    Ok(Target::Inode {
-        inode: InodeId::new(u64::from_be_bytes(*number)),
-        generation: u32::from_be_bytes(*generation),
-    })
+/// The scope that a handle says it has: what it says is true only if the handle decodes.
+pub(crate) fn claimed_scope(bytes: &[u8]) -> Option<WorkerScope> {
+    let (head, rest) = bytes.split_first_chunk::<VERSION_BYTES>()?;
+    let owner = rest.first_chunk::<OWNER_BYTES>()?;
+    (head.first() == Some(&VERSION_WORKER)).then(|| WorkerScope::of(*owner))
+}
+
+fn encode_target(target: Target) -> (u8, [u8; OBJECT_BYTES]) {
+    match target {
+        Target::Inode { inode, generation } => {
+            let mut object = [0; OBJECT_BYTES];
+            let number = inode.get().to_be_bytes().into_iter();
+            let bytes = number.chain(generation.to_be_bytes());
+            object.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
+            (KIND_INODE, object)
+        }
+        Target::SnapshotDirectory => (KIND_SNAPSHOT_DIRECTORY, [0; OBJECT_BYTES]),
+        Target::Snapshot(id) => (KIND_SNAPSHOT, *id.as_bytes()),
+        Target::WorkerRoot => (KIND_WORKER_ROOT, [0; OBJECT_BYTES]),
+        Target::WorkersDirectory => (KIND_WORKERS_DIRECTORY, [0; OBJECT_BYTES]),
+    }
+}
+
+fn decode_target(kind: u8, object: &[u8; OBJECT_BYTES], is_of_worker: bool) -> Option<Target> {
+    match kind {
+        KIND_INODE => {
+            let (number, rest) = object.split_first_chunk::<8>()?;
+            let generation = rest.first_chunk::<4>()?;
+            Some(Target::Inode {
+                inode: InodeId::new(u64::from_be_bytes(*number)),
+                generation: u32::from_be_bytes(*generation),
+            })
+        }
+        KIND_SNAPSHOT_DIRECTORY => Some(Target::SnapshotDirectory),
+        KIND_SNAPSHOT => Some(Target::Snapshot(SnapshotId::from_bytes(*object))),
+        KIND_WORKER_ROOT if is_of_worker => Some(Target::WorkerRoot),
+        KIND_WORKERS_DIRECTORY if is_of_worker => Some(Target::WorkersDirectory),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -147,29 +190,39 @@ mod tests {
         HandleCodec::new(StoreId::from_bytes([store; 16]), [key; 32])
     }
 
-    fn targets() -> [Target; 3] {
-        [
-            Target::Inode { inode: InodeId::new(0x0102_0304_0506), generation: 0xdead_beef },
-            Target::SnapshotDirectory,
-            Target::Snapshot(SnapshotId::from_bytes([7; 16])),
-        ]
+    fn scope(worker: u8) -> Option<WorkerScope> {
+        Some(WorkerScope::of([worker; 16]))
+    }
+
+    fn decoded() -> Vec<Decoded> {
+        let inode =
+            Target::Inode { inode: InodeId::new(0x0102_0304_0506), generation: 0xdead_beef };
+        let snapshot = Target::Snapshot(SnapshotId::from_bytes([7; 16]));
+        let plain = [inode, Target::SnapshotDirectory, snapshot];
+        let of_worker = plain.into_iter().chain([Target::WorkerRoot, Target::WorkersDirectory]);
+        plain
+            .map(|target| Decoded { target, scope: None })
+            .into_iter()
+            .chain(of_worker.map(|target| Decoded { target, scope: scope(3) }))
+            .collect()
     }
 
     #[test]
     fn a_handle_names_what_it_was_made_for() {
-        for target in targets() {
+        for decoded in decoded() {
             // A new codec stands for a restarted server.
-            let handle = codec(1, 2).encode(target);
-            assert_eq!(codec(1, 2).decode(&handle), Ok(target));
+            let handle = codec(1, 2).encode(decoded.target, decoded.scope);
+            assert_eq!(codec(1, 2).decode(&handle), Ok(decoded));
+            assert_eq!(claimed_scope(&handle), decoded.scope);
         }
     }
 
     #[test]
     fn a_change_of_any_bit_is_noticed() {
         let codec = codec(1, 2);
-        for target in targets() {
-            let handle = codec.encode(target);
-            for bit in 0..HANDLE_BYTES * 8 {
+        for decoded in decoded() {
+            let handle = codec.encode(decoded.target, decoded.scope);
+            for bit in 0..handle.len() * 8 {
                 let mut forged = handle;
                 forged[bit / 8] ^= 1 << (bit % 8);
                 assert_eq!(codec.decode(&forged), Err(BadHandle), "bit {bit}");
@@ -179,21 +232,36 @@ mod tests {
 
     #[test]
     fn handles_of_other_lengths_stores_and_keys_are_refused() {
-        let handle = codec(1, 2).encode(Target::SnapshotDirectory);
-        for length in 0..HANDLE_BYTES {
-            assert_eq!(codec(1, 2).decode(&handle[..length]), Err(BadHandle));
+        for Decoded { target, scope } in decoded() {
+            let handle = codec(1, 2).encode(target, scope);
+            for length in 0..handle.len() {
+                assert_eq!(codec(1, 2).decode(&handle[..length]), Err(BadHandle));
+                claimed_scope(&handle[..length]);
+            }
+            assert_eq!(codec(1, 2).decode(&[handle.as_slice(), &[0]].concat()), Err(BadHandle));
+            assert_eq!(codec(1, 3).decode(&handle), Err(BadHandle));
         }
-        assert_eq!(codec(1, 2).decode(&[handle.as_slice(), &[0]].concat()), Err(BadHandle));
-        assert_eq!(codec(1, 3).decode(&handle), Err(BadHandle));
+        let handle = codec(1, 2).encode(Target::SnapshotDirectory, None);
         assert_eq!(codec(2, 2).decode(&handle), Err(BadHandle));
     }
 
     #[test]
+    fn the_views_of_a_worker_are_of_a_worker() {
+        for target in [Target::WorkerRoot, Target::WorkersDirectory] {
+            let handle = codec(1, 2).encode(target, None);
+            assert_eq!(codec(1, 2).decode(&handle), Err(BadHandle));
+        }
+    }
+
+    #[test]
     fn the_layout_is_fixed() {
-        let handle = codec(0xaa, 2).encode(targets()[0]);
-        let mut expected = vec![1, 1, 0, 0];
-        expected.extend([0xaa; 16]);
-        expected.extend([0, 0, 1, 2, 3, 4, 5, 6, 0xde, 0xad, 0xbe, 0xef, 0, 0, 0, 0]);
+        let target = decoded()[0].target;
+        let object = [0, 0, 1, 2, 3, 4, 5, 6, 0xde, 0xad, 0xbe, 0xef, 0, 0, 0, 0];
+        let handle = codec(0xaa, 2).encode(target, None);
+        let expected = [&[1, 1, 0, 0][..], &[0xaa; 16], &object].concat();
+        assert_eq!(handle[..SIGNED_BYTES], expected);
+        let handle = codec(0xaa, 2).encode(target, scope(0xbb));
+        let expected = [&[2, 1, 0, 0][..], &[0xbb; 16], &object].concat();
         assert_eq!(handle[..SIGNED_BYTES], expected);
     }
 }

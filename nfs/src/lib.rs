@@ -14,6 +14,7 @@
 //! permission  mode bits                                     handle    file handles and their MAC
 //! duplicate   replies kept for resent calls                 status    store errors -> NFS status
 //! mount, portmap, proc/*  the procedures                    xdr       encoding and decoding
+//! scope       what a worker reaches
 //! limits      every bound, with its reason                  metrics   counters
 //! error       what ends the front end as a whole
 //! ```
@@ -28,7 +29,8 @@
 //!   that wait. A large payload is not copied on its way to the store, nor is that of a READ on
 //!   its way out.
 //! - A handle is good for as long as its object lives, across restarts, and cannot be made by
-//!   anyone else.
+//!   anyone else. One of a worker's mount leads to what it reaches alone, and is good until the
+//!   worker is revoked.
 //! - A panic in one call is answered SERVERFAULT and touches no other.
 
 mod answer;
@@ -57,6 +59,7 @@ mod procedure;
 mod reactor;
 mod record;
 mod rpc;
+mod scope;
 mod server;
 mod status;
 mod xdr;
@@ -66,4 +69,5 @@ pub use metrics::{LATENCY_BOUNDS_MICROSECONDS, NfsMetrics, NfsMetricsSnapshot, P
 pub use options::{
     ClientAccess, ClientRule, ClientRuleParseError, NfsOptions, Squash, SquashParseError,
 };
+pub use scope::{WorkerGate, WorkerScope};
 pub use server::run;

@@ -1,6 +1,7 @@
 //! MOUNT version 3 (RFC 1813 appendix I): from a path to the first file handle, and the
 //! advisory list of who has mounted what.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::net::IpAddr;
 
@@ -8,9 +9,11 @@ use nfsserve::nfs::nfsstat3;
 use parking_lot::Mutex;
 
 use crate::auth;
+use crate::handle::Handle;
 use crate::limits;
 use crate::proc::Call;
 use crate::procedure::MountProcedure;
+use crate::scope;
 use crate::xdr::{Decoder, Encoder, Malformed};
 
 /// The mounts that clients told of. Clients may be gone without a word, so the list is for
@@ -63,7 +66,7 @@ pub(crate) fn run(
         MountProcedure::Dump => dump(call, reply),
         MountProcedure::Unmount => {
             let path = arguments.opaque(limits::MOUNT_PATH_BYTES_MAX)?;
-            call.shared.mounts.remove(client, path);
+            call.shared.mounts.remove(client, &shown(call, path));
         }
         MountProcedure::UnmountAll => call.shared.mounts.remove_all(client),
         MountProcedure::Export => export(call, reply),
@@ -84,9 +87,9 @@ fn mount(
     let Some(names) = names_below(&call.shared.options.export_path, path) else {
         return Ok(put_status(reply, nfsstat3::NFS3ERR_NOENT));
     };
-    match call.walk(names) {
+    match enter(call, names) {
         Ok(handle) => {
-            call.shared.mounts.add(client, path);
+            call.shared.mounts.add(client, &shown(call, path));
             put_status(reply, nfsstat3::NFS3_OK);
             reply.opaque(&handle);
             let flavors = [auth::FLAVOR_SYS];
@@ -95,6 +98,33 @@ fn mount(
             Ok(nfsstat3::NFS3_OK)
         }
         Err(status) => Ok(put_status(reply, mount_status(status))),
+    }
+}
+
+/// The handle of what the names below the export lead to, for a worker if they begin with its secret.
+fn enter<'n>(call: &Call<'_>, names: impl Iterator<Item = &'n [u8]>) -> Result<Handle, nfsstat3> {
+    let mut names = names.peekable();
+    if names.next_if_eq(&scope::MOUNT_NAME).is_none() {
+        // Also for paths that are not there: who may not mount learns no names.
+        return match call.shared.options.mounts_by_address {
+            true => call.walk(names),
+            false => Err(nfsstat3::NFS3ERR_ACCES),
+        };
+    }
+    let secret = names.next().unwrap_or_default();
+    let scope = call.shared.enter(secret).ok_or(nfsstat3::NFS3ERR_ACCES)?;
+    Call { scope: Some(scope), ..*call }.walk(names)
+}
+
+/// The path as lists show it: without the secret of a worker, and what comes after it.
+fn shown<'p>(call: &Call<'_>, path: &'p [u8]) -> Cow<'p, [u8]> {
+    let export = call.shared.options.export_path.as_str();
+    let is_of_worker =
+        names_below(export, path).is_some_and(|mut names| names.next() == Some(scope::MOUNT_NAME));
+    if is_of_worker {
+        Cow::Owned([export.as_bytes(), b"/", scope::MOUNT_NAME].concat())
+    } else {
+        Cow::Borrowed(path)
     }
 }
 

@@ -3,12 +3,14 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
+use std::sync::Arc;
 
 use crate::error::NfsError;
 use crate::limits;
+use crate::scope::WorkerGate;
 
 /// How to serve a store. Every field has a sane default.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct NfsOptions {
     /// The path that clients mount; the store's root directory is behind it.
     pub export_path: String,
@@ -23,6 +25,9 @@ pub struct NfsOptions {
     pub clients: Vec<ClientRule>,
     /// Refuse calls from ports of 1024 and above, which any user of a client can open.
     pub require_privileged_port: bool,
+    /// Whether an address that is listed mounts the whole export, and handles of it are taken.
+    /// Otherwise only workers mount.
+    pub mounts_by_address: bool,
     /// Connections served at once; the first call of one more waits until another one ends.
     /// Connections that have not made a call are not counted, and bounded on their own.
     pub connections_max: usize,
@@ -32,6 +37,8 @@ pub struct NfsOptions {
     /// Threads that may block in the store at once, for each of three kinds of calls: WRITE
     /// and COMMIT, changes of the namespace, and the rest.
     pub io_threads: usize,
+    /// Knows the workers, which mount by a secret path; without it there are none.
+    pub workers: Option<Arc<dyn WorkerGate>>,
 }
 
 impl Default for NfsOptions {
@@ -51,9 +58,11 @@ impl Default for NfsOptions {
                 read_write(IpAddr::V6(Ipv6Addr::LOCALHOST), 128),
             ],
             require_privileged_port: false,
+            mounts_by_address: true,
             connections_max: limits::CONNECTIONS_DEFAULT,
             in_flight_bytes_max: limits::IN_FLIGHT_BYTES_DEFAULT,
             io_threads: limits::IO_THREADS_DEFAULT,
+            workers: None,
         }
     }
 }

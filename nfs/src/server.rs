@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::Store;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -15,7 +16,7 @@ use crate::crowd::{Crowd, Guest};
 use crate::dispatch::Peer;
 use crate::duplicate::DuplicateCache;
 use crate::error::NfsError;
-use crate::handle::HandleCodec;
+use crate::handle::{Decoded, HandleCodec};
 use crate::lane::Lanes;
 use crate::lane_writes::LaneWrites;
 use crate::limits::{self, Patience};
@@ -23,6 +24,7 @@ use crate::metrics::NfsMetrics;
 use crate::mount::MountList;
 use crate::options::NfsOptions;
 use crate::reactor::{Place, Reactors};
+use crate::scope::WorkerScope;
 
 /// What all connections share.
 #[derive(Debug)]
@@ -107,6 +109,26 @@ impl Shared {
             store,
             options,
         }
+    }
+
+    /// What a handle names and whose it is, unless that worker is none any more, or handles of the export are not taken.
+    pub(crate) fn open_handle(&self, handle: &[u8]) -> Result<Decoded, nfsstat3> {
+        let decoded = self.handles.decode(handle).map_err(|_| nfsstat3::NFS3ERR_BADHANDLE)?;
+        let is_taken = match decoded.scope {
+            Some(scope) => self.is_admitted(scope),
+            None => self.options.mounts_by_address,
+        };
+        if is_taken { Ok(decoded) } else { Err(nfsstat3::NFS3ERR_ACCES) }
+    }
+
+    /// Whether this is still a worker.
+    pub(crate) fn is_admitted(&self, scope: WorkerScope) -> bool {
+        self.options.workers.as_ref().is_some_and(|workers| workers.is_admitted(scope))
+    }
+
+    /// The worker that mounts with this secret.
+    pub(crate) fn enter(&self, secret: &[u8]) -> Option<WorkerScope> {
+        self.options.workers.as_ref()?.enter(secret)
     }
 }
 

@@ -24,6 +24,16 @@ proptest! {
     }
 }
 
+proptest! {
+    // 48 calls each.
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn a_worker_reaches_nothing_of_others_by_calls_of_any_kind(bytes in vec(any::<u8>(), 0..2000)) {
+        fuzzing::worker_calls(&bytes);
+    }
+}
+
 #[test]
 fn the_inputs_kept_for_nfs_records_find_nothing() {
     replay("nfs_records", fuzzing::records);

@@ -19,6 +19,7 @@ pub mod run;
 pub mod token_command;
 
 mod data_file;
+mod gate;
 mod listen;
 mod logs;
 mod open_files;

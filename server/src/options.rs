@@ -1,8 +1,10 @@
 //! From the checked configuration to the options of each part.
 
+use std::sync::Arc;
+
 use slackwater_api::{ApiOptions, TlsFiles, Tokens};
 use slackwater_blockstore::Options;
-use slackwater_nfs::NfsOptions;
+use slackwater_nfs::{NfsOptions, WorkerGate};
 
 use crate::config::Config;
 
@@ -20,7 +22,7 @@ pub(crate) fn store(config: &Config) -> Options {
 }
 
 /// The options of NFS.
-pub(crate) fn nfs(config: &Config) -> NfsOptions {
+pub(crate) fn nfs(config: &Config, workers: Arc<dyn WorkerGate>) -> NfsOptions {
     let defaults = NfsOptions::default();
     NfsOptions {
         export_path: config.export_path.clone(),
@@ -29,9 +31,11 @@ pub(crate) fn nfs(config: &Config) -> NfsOptions {
         anonymous_gid: config.anonymous_gid,
         clients: config.nfs_clients.clone().unwrap_or(defaults.clients),
         require_privileged_port: config.nfs_privileged_port,
+        mounts_by_address: config.insecure_address_only,
         connections_max: config.nfs_connections,
         in_flight_bytes_max: config.memory.nfs_bytes,
         io_threads: config.nfs_io_threads,
+        workers: Some(workers),
     }
 }
 

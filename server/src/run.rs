@@ -20,6 +20,7 @@ use tokio::task::{JoinError, JoinSet};
 
 use crate::config::Config;
 use crate::error::ServerError;
+use crate::gate::Gate;
 use crate::listen::{self, Addresses, Listeners};
 use crate::metrics::Page;
 use crate::signals::{self, Stop};
@@ -151,11 +152,12 @@ impl Servers {
     ) -> Self {
         let nfs_metrics = Arc::new(NfsMetrics::default());
         let mut page = Page::new(Arc::clone(store), Arc::clone(&nfs_metrics));
+        let gate = Gate::new(Arc::clone(&api_options.workers), Arc::clone(store));
         follow_token_files(config, &api_options, &mut page);
         let router = slackwater_api::router(Arc::clone(store), api_options, Arc::new(page));
         let tls = options::tls(config);
 
-        let nfs_options = options::nfs(config);
+        let nfs_options = options::nfs(config, Arc::new(gate));
         let (sender, stop) = Stop::new();
         let nfs_stop = stop.clone().asked();
         let nfs_store = Arc::clone(store);

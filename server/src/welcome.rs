@@ -72,8 +72,16 @@ impl fmt::Display for Welcome<'_> {
         writeln!(f, "Slackwater {} serves {data_dir}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "NFS  {}", self.addresses.nfs)?;
         writeln!(f, "API  {url}")?;
-        writeln!(f, "\n# Mount it (a Linux machine with nfs-common, as root):")?;
-        writeln!(f, "{}", self.mount_line())?;
+        if self.config.insecure_address_only {
+            writeln!(f, "\n# Mount it (a Linux machine with nfs-common, as root):")?;
+            writeln!(f, "{}", self.mount_line())?;
+        } else {
+            writeln!(
+                f,
+                "\n# Workers alone mount it: `{client} worker add NAME`, then on the machine"
+            )?;
+            writeln!(f, "# `slackwater-driver join`. Each reaches its own files and snapshots.")?;
+        }
         if self.config.squash != Squash::NoRootSquash {
             writeln!(f, "# Root of a client is nobody here; --squash no_root_squash changes it.")?;
         }

@@ -247,6 +247,78 @@ fn workers_outlive_the_server_and_revoked_ones_stay_away() {
 }
 
 #[test]
+fn a_worker_mounts_by_a_secret_path_and_is_cut_off_when_it_is_revoked() {
+    let directory = TempDir::new().unwrap();
+    let tokens = write(&directory, "tokens", &format!("ops admin {ADMIN}\n"));
+    let start = || {
+        let tokens = ["--token-file", text(&tokens)];
+        let more = ["--squash", "no_root_squash", "--log", "trace"];
+        start(&directory, &[&tokens[..], &more].concat())
+    };
+    let call = |server: &Server, token: &str, more: &[&str], path: &str| {
+        let header = format!("Authorization: Bearer {token}");
+        let url = format!("http://{}{path}", server.api);
+        let json = ["-H", "Content-Type: application/json", "-H", &header, &url];
+        curl(&[&json[..], more].concat())
+    };
+    let mut server = start();
+    let added = call(&server, ADMIN, &["-d", r#"{"name":"node-7"}"#], "/v1/workers").1;
+    let credential = format!("slackwater-worker-{}", "5a".repeat(32));
+    let hash = blake3::hash(credential.as_bytes()).to_hex();
+    let id = "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11";
+    let joining = format!(r#"{{"worker_id":"{id}","credential_blake3":"{hash}"}}"#);
+    let join_token = field(&added, "join_token");
+    assert_eq!(call(&server, &join_token, &["-d", &joining], "/v1/join").0, "200");
+    let made = call(&server, &credential, &["-X", "POST"], "/v1/mount-paths");
+    assert_eq!(made.0, "201", "{}", made.1);
+    let path = field(&made.1, "path");
+    let mut client = Client::connect(server.nfs);
+    let root = client.mount(&path);
+    let workers = client.lookup(&root, "workers");
+    // A worker that has no files yet has its directory.
+    let home = client.lookup(&workers, id);
+    for path in [format!("workers/{id}/disk"), "foreign".to_owned()] {
+        let body = format!(r#"{{"path":"{path}","size_bytes":4096}}"#);
+        assert_eq!(call(&server, ADMIN, &["-d", &body], "/v1/files").0, "201");
+    }
+    assert_eq!(client.try_lookup(&root, "foreign"), Err(2));
+    let disk = client.lookup(&home, "disk");
+    client.write(&disk, 0, b"content");
+    client.commit(&disk);
+    server.signal(Signal::TERM);
+    assert!(server.wait().success());
+    let secret = path.rsplit('/').next().unwrap();
+    let log = server.log();
+    assert!(log.contains("DEBUG") && !log.contains(secret), "{log}");
+
+    // Handles go on after a restart; the path does not, as nothing of it is kept.
+    let server = start();
+    let mut client = Client::connect(server.nfs);
+    assert_eq!(client.read(&disk, 0, 7), b"content");
+    assert_eq!(call(&server, ADMIN, &["-X", "DELETE"], "/v1/workers/node-7").0, "204");
+    assert_eq!(client.try_write(&disk, 0, b"changed"), Err(13));
+    assert_eq!(client.try_lookup(&home, "disk"), Err(13));
+    assert_eq!(client.try_commit(&disk), Err(13));
+    assert!(server.stop().success());
+}
+
+#[test]
+fn without_mounts_by_address_no_machine_mounts_the_export() {
+    let directory = TempDir::new().unwrap();
+    let tokens = write(&directory, "tokens", &format!("ops admin {ADMIN}\n"));
+    let arguments = ["--token-file", text(&tokens), "--insecure-address-only", "false"];
+    let server = start(&directory, &arguments);
+    assert_eq!(Client::connect(server.nfs).try_mount("/slackwater"), Err(13));
+    // There is no line to mount it by.
+    assert!(!server.welcome.contains("mount -t nfs"), "{}", server.welcome);
+    assert!(server.stop().success());
+    let server = start(&directory, &arguments[..2]);
+    assert!(server.welcome.contains("mount -t nfs"), "{}", server.welcome);
+    assert!(Client::connect(server.nfs).try_mount("/slackwater").is_ok());
+    assert!(server.stop().success());
+}
+
+#[test]
 fn tls_and_the_vmstore_login_work_together() {
     let directory = TempDir::new().unwrap();
     let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::extract::State;
 use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::{Extension, Json};
+use slackwater_blockstore::{FilePath, InodeId, Result as StoreResult, Store};
 
 use crate::auth::{Caller, Machine};
 use crate::convert;
@@ -18,7 +19,7 @@ use crate::state::Shared;
 use crate::types::Timestamp;
 use crate::worker::{
     AddWorker, AddedWorker, JOIN_TOKEN_SECONDS_DEFAULT, JOIN_TOKEN_SECONDS_MAX, JoinWorker,
-    ReplaceCredential, Worker, WorkerList, WorkerName,
+    MOUNT_NAME, MountPath, ReplaceCredential, Worker, WorkerList, WorkerName,
 };
 use crate::workers::{Workers, WorkersError};
 
@@ -32,6 +33,7 @@ pub(crate) fn mount(mount: Mount) -> Mount {
         .at(Method::DELETE, paths::WORKER, revoke)
         .at(Method::POST, paths::JOIN, join)
         .at(Method::PUT, paths::CREDENTIAL, replace_credential)
+        .at(Method::POST, paths::MOUNT_PATHS, add_mount_path)
 }
 
 /// Lists the workers
@@ -203,6 +205,43 @@ pub(crate) async fn replace_credential(
     let worker = change(&state, replace).await?;
     tracing::info!(worker = %worker.name, "a worker replaced its credential");
     Ok(Json(worker))
+}
+
+/// Makes a path by which the calling worker mounts its files
+///
+/// By NFS (MNT of MOUNT version 3, then any NFSv3 client), from an address that the appliance lists. It can be used within
+/// five minutes, for some seconds, and of one worker sixteen at once; what was mounted goes on until the worker is
+/// revoked. Below it are `workers/ID`, which is made if it is not there and which the worker may change, and `.snapshot`.
+#[utoipa::path(
+    post, path = paths::MOUNT_PATHS, tag = "workers", operation_id = "addMountPath",
+    responses(
+        (status = 201, description = "The path", body = MountPath),
+        (status = 507, description = "The worker's directory is not there, and there is no room for it"),
+    ),
+)]
+pub(crate) async fn add_mount_path(
+    State(state): State<Shared>,
+    Extension(caller): Extension<Caller>,
+) -> Result<(StatusCode, Json<MountPath>), Failure> {
+    let Some(Machine::Worker { name, worker_id, credential }) = caller.machine else {
+        return Err(Failure::unauthenticated("send the credential of a worker"));
+    };
+    let home =
+        FilePath::parse(&format!("{}/{worker_id}", scope::WORKERS)).map_err(Failure::from)?;
+    state.call(move |store| make_if_missing(store, &home)).await?;
+    let (secret, expires_at) =
+        state.options.workers.mount_secret(&name, credential, now(&state))?;
+    let path = format!("{}/{MOUNT_NAME}/{secret}", state.options.export_path);
+    Ok((StatusCode::CREATED, Json(MountPath { path, expires_at })))
+}
+
+/// A store that is full or takes no writes has it all the same, if it is there.
+fn make_if_missing(store: &Store, directory: &FilePath) -> StoreResult<()> {
+    let step = |at, name| store.lookup(at, name).map(|found| found.inode);
+    match directory.names().iter().try_fold(InodeId::ROOT, step) {
+        Ok(_) => Ok(()),
+        Err(_) => store.create_directories(directory).map(drop),
+    }
 }
 
 fn parse_name(text: &str) -> Result<WorkerName, Failure> {

@@ -16,6 +16,7 @@
 //! worker, and there are at most [`WORKERS_MAX`].
 
 mod error;
+mod mounts;
 mod record;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -32,6 +33,7 @@ use crate::types::Timestamp;
 use crate::worker::{
     CREDENTIAL_PREFIX, JOIN_TOKEN_PREFIX, JoinWorker, SecretHash, Worker, WorkerName,
 };
+use mounts::{MountPath, Mounts};
 use record::Record;
 
 /// Most workers: those of a large cluster. Each takes about half a KiB of the file, which is written whole at each
@@ -41,8 +43,10 @@ pub const WORKERS_MAX: usize = 4096;
 /// Longest file: [`WORKERS_MAX`] workers with the longest names, and as much again.
 pub const WORKERS_FILE_BYTES_MAX: u64 = 8 << 20;
 
-/// Random bytes of a join token, and of a credential.
+/// Random bytes of a join token, of a credential, and of a path to mount.
 const SECRET_BYTES: usize = 32;
+
+const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// Where the workers are kept.
 pub trait WorkersFile: fmt::Debug + Send + Sync {
@@ -84,6 +88,7 @@ pub struct Workers {
     /// Held from before the table is looked at for a change until the change is in the file.
     change: Mutex<()>,
     file: Box<dyn WorkersFile>,
+    mounts: Mounts,
 }
 
 #[derive(Clone, Default)]
@@ -91,6 +96,8 @@ struct Table {
     rows: BTreeMap<WorkerName, Row>,
     /// The row to look at for a secret, by its hash; that row says what it is, if it still has it. Each call looks here.
     names: HashMap<SecretHash, WorkerName>,
+    /// The row to look at for an id. Each call of NFS looks here.
+    ids: HashMap<uuid::Uuid, WorkerName>,
     /// Workers that were revoked and that the file still has.
     revoked: BTreeSet<WorkerName>,
     /// Whether a write failed, so that the file may have another content than it should.
@@ -136,7 +143,8 @@ impl Workers {
     }
 
     fn of(table: Table, file: Box<dyn WorkersFile>) -> Self {
-        Self { table: RwLock::new(table), change: Mutex::default(), file }
+        let mounts = Mounts::default();
+        Self { table: RwLock::new(table), change: Mutex::default(), file, mounts }
     }
 
     /// Their names.
@@ -295,6 +303,47 @@ impl Workers {
         })
     }
 
+    /// Makes the secret of a path by which the worker that presented `presented` mounts, and says until when it can be
+    /// used.
+    pub(crate) fn mount_secret(
+        &self,
+        name: &WorkerName,
+        presented: SecretHash,
+        now: Timestamp,
+    ) -> Result<(String, Timestamp), WorkersError> {
+        let secret = blake3::Hash::from_bytes(random()?).to_hex().to_string();
+        let life_nanos = mounts::PATH_SECONDS * NANOS_PER_SECOND;
+        let expires_at = Timestamp::from_nanos(now.as_nanos().saturating_add(life_nanos));
+        let added_at = {
+            let table = self.table.read();
+            let row = table.rows.get(name).filter(|row| row.record.has(presented));
+            row.ok_or_else(|| WorkersError::Outdated { name: name.clone() })?.record.created_at
+        };
+        let path = MountPath { worker: name.clone(), added_at, expires_at };
+        self.mounts.add(hash(secret.as_bytes()), path, now);
+        Ok((secret, expires_at))
+    }
+
+    /// The id of the worker that mounts by this secret; none if no worker may.
+    #[must_use]
+    pub fn by_mount_secret(&self, secret: &[u8], now: Timestamp) -> Option<uuid::Uuid> {
+        let path = self.mounts.take(hash(secret), now)?;
+        let table = self.table.read();
+        let record = &table.rows.get(&path.worker)?.record;
+        let is_the_same = record.created_at == path.added_at && record.joined_at.is_some();
+        record.worker_id.filter(|_| is_the_same)
+    }
+
+    /// Whether a worker with this id has joined, and was not revoked.
+    #[must_use]
+    pub fn is_worker(&self, worker_id: uuid::Uuid) -> bool {
+        let table = self.table.read();
+        let row = table.ids.get(&worker_id).and_then(|name| table.rows.get(name));
+        row.is_some_and(|Row { record, .. }| {
+            record.worker_id == Some(worker_id) && record.joined_at.is_some()
+        })
+    }
+
     /// Changes the table as soon as the change is in the file.
     fn change<T>(
         &self,
@@ -313,11 +362,13 @@ impl Workers {
             self.table.write().is_unsure = true;
             return Err(WorkersError::Io { source });
         }
+        // Not under the lock, for which each call of NFS waits. Rows say what they have.
+        let mut table = table.indexed();
         let mut live = self.table.write();
         // What was revoked while the file was written.
         let since: BTreeSet<_> = live.revoked.difference(&before.revoked).cloned().collect();
         table.rows.retain(|name, _| !since.contains(name));
-        *live = Table { revoked: since, is_unsure: false, ..table }.indexed();
+        *live = Table { revoked: since, is_unsure: false, ..table };
         Ok(outcome)
     }
 
@@ -334,6 +385,8 @@ impl Table {
             row.record.secrets().map(move |secret| (secret, name.clone())).collect::<Vec<_>>()
         };
         self.names = self.rows.values().flat_map(secrets).collect();
+        let id = |row: &Row| Some((row.record.worker_id?, row.record.name.clone()));
+        self.ids = self.rows.values().filter_map(id).collect();
         self
     }
 
@@ -418,10 +471,14 @@ fn hash(secret: &[u8]) -> SecretHash {
 }
 
 fn join_token() -> Result<String, WorkersError> {
+    Ok(format!("{JOIN_TOKEN_PREFIX}{}", blake3::Hash::from_bytes(random()?).to_hex()))
+}
+
+fn random() -> Result<[u8; SECRET_BYTES], WorkersError> {
     let mut bytes = [0; SECRET_BYTES];
     getrandom::fill(&mut bytes)
         .map_err(|error| WorkersError::NoRandom { reason: error.to_string() })?;
-    Ok(format!("{JOIN_TOKEN_PREFIX}{}", blake3::Hash::from_bytes(bytes).to_hex()))
+    Ok(bytes)
 }
 
 #[cfg(test)]

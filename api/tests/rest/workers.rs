@@ -2,17 +2,18 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Method, Request, header};
 use serde_json::{Value, json};
-use slackwater_api::ApiOptions;
 use slackwater_api::error::ProblemCode;
 use slackwater_api::listen::ConnectionInfo;
 use slackwater_api::paths::encode_component;
-use slackwater_api::types::{FilePage, Snapshot};
-use slackwater_api::worker::{AddedWorker, CREDENTIAL_PREFIX, Worker, WorkerList};
+use slackwater_api::types::{FilePage, Snapshot, Timestamp};
+use slackwater_api::worker::{AddedWorker, CREDENTIAL_PREFIX, MountPath, Worker, WorkerList};
+use slackwater_api::{ApiOptions, Workers};
 
 use crate::harness::{Answer, Face, with_each_role};
 
@@ -95,6 +96,7 @@ const ROUTES: &str = "
     DELETE /v1/workers/{name}                         a
     POST   /v1/join                                   j
     PUT    /v1/credential                             m
+    POST   /v1/mount-paths                            m
     GET    /api/info                                  *
     POST   /api/v310/session/login                    *
     GET    /api/v310/session/logout                   *
@@ -493,6 +495,50 @@ async fn what_has_no_meaning_is_refused() {
 }
 
 #[tokio::test]
+async fn a_secret_path_stands_for_its_worker_until_that_is_revoked() {
+    let workers = Arc::<Workers>::default();
+    let options = ApiOptions { workers: Arc::clone(&workers), ..with_each_role() };
+    let face = Face::with(options);
+    let machine = joined(&face, "node-7", 1).await;
+    let mount_path = async || {
+        let answer = call(&face, &machine, Method::POST, "/v1/mount-paths", None).await;
+        answer.expect(201).parse::<MountPath>()
+    };
+    let (first, second) = (mount_path().await, mount_path().await);
+    assert_ne!(first.path, second.path);
+    assert!(!format!("{first:?}").contains(&first.path));
+    let secret =
+        |path: &MountPath| path.path.strip_prefix("/slackwater/.worker/").unwrap().to_owned();
+    let (first, secrets) = (&first, [secret(&first), secret(&second)]);
+    let shortly_before = Timestamp::from_nanos(first.expires_at.as_nanos() - 1);
+    let worker_id = workers.by_mount_secret(secrets[0].as_bytes(), shortly_before).unwrap();
+    assert_eq!(worker_id.to_string(), id(1));
+    assert!(workers.by_mount_secret(secrets[0].as_bytes(), first.expires_at).is_none());
+    let forged = format!("{}0", &secrets[1][..63]);
+    let forged = if forged == secrets[1] { format!("{}1", &secrets[1][..63]) } else { forged };
+    for wrong in ["", &forged, &machine, &secrets[1].to_uppercase()] {
+        assert!(workers.by_mount_secret(wrong.as_bytes(), shortly_before).is_none(), "{wrong}");
+    }
+    assert!(workers.is_worker(worker_id));
+    assert!(!workers.is_worker(uuid::Uuid::from_u128(7)));
+    call(&face, "root-secret", Method::DELETE, "/v1/workers/node-7", None).await.expect(204);
+    assert!(!workers.is_worker(worker_id));
+    assert!(workers.by_mount_secret(secrets[1].as_bytes(), shortly_before).is_none());
+    // The same machine again goes on, but not by paths that it was given before.
+    joined(&face, "node-7", 1).await;
+    assert!(workers.is_worker(worker_id));
+    assert!(workers.by_mount_secret(secrets[1].as_bytes(), shortly_before).is_none());
+    // An invited worker is none yet, though it has an id.
+    let body = json!({"name": "node-8", "worker_id": id(2)});
+    let added: AddedWorker = call(&face, "root-secret", Method::POST, "/v1/workers", Some(body))
+        .await
+        .expect(201)
+        .parse();
+    let id = added.worker.worker_id.unwrap();
+    assert!(!workers.is_worker(id));
+}
+
+#[tokio::test]
 async fn without_tokens_a_machine_is_known_all_the_same() {
     let face = Face::new();
     let added: AddedWorker =
@@ -509,7 +555,11 @@ async fn without_tokens_a_machine_is_known_all_the_same() {
 
 #[tokio::test]
 async fn join_tokens_and_credentials_cannot_be_guessed_fast() {
-    for (method, uri) in [(Method::POST, "/v1/join"), (Method::PUT, "/v1/credential")] {
+    for (method, uri) in [
+        (Method::POST, "/v1/join"),
+        (Method::PUT, "/v1/credential"),
+        (Method::POST, "/v1/mount-paths"),
+    ] {
         let face = face();
         let guess = async |number: usize| {
             let bearer = format!("Bearer slackwater-join-{number:064x}");

@@ -38,6 +38,7 @@ impl Place {
             method: Some(slackwater_attach::Method::Fuse),
             nfs_address: "127.0.0.1:2049".parse().unwrap(),
             export: "/slackwater".to_owned(),
+            mount_path: None,
             state_directory: self.state.clone(),
             fuse_program,
             tool_program,

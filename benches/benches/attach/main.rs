@@ -54,6 +54,7 @@ fn options(state: &Path, nfs: std::net::SocketAddr, fuse_program: Vec<OsString>)
         method: Some(Method::Fuse),
         nfs_address: nfs,
         export: "/slackwater".to_owned(),
+        mount_path: None,
         state_directory: state.to_owned(),
         fuse_program,
         tool_program: vec![driver().into(), "run-tool".into()],

@@ -4,6 +4,8 @@
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::sync::Arc;
 
 use slackwater_attach::{Options as AttachOptions, Rights};
 use slackwater_client::{Client, ClientBuilder, Token};
@@ -121,6 +123,26 @@ impl Target {
     }
 }
 
+/// Gives the path by which this machine mounts the export: a secret one, if it is a worker that joined.
+#[derive(Clone, Debug)]
+struct MountPath(Target);
+
+impl slackwater_attach::PathSource for MountPath {
+    fn is_secret(&self) -> bool {
+        let client = self.0.client_of_export();
+        client.is_ok_and(|client| client.has_credential().unwrap_or_default())
+    }
+
+    fn get(&self) -> Pin<Box<dyn Future<Output = Result<String, String>> + Send + '_>> {
+        Box::pin(async {
+            // Only now: what mounts nothing needs no files of REST.
+            let client = self.0.client_of_export().map_err(|error| error.to_string())?;
+            let path = client.path_to_mount(&self.0.export_path).await;
+            path.map_err(|error| error.to_string())
+        })
+    }
+}
+
 /// Checked settings of a worker.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -207,6 +229,7 @@ impl Config {
             method: self.attach.method(),
             nfs_address: self.target.nfs_address().await?,
             export: self.target.export_path.clone(),
+            mount_path: Some(Arc::new(MountPath(self.target.clone()))),
             state_directory: self.attach_directory(),
             fuse_program: self.export_program(&program),
             tool_program: vec![program.into(), "run-tool".into()],

@@ -331,6 +331,7 @@ pub(super) mod tests {
             method: None,
             nfs_address: ([127, 0, 0, 1], 1).into(),
             export: "/slackwater".to_owned(),
+            mount_path: None,
             state_directory: "/nonexistent".into(),
             fuse_program: Vec::new(),
             tool_program: Vec::new(),

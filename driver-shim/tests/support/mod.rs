@@ -399,6 +399,7 @@ async fn open_worker(appliance: &Appliance, directory: &Path, trust: &Trust) -> 
         method: Some(Method::Fuse),
         nfs_address: appliance.nfs,
         export: "/slackwater".to_owned(),
+        mount_path: None,
         state_directory: state_directory.clone(),
         fuse_program: serve_export(appliance, directory),
         tool_program: vec![env!("CARGO_BIN_EXE_slackwater-driver").into(), "run-tool".into()],

@@ -5,7 +5,6 @@ use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::{Attributes, Change, Error, FileKind, InodeId};
 
 use super::{Call, Failure, NotRun, encode, handle};
-use crate::handle::{HandleCodec, Target};
 use crate::xdr::{Decoder, Encoder};
 
 pub(super) fn commit(
@@ -23,14 +22,6 @@ pub(super) fn commit(
             Ok(put_committed(call, file.inode, outcome, reply))
         }
         Err(failure) => Ok(put_failure(call, failure, reply)),
-    }
-}
-
-/// The file that a WRITE or COMMIT with these arguments is for.
-pub(crate) fn peek_inode(handles: &HandleCodec, arguments: &Decoder<'_>) -> Option<InodeId> {
-    match handles.decode(handle(&mut arguments.clone()).ok()?).ok()? {
-        Target::Inode { inode, .. } => Some(inode),
-        Target::SnapshotDirectory | Target::Snapshot(_) => None,
     }
 }
 

@@ -4,13 +4,17 @@
 //! root -+- .snapshot -+- <snapshot id>      virtual: not listed, read-only
 //!       +- entries of the namespace
 //! ```
+//! What a worker sees in the place of the root is in [`super::view`].
 
 use std::str::FromStr;
 
 use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::{Attributes, FileKind, InodeId, SnapshotId};
 
-use super::{Call, Failure, NotRun, Object, Place, encode, snapshot_directory_attributes};
+use super::{
+    Call, Failure, NotRun, Object, Place, SNAPSHOT_DIRECTORY_INODE, WORKER_ROOT_INODE, encode,
+    virtual_attributes,
+};
 use crate::handle::{Handle, Target};
 use crate::status;
 use crate::xdr::{Decoder, Encoder};
@@ -47,13 +51,15 @@ fn try_lookup(call: &Call<'_>, place: &Place<'_>) -> Result<(Attributes, Object)
 
 impl Call<'_> {
     /// The object of that name in a directory.
-    fn step(&self, directory: &Object, place: &Place<'_>) -> Result<Object, nfsstat3> {
+    pub(super) fn step(&self, directory: &Object, place: &Place<'_>) -> Result<Object, nfsstat3> {
         match directory.target {
             Target::Inode { inode, .. } => {
                 self.step_in_namespace(inode, &directory.attributes, place)
             }
             Target::SnapshotDirectory => self.step_in_snapshots(directory, place),
             Target::Snapshot(_) => Err(nfsstat3::NFS3ERR_NOTDIR),
+            Target::WorkerRoot => self.step_in_worker_root(directory, place),
+            Target::WorkersDirectory => self.step_in_workers(directory, place),
         }
     }
 
@@ -64,12 +70,12 @@ impl Call<'_> {
         place: &Place<'_>,
     ) -> Result<Object, nfsstat3> {
         if Self::is_snapshot_directory(inode, place.name) {
-            let attributes = snapshot_directory_attributes();
-            return Ok(Object { target: Target::SnapshotDirectory, attributes });
+            return Ok(snapshot_directory());
         }
-        let attributes = match place.name {
-            b"." => *attributes,
-            b".." => self.parent(inode)?,
+        let attributes = match (place.name, self.scope) {
+            (b".", _) => *attributes,
+            (b"..", Some(scope)) => return self.parent_in_view(inode, scope),
+            (b"..", None) => self.parent(inode)?,
             _ => {
                 let name = place.entry_name()?;
                 let found = self.shared.store.lookup(inode, &name);
@@ -86,7 +92,7 @@ impl Call<'_> {
     fn step_in_snapshots(&self, directory: &Object, place: &Place<'_>) -> Result<Object, nfsstat3> {
         match place.name {
             b"." => Ok(*directory),
-            b".." => Ok(inode_object(self.attributes(InodeId::ROOT)?)),
+            b".." => self.root(),
             _ if place.is_too_long() => Err(nfsstat3::NFS3ERR_NAMETOOLONG),
             name => {
                 let text = std::str::from_utf8(name).ok();
@@ -98,13 +104,24 @@ impl Call<'_> {
         }
     }
 
+    /// The root, as the caller sees it.
+    pub(super) fn root(&self) -> Result<Object, nfsstat3> {
+        match self.scope {
+            None => Ok(inode_object(self.attributes(InodeId::ROOT)?)),
+            Some(_) => {
+                let attributes = virtual_attributes(WORKER_ROOT_INODE);
+                Ok(Object { target: Target::WorkerRoot, attributes })
+            }
+        }
+    }
+
     /// The handle of the object that the path of `names` leads to, from the root. Symbolic
     /// links are not followed: what MNT hands out depends on the path alone.
     pub(crate) fn walk<'n>(
         &self,
         names: impl Iterator<Item = &'n [u8]>,
     ) -> Result<Handle, nfsstat3> {
-        let mut object = inode_object(self.attributes(InodeId::ROOT)?);
+        let mut object = self.root()?;
         for name in names {
             if object.attributes.kind != FileKind::Directory {
                 return Err(nfsstat3::NFS3ERR_NOTDIR);
@@ -124,7 +141,13 @@ impl Call<'_> {
     }
 }
 
-fn inode_object(attributes: Attributes) -> Object {
+/// The virtual directory `.snapshot`.
+pub(super) fn snapshot_directory() -> Object {
+    let attributes = virtual_attributes(SNAPSHOT_DIRECTORY_INODE);
+    Object { target: Target::SnapshotDirectory, attributes }
+}
+
+pub(super) fn inode_object(attributes: Attributes) -> Object {
     let Attributes { inode, generation, .. } = attributes;
     Object { target: Target::Inode { inode, generation }, attributes }
 }

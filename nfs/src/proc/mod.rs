@@ -12,10 +12,12 @@ mod fsinfo;
 mod judged;
 mod link;
 mod lookup;
+mod peek;
 mod read;
 mod readdir;
 mod remove;
 mod rename;
+mod view;
 mod write;
 
 use nfsserve::nfs::nfsstat3;
@@ -30,11 +32,13 @@ use crate::options::ClientAccess;
 use crate::outlet::Outlet;
 use crate::permission::{self, Permission};
 use crate::procedure::NfsProcedure;
+use crate::scope::WorkerScope;
 use crate::server::Shared;
 use crate::status;
 use crate::xdr::{Decoder, Encoder, Malformed};
 
-pub(crate) use commit::{peek_inode, put_committed};
+pub(crate) use commit::put_committed;
+pub(crate) use peek::{peek_inode, peek_scope, verify_scope};
 pub(crate) use read::peek_count;
 
 /// Longest handle that a client may send (RFC 1813 section 2.4).
@@ -45,6 +49,10 @@ pub(crate) const SNAPSHOT_DIRECTORY: &[u8] = b".snapshot";
 
 /// File id of that directory: above all inode numbers, below those of snapshots.
 const SNAPSHOT_DIRECTORY_INODE: InodeId = InodeId::new(1 << 48);
+
+/// File ids of what a worker sees in the place of the root and of `workers`. No store gets to these numbers.
+const WORKER_ROOT_INODE: InodeId = InodeId::new((1 << 48) - 2);
+const WORKERS_DIRECTORY_INODE: InodeId = InodeId::new((1 << 48) - 1);
 
 /// The size that directories without stored entries show.
 const DIRECTORY_SIZE_BYTES: u64 = 4096;
@@ -75,6 +83,9 @@ pub(crate) struct Call<'a> {
     pub(crate) may_block: bool,
     /// Where its reply goes, if it may wait.
     pub(crate) outlet: Option<&'a Outlet>,
+    /// The worker whose handles it has, and answers; none: those of the export. What the first handle claims, until
+    /// [`Self::target`] has compared it.
+    pub(crate) scope: Option<WorkerScope>,
 }
 
 /// An object that a handle names, as it is now.
@@ -173,14 +184,15 @@ impl<'a> Place<'a> {
 
 impl Call<'_> {
     /// Whether the client has ended its connection while the call waited, and may have sent it again by
-    /// another.
+    /// another; or is a worker that was revoked meanwhile.
     fn is_given_up(&self) -> bool {
         self.outlet.is_some_and(Outlet::is_abandoned)
+            || self.scope.is_some_and(|scope| !self.shared.is_admitted(scope))
     }
 
     /// The handle of an object with these attributes.
     fn handle_of(&self, target: Target) -> Handle {
-        self.shared.handles.encode(target)
+        self.shared.handles.encode(target, self.scope)
     }
 
     fn inode_handle(&self, attributes: &Attributes) -> Handle {
@@ -190,7 +202,11 @@ impl Call<'_> {
 
     /// What the handle names; it may be gone.
     fn target(&self, handle: &[u8]) -> Result<Target, nfsstat3> {
-        self.shared.handles.decode(handle).map_err(|_| nfsstat3::NFS3ERR_BADHANDLE)
+        let decoded = self.shared.open_handle(handle)?;
+        if decoded.scope != self.scope {
+            return Err(nfsstat3::NFS3ERR_ACCES);
+        }
+        Ok(decoded.target)
     }
 
     /// The object that the handle names.
@@ -204,8 +220,10 @@ impl Call<'_> {
                 }
                 attributes
             }
-            Target::SnapshotDirectory => snapshot_directory_attributes(),
+            Target::SnapshotDirectory => virtual_attributes(SNAPSHOT_DIRECTORY_INODE),
             Target::Snapshot(id) => self.snapshot(id).map_err(stale_if_missing)?,
+            Target::WorkerRoot => virtual_attributes(WORKER_ROOT_INODE),
+            Target::WorkersDirectory => virtual_attributes(WORKERS_DIRECTORY_INODE),
         };
         Ok(Object { target, attributes })
     }
@@ -218,15 +236,19 @@ impl Call<'_> {
         self.shared.store.snapshot_attributes(id).map_err(|error| status::of_error(&error))
     }
 
-    /// The object, when the caller may change such objects at all: his address allows it, and
-    /// it is no snapshot.
+    /// The object, when the caller may change such objects at all: his address allows it, it is
+    /// no snapshot, and no view of what belongs to others as well.
     fn changeable(&self, handle: &[u8]) -> Result<Attributes, nfsstat3> {
         let object = self.object(handle)?;
-        let is_inode = matches!(object.target, Target::Inode { .. });
-        if !is_inode || self.caller.access == ClientAccess::ReadOnly {
-            return Err(nfsstat3::NFS3ERR_ROFS);
+        match object.target {
+            Target::Inode { .. } if self.caller.access == ClientAccess::ReadWrite => {
+                Ok(object.attributes)
+            }
+            Target::WorkerRoot | Target::WorkersDirectory => Err(nfsstat3::NFS3ERR_ACCES),
+            Target::Inode { .. } | Target::SnapshotDirectory | Target::Snapshot(_) => {
+                Err(nfsstat3::NFS3ERR_ROFS)
+            }
         }
-        Ok(object.attributes)
     }
 
     /// The directory, when the caller may add and remove its entries. A failure carries its
@@ -288,14 +310,14 @@ fn stale_if_missing(status: nfsstat3) -> nfsstat3 {
     }
 }
 
-/// The virtual directory always shows the present as its time of change: a client then keeps
-/// no memory of an id that did not exist a moment ago.
-fn snapshot_directory_attributes() -> Attributes {
+/// A virtual directory always shows the present as its time of change: a client then keeps
+/// no memory of a name that did not exist a moment ago.
+fn virtual_attributes(inode: InodeId) -> Attributes {
     let since_epoch =
         std::time::UNIX_EPOCH.elapsed().ok().and_then(|time| u64::try_from(time.as_nanos()).ok());
     let now = Timestamp::from_nanos(since_epoch.unwrap_or_default());
     Attributes {
-        inode: SNAPSHOT_DIRECTORY_INODE,
+        inode,
         generation: 0,
         kind: FileKind::Directory,
         mode: 0o555,

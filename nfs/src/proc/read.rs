@@ -62,7 +62,9 @@ fn try_read(call: &Call<'_>, arguments: &Arguments<'_>) -> Result<Option<ReadRep
     let target = call.target(arguments.handle)?;
     let source = match target {
         Target::Inode { inode, .. } => Source::File(inode),
-        Target::SnapshotDirectory => return Err(nfsstat3::NFS3ERR_ISDIR.into()),
+        Target::SnapshotDirectory | Target::WorkerRoot | Target::WorkersDirectory => {
+            return Err(nfsstat3::NFS3ERR_ISDIR.into());
+        }
         Target::Snapshot(id) => Source::Snapshot(id),
     };
     // No file is larger, and past its end there is nothing at any offset.
@@ -102,7 +104,7 @@ fn read_failure(call: &Call<'_>, target: Target, status: nfsstat3) -> Failure {
                 _ => failure,
             }
         }
-        Target::SnapshotDirectory => status.into(),
+        Target::SnapshotDirectory | Target::WorkerRoot | Target::WorkersDirectory => status.into(),
         Target::Snapshot(_) => stale_if_missing(status).into(),
     }
 }

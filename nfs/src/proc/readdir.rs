@@ -13,7 +13,7 @@ use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::{Attributes, FileKind, InodeId};
 
 use super::encode::{self, ATTRIBUTES_BYTES};
-use super::{Call, Failure, NotRun, Object, handle};
+use super::{Call, Failure, NotRun, Object, Place, handle};
 use crate::handle::{HANDLE_BYTES, Handle, Target};
 use crate::limits;
 use crate::permission::{self, Permission};
@@ -22,6 +22,9 @@ use crate::xdr::{self, Decoder, Encoder, Malformed, UNIT_BYTES};
 
 const COOKIE_DOT: u64 = 1;
 const COOKIE_DOT_DOT: u64 = 2;
+
+/// Of the entry that a worker's view has.
+const COOKIE_VIEW: u64 = 3;
 
 /// Zero: cookies are valid for ever.
 const COOKIE_VERIFIER: u64 = 0;
@@ -172,6 +175,16 @@ impl Page<'_> {
             Target::Inode { inode, .. } => self.fill_from_store(inode, cookie),
             // Its files are reached by name only.
             Target::SnapshotDirectory | Target::Snapshot(_) => Ok(true),
+            Target::WorkerRoot | Target::WorkersDirectory => self.fill_from_view(directory, cookie),
+        }
+    }
+
+    fn fill_from_view(&mut self, directory: &Object, cookie: u64) -> Result<bool, nfsstat3> {
+        match self.call.view_entry(directory)? {
+            Some((name, found)) if cookie < COOKIE_VIEW => {
+                Ok(self.add_object(&name, COOKIE_VIEW, &found))
+            }
+            _ => Ok(true),
         }
     }
 
@@ -244,11 +257,12 @@ impl Page<'_> {
     }
 }
 
+/// The parent as it is listed. What leads out of a worker's files is listed as the directory itself: the way up ends there.
 fn parent(call: &Call<'_>, directory: &Object) -> Result<Object, nfsstat3> {
-    let attributes = match directory.target {
-        Target::Inode { inode, .. } => call.parent(inode)?,
-        Target::SnapshotDirectory | Target::Snapshot(_) => call.attributes(InodeId::ROOT)?,
-    };
-    let Attributes { inode, generation, .. } = attributes;
-    Ok(Object { target: Target::Inode { inode, generation }, attributes })
+    match call.step(directory, &Place { directory: &[], name: b".." }) {
+        Err(nfsstat3::NFS3ERR_ACCES | nfsstat3::NFS3ERR_NOENT) if call.scope.is_some() => {
+            Ok(*directory)
+        }
+        other => other,
+    }
 }

@@ -168,7 +168,7 @@ fn call(shared: &Shared, procedure: u32, file: &Attributes) -> Encoder {
     let mut call = Encoder::new();
     [7, 0, 2, 100_003, 3, procedure, 0, 0, 0, 0].into_iter().for_each(|word| call.u32(word));
     let Attributes { inode, generation, .. } = *file;
-    call.opaque(&shared.handles.encode(Target::Inode { inode, generation }));
+    call.opaque(&shared.handles.encode(Target::Inode { inode, generation }, None));
     call
 }
 
@@ -241,9 +241,9 @@ async fn what_follows_the_data_of_a_write_is_not_kept_with_it() {
     // Only what was written to before is written to without waiting.
     for may_block in [true, false] {
         for rest in [0, 1 << 19] {
-            let call = Call { shared, caller: &caller, may_block, outlet: None };
+            let call = Call { shared, caller: &caller, may_block, outlet: None, scope: None };
             let mut arguments = Encoder::new();
-            arguments.opaque(&shared.handles.encode(Target::Inode { inode, generation }));
+            arguments.opaque(&shared.handles.encode(Target::Inode { inode, generation }, None));
             arguments.u64(0);
             [u32::try_from(data.len()).unwrap(), 0]
                 .into_iter()
@@ -267,11 +267,11 @@ async fn a_handle_of_another_generation_is_stale() {
     let file = open_file(shared);
     let credentials = Credentials::new(0, 0, &[]);
     let caller = Caller { credentials, access: ClientAccess::ReadWrite };
-    let call = Call { shared, caller: &caller, may_block: true, outlet: None };
+    let call = Call { shared, caller: &caller, may_block: true, outlet: None, scope: None };
     let status = |procedure, generation, rest: &[u32]| {
         let target = Target::Inode { inode: file.inode, generation };
         let mut arguments = Encoder::new();
-        arguments.opaque(&shared.handles.encode(target));
+        arguments.opaque(&shared.handles.encode(target, None));
         rest.iter().for_each(|word| arguments.u32(*word));
         let arguments = bytes::Bytes::from(arguments.finish().0).slice(4..);
         let mut reply = Encoder::new();

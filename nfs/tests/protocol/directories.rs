@@ -9,12 +9,12 @@ use crate::common::{Args, Client, Fattr, Server, status};
 
 /// An entry of a page.
 #[derive(Clone, Debug)]
-struct Entry {
+pub(super) struct Entry {
     fileid: u64,
-    name: Vec<u8>,
+    pub(super) name: Vec<u8>,
     cookie: u64,
     attributes: Option<Fattr>,
-    handle: Option<Vec<u8>>,
+    pub(super) handle: Option<Vec<u8>>,
 }
 
 /// A page, and whether it is the last.
@@ -60,7 +60,12 @@ async fn page(
     Ok(Page { entries, is_end })
 }
 
-async fn all(client: &mut Client, directory: &[u8], is_plus: bool, count: u32) -> Vec<Entry> {
+pub(super) async fn all(
+    client: &mut Client,
+    directory: &[u8],
+    is_plus: bool,
+    count: u32,
+) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     loop {
         let cookie = entries.last().map_or(0, |last| last.cookie);

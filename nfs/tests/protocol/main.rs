@@ -29,3 +29,4 @@ mod races;
 mod rpc;
 mod snapshots;
 mod who;
+mod workers;

@@ -15,8 +15,9 @@ use super::{Config, TlsPaths, tokens};
 use crate::memory::{BUDGET_BYTES_MIN, MemoryPlan};
 use crate::options;
 
-/// Longest export path in bytes (RFC 1813 section 5.1.4 `MNTPATHLEN`).
-const EXPORT_PATH_BYTES_MAX: usize = 1024;
+/// Longest export path in bytes: of the 1,024 that MNT takes (RFC 1813 section 5.1.4 `MNTPATHLEN`), so many that the secret
+/// paths of workers and the paths below the export have room.
+const EXPORT_PATH_BYTES_MAX: usize = 512;
 
 /// Longest age of unstable writes in seconds: past an hour of unwritten data a client's own
 /// flushing has long decided.
@@ -69,6 +70,7 @@ impl TryFrom<Settings> for Config {
             anonymous_uid: given(settings.anonymous_uid, "anonymous-uid")?,
             anonymous_gid: given(settings.anonymous_gid, "anonymous-gid")?,
             nfs_privileged_port: given(settings.nfs_privileged_port, "nfs-privileged-port")?,
+            insecure_address_only: given(settings.insecure_address_only, "insecure-address-only")?,
             log: given(settings.log, "log")?.value().clone(),
             log_format: given(settings.log_format, "log-format")?,
             findings: Vec::new(),

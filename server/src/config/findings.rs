@@ -5,6 +5,7 @@
 //! the administrator's to choose.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -27,6 +28,8 @@ pub enum Finding {
     Changeable(PathBuf),
     /// A token file with secrets, where their hashes would do.
     PlainSecrets(TokenFile),
+    /// NFS at this address, by which other machines mount the whole export.
+    AddressOnly(SocketAddr),
 }
 
 impl fmt::Display for Finding {
@@ -40,6 +43,11 @@ impl fmt::Display for Finding {
                 let path = path.display();
                 write!(f, "others may change {path} and so let themselves in: chmod go-w {path}")
             }
+            Self::AddressOnly(address) => write!(
+                f,
+                "each address of --nfs-client mounts the whole export at {address}, and each container behind such an \
+                 address reads and writes every disk: let all workers join, then set --insecure-address-only false"
+            ),
             Self::PlainSecrets(TokenFile { path, plain_secrets }) => {
                 let path = path.display();
                 write!(
@@ -69,6 +77,12 @@ pub(super) fn find(
         .filter(|path| has_bits(path, EXPOSING_BITS))
         .map(|path| Finding::Exposed(path.to_owned()));
     tokens.iter().flat_map(of_token_file).chain(with_secret).collect()
+}
+
+/// Whether other machines mount the whole export by their address alone.
+pub(super) fn of_nfs(insecure_address_only: bool, nfs_listen: SocketAddr) -> Option<Finding> {
+    let is_reached = !nfs_listen.ip().to_canonical().is_loopback();
+    (insecure_address_only && is_reached).then_some(Finding::AddressOnly(nfs_listen))
 }
 
 pub(crate) fn of_token_file(file: &TokenFile) -> impl Iterator<Item = Finding> {
@@ -113,6 +127,20 @@ mod tests {
             set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             let expected = is_exposed.then(|| Finding::Exposed(path.clone()));
             assert_eq!(find(&settings, &[], None), Vec::from_iter(expected), "{mode:o}");
+        }
+    }
+
+    #[test]
+    fn mounts_by_address_are_told_where_others_reach_them() {
+        for (address, insecure, is_told) in [
+            ("10.0.0.5:2049", true, true),
+            ("[::]:2049", true, true),
+            ("10.0.0.5:2049", false, false),
+            ("127.0.0.1:2049", true, false),
+            ("[::ffff:127.0.0.1]:2049", true, false),
+        ] {
+            let found = of_nfs(insecure, address.parse().unwrap());
+            assert_eq!(found.is_some(), is_told, "{address} {insecure}");
         }
     }
 

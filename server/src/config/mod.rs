@@ -79,6 +79,8 @@ pub struct Config {
     pub nfs_clients: Option<Vec<ClientRule>>,
     /// Refuse clients with a source port from 1024 on.
     pub nfs_privileged_port: bool,
+    /// Let each listed address mount the whole export.
+    pub insecure_address_only: bool,
     /// NFS connections served at once.
     pub nfs_connections: usize,
     /// NFS calls of one kind that may wait for the disk at once.
@@ -123,7 +125,8 @@ pub fn load(parsed: &ParsedCommandLine) -> Result<Loaded, ConfigError> {
     })?;
     let file = parsed.line.config.as_deref().map(|path| (path, &from_file));
     let config = Config::try_from(effective.clone())?;
-    let findings = findings::find(&effective, &config.token_files, file);
+    let mut findings = findings::find(&effective, &config.token_files, file);
+    findings.extend(findings::of_nfs(config.insecure_address_only, config.nfs_listen));
     Ok(Loaded { config: Config { findings, ..config }, shown })
 }
 

@@ -133,6 +133,14 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_NFS_PRIVILEGED_PORT", value_name = "BOOL")]
     pub nfs_privileged_port: Option<bool>,
 
+    /// Let each address of --nfs-client mount the whole export [default: true]
+    ///
+    /// All containers of a machine have its address: one of them can read and write every disk. With
+    /// false only workers that joined mount, by secret paths that their driver asks for, and each reaches
+    /// its own files and snapshots alone. Mounts of the whole export end.
+    #[arg(long, env = "SLACKWATER_INSECURE_ADDRESS_ONLY", value_name = "BOOL")]
+    pub insecure_address_only: Option<bool>,
+
     /// NFS connections served at once; the first call of one more waits [default: 512]
     #[arg(long, env = "SLACKWATER_NFS_CONNECTIONS", value_name = "NUMBER")]
     pub nfs_connections: Option<u32>,
@@ -170,6 +178,7 @@ impl Settings {
             anonymous_uid: Some(65534),
             anonymous_gid: Some(65534),
             nfs_privileged_port: Some(false),
+            insecure_address_only: Some(true),
             nfs_connections: Some(512),
             nfs_io_threads: Some(16),
             log: "info".parse().ok(),
@@ -210,6 +219,7 @@ impl Settings {
             anonymous_gid: self.anonymous_gid.or(lower.anonymous_gid),
             nfs_client: self.nfs_client.or(lower.nfs_client),
             nfs_privileged_port: self.nfs_privileged_port.or(lower.nfs_privileged_port),
+            insecure_address_only: self.insecure_address_only.or(lower.insecure_address_only),
             nfs_connections: self.nfs_connections.or(lower.nfs_connections),
             nfs_io_threads: self.nfs_io_threads.or(lower.nfs_io_threads),
             log: self.log.or(lower.log),

@@ -35,9 +35,16 @@ impl Client {
 
     /// MNT (section 5.2.1): the handle of an export.
     pub fn mount(&mut self, path: &str) -> Handle {
+        self.try_mount(path).unwrap_or_else(|status| panic!("MNT: status {status}"))
+    }
+
+    /// MNT; the handle, or the status that is not success.
+    pub fn try_mount(&mut self, path: &str) -> Result<Handle, u32> {
         let mut reply = self.call(MOUNT, 1, |call| opaque(call, path.as_bytes()));
-        reply.expect_ok("MNT");
-        reply.opaque()
+        match reply.word() {
+            OK => Ok(reply.opaque()),
+            status => Err(status),
+        }
     }
 
     /// LOOKUP (section 3.3.3).

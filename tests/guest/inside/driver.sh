@@ -9,9 +9,20 @@ export SLACKWATER_API="http://10.0.2.2:${api_port:-}" SLACKWATER_NFS="10.0.2.2:$
 # Its log goes to the console, which is read as text.
 export NO_COLOR=1
 
-# driver ARGUMENTS...: the program, with the daemon's settings
+# driver ARGUMENTS...: the program, with the daemon's settings. The machine is a worker that joined, without a token
 driver() {
-    /tools/slackwater-driver --state-dir "$driver_state" --docker-socket "$driver_socket" "$@"
+    env -u SLACKWATER_TOKEN_FILE /tools/slackwater-driver --state-dir "$driver_state" --docker-socket "$driver_socket" "$@"
+}
+
+# driver_join: becomes a worker of the appliance, by its administrator's token
+driver_join() {
+    (umask 077; echo "Authorization: Bearer $(cat /run/token)" >/run/authorization
+        /tools/curl --silent --show-error --fail --data-binary '{"name": "guest"}' \
+            --header @/run/authorization --header 'Content-Type: application/json' \
+            "$SLACKWATER_API/v1/workers" >/run/added
+        sed -n 's/.*"join_token":"\([^"]*\)".*/\1/p' /run/added >/run/join-token)
+    driver join --join-token-file /run/join-token
+    rm /run/authorization /run/added /run/join-token
 }
 
 # attached ARGUMENTS...: the program where no daemon is
@@ -29,7 +40,7 @@ rights() {
 driver_start() {
     rm -f /run/driver.ready
     # Not by `driver`: its process is to be the one that is ended.
-    /tools/slackwater-driver --state-dir "$driver_state" --docker-socket "$driver_socket" \
+    env -u SLACKWATER_TOKEN_FILE /tools/slackwater-driver --state-dir "$driver_state" --docker-socket "$driver_socket" \
         >/run/driver.ready 2>/dev/console &
     echo $! >/run/driver.process
     while ! grep -q '^ready$' /run/driver.ready 2>/dev/null; do

@@ -83,6 +83,7 @@ def _left(world):
 @scenario("driver: doctor finds the kernel's NFS client, the daemon mounts by it", 90)
 def driver_starts(world):
     world.facts["snapshots before"] = set(_snapshots(world))
+    world.guest("driver_join")
     # A machine that boots while the appliance is away: the driver does not wait for it.
     world.appliance.kill()
     world.guest("driver_start")
@@ -105,11 +106,19 @@ def driver_runs(world):
     mounts = world.guest(f"grep -E ' {first} | /run/driver/export' /proc/mounts")
     for pattern in (
         rf"^/dev/loop\d+ {first} ext4 rw,",
-        r"^10\.0\.2\.2:\S+ /run/driver/export nfs rw,.*nosymfollow,.*vers=3,.*\bhard,",
-        r"^10\.0\.2\.2:\S+/\.snapshot /run/driver/export\.snapshot nfs ro,.*nosymfollow,",
+        # By secret paths of a worker, which counted for the moment of the mount.
+        r"^10\.0\.2\.2:\S+/\.worker/\w{64} /run/driver/export nfs rw,.*nosymfollow,.*vers=3,.*\bhard,",
+        r"^10\.0\.2\.2:\S+/\.worker/\w{64}/\.snapshot /run/driver/export\.snapshot nfs ro,.*nosymfollow,",
     ):
         require(re.search(pattern, mounts, re.M), f"no mount like {pattern}:\n{mounts}")
+    # It sees its own files, and no others.
     world.guest(f"""
+        is "the export" "$(ls -A /run/driver/export)" workers
+        is "workers" "$(ls -A /run/driver/export/workers | wc -w)" 1
+        touch /n/foreign
+        refused 'No such file' cat /run/driver/export/foreign
+        refused 'Permission denied' touch /run/driver/export/new
+        rm /n/foreign
         is "a file of the image" "$(cat {first}/etc/release)" first
         is "a link of the image" "$(readlink {first}/etc/link)" ../program/busybox
         pool 5 {DATA_BYTES} | contained {first} /program/busybox dd of=/data bs=64K conv=fsync
@@ -243,7 +252,10 @@ def driver_link(world):
             refused "leads to" attached attach --file "linked/$name" /run/attach/link
         done
         # No program of this machine follows a link there.
-        refused 'Too many levels of symbolic links' cat /run/driver/export/linked/file
+        worker=workers/$(ls /run/driver/export/workers)
+        ln -s /run/own/file "/n/$worker/linked"
+        refused 'Too many levels of symbolic links' cat "/run/driver/export/$worker/linked"
+        rm "/n/$worker/linked"
         is "what is left mounted" "$(grep /run/attach /proc/mounts)" ""
         is "the worker's own" "$(md5sum /run/own/file)" "$before"
         umount /run/own

@@ -33,11 +33,12 @@ pub(crate) enum WorkerCommand {
     /// List the workers, in order of their names
     #[command(visible_alias = "ls")]
     List,
-    /// Revoke workers: the REST face refuses their credentials from then on
+    /// Revoke workers: their credentials and their mounts are refused from then on
     ///
-    /// Their files stay, and so do mounts by NFS, which are by address: take the address from `nfs-client`, too. Layers
-    /// that they registered stay trusted where `trusted-makers` has their names. To delete the disks of one that is gone
-    /// for good: `slackwater-driver workers sweep`.
+    /// Running containers get I/O errors. Their files stay. Mounts of the whole export, which are by address, go on: take
+    /// the address from `nfs-client`, too, and restart the server. Layers that they registered stay trusted where
+    /// `trusted-makers` has their names. To delete the disks of one that is gone for good: `slackwater-driver workers
+    /// sweep`.
     Revoke {
         /// Their names
         #[arg(required = true, value_name = "NAME")]

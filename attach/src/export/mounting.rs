@@ -1,0 +1,326 @@
+//! How the export is mounted: by which path, and with what options.
+//!
+//! ```text
+//! PathSource --> EXPORT, or EXPORT/.worker/SECRET --> a line of a table --> mount(8), on its standard input
+//! ```
+//! Invariants: a secret path is in no command line and in no text of this program. The kernel shows it as the source of
+//! the mount, when it counts for some seconds more.
+
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use super::{Export, SNAPSHOTS, make_directory};
+use crate::kernel::{self, MountPoint};
+use crate::serving;
+use crate::tools::{self, MODPROBE, MOUNT, Tools};
+use crate::{AttachError, Method, Options};
+
+/// The name below which the secret paths of workers are.
+pub(super) const WORKER_MOUNTS: &str = ".worker";
+
+/// The type of a kernel NFS mount.
+const NFS_FILE_SYSTEM: &str = "nfs";
+
+/// What the mounts of the export have: their files are disks, and nothing else.
+const MOUNT_OPTIONS: &str = "noatime,nosuid,nodev,noexec";
+
+/// The mount option with which no symbolic link of a mount is followed.
+const NO_LINKS: &str = "nosymfollow";
+
+impl Export {
+    /// Whether a mount is the export as the options want it.
+    pub(super) fn is_ours(&self, point: &MountPoint) -> bool {
+        let address = self.options.nfs_address;
+        let port = format!("port={}", address.port());
+        let is_same_kind = match self.method {
+            Method::Nfs => point.kind == NFS_FILE_SYSTEM,
+            Method::Fuse => point.kind == serving::FILE_SYSTEM,
+        };
+        let is_same_port = self.method == Method::Fuse
+            || point.options.split(',').any(|option| option == port)
+            // The kernel does not print the port that NFS has by itself.
+            || (address.port() == 2049 && !point.options.split(',').any(|o| o.starts_with("port=")));
+        let is_same_source = point.source == Path::new(&self.source()) || self.is_by_secret(point);
+        is_same_kind && is_same_port && is_same_source
+    }
+
+    /// Whether a mount of the export is one by a secret path.
+    pub(super) fn is_by_secret(&self, point: &MountPoint) -> bool {
+        // Whole names are compared.
+        point.source.starts_with(format!("{}/{WORKER_MOUNTS}", self.source()))
+    }
+
+    /// Whether the export is mounted by a secret path from now on.
+    pub(super) fn mounts_by_secret(&self) -> bool {
+        self.options.mount_path.as_ref().is_some_and(|path| path.is_secret())
+    }
+
+    /// What the mount table shows as the source of the export; a secret path has more names behind it.
+    pub(super) fn source(&self) -> String {
+        let Options { nfs_address, export, .. } = &self.options;
+        let export = export.trim_end_matches('/');
+        match self.method {
+            Method::Nfs => nfs_source(*nfs_address, export),
+            Method::Fuse => format!("{nfs_address}{export}"),
+        }
+    }
+
+    /// Mounts the export and its snapshots where they are not mounted yet.
+    pub(super) async fn mount_nfs(&self, limit: Duration) -> Result<(), AttachError> {
+        let _turn = self.locks.lock(&self.directory).await;
+        let both = [("", &self.directory, "rw"), (SNAPSHOTS, &self.snapshots, "ro")];
+        let deadline = Instant::now() + limit;
+        for (below, directory, access) in both {
+            match kernel::mounted_at(directory)? {
+                Some(point) if point.has(NO_LINKS) => continue,
+                Some(_) => {}
+                None => {
+                    make_directory(directory)?;
+                    self.mount_nfs_at(directory, below, access, deadline).await?;
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            self.refuse_links(directory, left).await?;
+        }
+        Ok(())
+    }
+
+    /// Mounts what is `below` the export. The path may be a secret, which is not for the process list: `mount` reads it as
+    /// a line of a file system table.
+    pub(super) async fn mount_nfs_at(
+        &self,
+        directory: &Path,
+        below: &str,
+        access: &str,
+        deadline: Instant,
+    ) -> Result<(), AttachError> {
+        let (address, export) = (self.options.nfs_address, &self.options.export);
+        let refused = |reason| AttachError::Export { address, export: export.clone(), reason };
+        let path = match &self.options.mount_path {
+            Some(source) => match timeout_at(deadline, source.get()).await {
+                Ok(path) => path.map_err(|reason| AttachError::NoPath { address, reason })?,
+                Err(_) => return Err(refused("its REST face gave no path in time".to_owned())),
+            },
+            None => export.clone(),
+        };
+        let path = path.trim_end_matches('/');
+        let whole = format!("{path}/{below}");
+        let source = nfs_source(address, whole.trim_end_matches('/'));
+        let options = nfs_options(address, access);
+        let line = table_line(&source, directory, NFS_FILE_SYSTEM, &options);
+        let input = tools::input(&line).map_err(|source| AttachError::System {
+            action: "make",
+            path: "the input of mount".into(),
+            source,
+        })?;
+        let left = deadline.saturating_duration_since(Instant::now());
+        // Not `/dev/stdin`, which a machine without udev does not have; and of a file in memory, as `mount` takes no pipe.
+        let table = ["-n", "-i", "-T", "/proc/self/fd/0"];
+        let call = self.tools.call(MOUNT).limit(left).arguments(table).input(input);
+        let mounted = call.argument(directory).run().await;
+        mounted.map(drop).map_err(|error| match error {
+            // What the tool says has the path in it.
+            AttachError::Tool { reason, .. } => refused(reason.replace(path, export)),
+            other => other,
+        })
+    }
+
+    /// Has the kernel follow no symbolic link of a mount of the export, for any program. Who may
+    /// write the export could put one in the place of a disk, and it would lead to a file of this
+    /// machine.
+    pub(super) async fn refuse_links(
+        &self,
+        directory: &Path,
+        limit: Duration,
+    ) -> Result<(), AttachError> {
+        if refuses_links(directory)? {
+            return Ok(());
+        }
+        // It sets all of them, and of this mount only.
+        let access = if directory == self.snapshots { "ro" } else { "rw" };
+        let options = format!("remount,bind,{access},{MOUNT_OPTIONS},{NO_LINKS}");
+        let call = self.tools.call(MOUNT).limit(limit).arguments(["-n", "-i", "-o", &options]);
+        let reason = match call.argument(directory).run().await {
+            Ok(_) if refuses_links(directory)? => return Ok(()),
+            Ok(_) => "the kernel does not know it".to_owned(),
+            Err(AttachError::Tool { reason, .. }) => reason,
+            Err(other) => return Err(other),
+        };
+        Err(AttachError::Missing {
+            what: format!(
+                "the mount option `{NO_LINKS}` ({reason}), without which a link on the appliance may lead to this machine's own files,"
+            ),
+            advice:
+                "use Linux 5.10 or newer, and a mount(8) that knows it, as that of Debian 12 does"
+                    .to_owned(),
+        })
+    }
+}
+
+/// The options of an NFS mount. `hard`: I/O waits for the appliance and never fails because of
+/// its absence. `lookupcache=positive`: the driver makes files over REST, so that a name which
+/// was not there is looked up again.
+fn nfs_options(address: SocketAddr, access: &str) -> String {
+    let (ip, port) = (address.ip(), address.port());
+    let transport = if address.is_ipv6() { "tcp6" } else { "tcp" };
+    format!(
+        "{access},vers=3,proto={transport},mountproto={transport},addr={ip},mountaddr={ip},\
+         port={port},mountport={port},nolock,hard,rsize=1048576,wsize=1048576,\
+         lookupcache=positive,{MOUNT_OPTIONS}"
+    )
+}
+
+fn nfs_source(address: SocketAddr, export: &str) -> String {
+    match address {
+        SocketAddr::V4(address) => format!("{}:{export}", address.ip()),
+        SocketAddr::V6(address) => format!("[{}]:{export}", address.ip()),
+    }
+}
+
+/// A line of a file system table (fstab(5)), in which what ends a word is written as an octal number.
+fn table_line(source: &str, directory: &Path, kind: &str, options: &str) -> Vec<u8> {
+    let directory = directory.as_os_str().as_bytes();
+    let mut line = Vec::new();
+    for word in [source.as_bytes(), directory, kind.as_bytes(), options.as_bytes(), b"0", b"0"] {
+        for &byte in word {
+            match byte {
+                b' ' | b'\t' | b'\n' | b'\\' | b'#' => line.extend(format!("\\{byte:03o}").bytes()),
+                _ => line.push(byte),
+            }
+        }
+        line.push(b' ');
+    }
+    line.push(b'\n');
+    line
+}
+
+/// The source of a mount as it may be shown.
+pub(super) fn without_secret(source: &Path) -> String {
+    let source = source.display().to_string();
+    match source.split_once(&format!("/{WORKER_MOUNTS}/")) {
+        Some((export, _)) => format!("{export}/{WORKER_MOUNTS}/..."),
+        None => source,
+    }
+}
+
+/// NFS where the kernel has it, else FUSE.
+pub(crate) async fn choose_method(tools: &Tools) -> Method {
+    if has_nfs(tools).await { Method::Nfs } else { Method::Fuse }
+}
+
+/// Whether the kernel has an NFS client, as a part or as a module.
+pub(crate) async fn has_nfs(tools: &Tools) -> bool {
+    if !kernel::has_file_system(NFS_FILE_SYSTEM) {
+        // Whether there is such a module shows in the list afterwards.
+        let _absent = tools.call(MODPROBE).arguments(["-q", "nfsv3"]).run().await;
+    }
+    kernel::has_file_system(NFS_FILE_SYSTEM)
+}
+
+/// Whether no symbolic link of what is mounted there is followed.
+fn refuses_links(directory: &Path) -> Result<bool, AttachError> {
+    Ok(kernel::mounted_at(directory)?.is_none_or(|point| point.has(NO_LINKS)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::sync::Arc;
+
+    use super::super::tests::local;
+    use super::*;
+
+    #[test]
+    fn addresses_of_both_families_make_options_that_the_kernel_takes() {
+        let address = "10.0.0.5:2050".parse().unwrap();
+        assert_eq!(nfs_source(address, "/slackwater"), "10.0.0.5:/slackwater");
+        let options = nfs_options(address, "rw");
+        assert!(options.contains("proto=tcp,") && options.contains("addr=10.0.0.5,"), "{options}");
+        assert!(options.contains("port=2050,mountport=2050"), "{options}");
+        let address = "[fd00::1]:2049".parse().unwrap();
+        assert_eq!(nfs_source(address, "/slackwater"), "[fd00::1]:/slackwater");
+        assert!(nfs_options(address, "ro").starts_with("ro,vers=3,proto=tcp6,"));
+    }
+
+    #[tokio::test]
+    async fn a_mount_is_known_by_its_source() {
+        let directory = tempfile::tempdir().unwrap();
+        let (nfs, fuse) = (Some(Method::Nfs), Some(Method::Fuse));
+        let secret = format!("/slackwater/.worker/{}", "5a".repeat(32));
+        let v4 = |path: &str| format!("10.0.0.5:{path}");
+        for (method, address, source, port, is_ours, is_by_secret) in [
+            (nfs, "10.0.0.5:2050", v4("/slackwater"), "port=2050", true, false),
+            (nfs, "10.0.0.5:2050", v4(&secret), "port=2050", true, true),
+            (nfs, "10.0.0.5:2050", v4(&secret), "port=2051", false, true),
+            (nfs, "10.0.0.5:2049", v4(&secret), "hard", true, true),
+            (nfs, "10.0.0.5:2050", v4("/slackwater/.workerx/a"), "port=2050", false, false),
+            (nfs, "10.0.0.5:2050", v4("/slackwater2"), "port=2050", false, false),
+            (nfs, "10.0.0.6:2050", v4(&secret), "port=2050", false, false),
+            (nfs, "[fd00::1]:2050", format!("[fd00::1]:{secret}"), "port=2050", true, true),
+            (fuse, "10.0.0.5:2050", "10.0.0.5:2050/slackwater".to_owned(), "", true, false),
+            (fuse, "10.0.0.5:2050", "10.0.0.5:2050/slackwater/.worker".to_owned(), "", true, true),
+            (
+                fuse,
+                "10.0.0.5:2050",
+                "10.0.0.5:2051/slackwater/.worker".to_owned(),
+                "",
+                false,
+                false,
+            ),
+        ] {
+            let export = local(directory.path(), method, address).await;
+            let kind = if method == nfs { NFS_FILE_SYSTEM } else { serving::FILE_SYSTEM };
+            let point = MountPoint {
+                target: "/export".into(),
+                kind: kind.to_owned(),
+                source: source.clone().into(),
+                read_only: false,
+                mount_options: "rw".to_owned(),
+                options: format!("rw,{port}"),
+            };
+            assert_eq!(export.is_ours(&point), is_ours, "{source} {port}");
+            assert_eq!(export.is_by_secret(&point), is_by_secret, "{source} {port}");
+            assert!(!without_secret(&point.source).contains("5a5a"));
+        }
+        assert_eq!(without_secret(Path::new(&v4(&secret))), "10.0.0.5:/slackwater/.worker/...");
+        assert_eq!(without_secret(Path::new("10.0.0.5:/a")), "10.0.0.5:/a");
+    }
+
+    /// Gives a path that no appliance has.
+    #[derive(Debug)]
+    struct Secret;
+
+    impl crate::PathSource for Secret {
+        fn is_secret(&self) -> bool {
+            true
+        }
+
+        fn get(&self) -> Pin<Box<dyn Future<Output = Result<String, String>> + Send + '_>> {
+            Box::pin(async { Ok("/slackwater/.worker/s3cret".to_owned()) })
+        }
+    }
+
+    /// Where nobody serves, or the kernel has no NFS, or this is not root: it fails, and says nothing of the path.
+    #[tokio::test]
+    async fn a_mount_that_fails_does_not_tell_its_secret_path() {
+        let directory = tempfile::tempdir().unwrap();
+        let export = local(directory.path(), Some(Method::Nfs), "127.0.0.1:9").await;
+        let mut export = Arc::into_inner(export).unwrap();
+        export.options.mount_path = Some(Arc::new(Secret));
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let target = make_directory(&directory.path().join("target")).unwrap();
+        let error = export.mount_nfs_at(&target, SNAPSHOTS, "ro", deadline).await.unwrap_err();
+        assert!(!format!("{error} {error:?}").contains("s3cret"), "{error:?}");
+    }
+
+    #[test]
+    fn a_line_of_the_table_keeps_its_words() {
+        let line = table_line("10.0.0.5:/a", Path::new("/b c\\#\u{e9}"), "nfs", "ro,hard");
+        let expected = "10.0.0.5:/a /b\\040c\\134\\043\u{e9} nfs ro,hard 0 0 \n";
+        assert_eq!(String::from_utf8(line).unwrap(), expected);
+    }
+}
