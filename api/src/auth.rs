@@ -3,7 +3,7 @@
 //! | role      | may call                                                               |
 //! |-----------|------------------------------------------------------------------------|
 //! | read-only | every `GET` but those of workers, `/metrics` included                  |
-//! | worker    | also all that changes files, snapshots and clones                      |
+//! | worker    | also all that changes files, snapshots and clones; to mount the export   |
 //! | admin     | also the calls about workers, and `POST /v1/check` and `POST /v1/gc`, which load the machine |
 //!
 //! A role is that of a token of the configuration (see [`crate::tokens`]); a machine that joined (see
@@ -35,6 +35,7 @@ use crate::options::ApiOptions;
 use crate::paths;
 use crate::routes::vmstore;
 use crate::state::Shared;
+use crate::token_id::TokenId;
 use crate::tokens::{Role, Secret};
 use crate::worker::{CREDENTIAL_PREFIX, SecretHash, WorkerName};
 use crate::workers::{Bearer, WorkersError};
@@ -94,7 +95,7 @@ pub(crate) fn access(method: &Method, template: &str) -> Access {
         vmstore::INFO | vmstore::LOGIN | vmstore::LOGOUT => Access::Open,
         paths::CHECK | paths::GC | paths::WORKERS | paths::WORKER => Access::Role(Role::Admin),
         paths::JOIN => Access::JoinToken,
-        paths::CREDENTIAL | paths::MOUNT_PATHS => Access::Credential,
+        paths::CREDENTIAL => Access::Credential,
         _ if template.starts_with(vmstore::PREFIX) => Access::Session,
         _ if *method == Method::GET || *method == Method::HEAD => Access::Role(Role::ReadOnly),
         _ => Access::Role(Role::Worker),
@@ -109,6 +110,8 @@ pub(crate) struct Caller {
     pub(crate) name: Arc<str>,
     /// The machine, where it is one.
     pub(crate) machine: Option<Machine>,
+    /// The token, where it has one.
+    pub(crate) token: TokenId,
 }
 
 /// A machine that presented a secret of its own.
@@ -122,7 +125,7 @@ pub(crate) enum Machine {
 
 impl Caller {
     fn named(name: &str) -> Self {
-        Self { name: Arc::from(name), machine: None }
+        Self { name: Arc::from(name), machine: None, token: TokenId::NONE }
     }
 
     fn anonymous() -> Self {
@@ -131,7 +134,7 @@ impl Caller {
 
     fn of(machine: Machine) -> Self {
         let (Machine::Invited(name, _) | Machine::Worker { name, .. }) = &machine;
-        Self { name: Arc::from(name.as_str()), machine: Some(machine) }
+        Self { name: Arc::from(name.as_str()), machine: Some(machine), token: TokenId::NONE }
     }
 }
 
@@ -248,9 +251,10 @@ fn caller(
         }
         (Access::Role(needed), None) => match presented {
             Some(presented) if must_be_known(options, presented) => {
-                let token = options.tokens.find(presented).ok_or_else(|| unknown(presented))?;
+                let (token, id) =
+                    options.tokens.find(presented).ok_or_else(|| unknown(presented))?;
                 allow(needed, token.role, format_args!("token `{}` has", token.name))?;
-                Ok(Caller::named(&token.name))
+                Ok(Caller { token: id, ..Caller::named(&token.name) })
             }
             _ if options.tokens.is_empty() => {
                 foreign_pages::refuse(uri, headers)?;

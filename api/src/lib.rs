@@ -66,6 +66,8 @@ mod scope;
 #[cfg(feature = "server")]
 mod state;
 #[cfg(feature = "server")]
+mod token_id;
+#[cfg(feature = "server")]
 pub mod tokens;
 #[cfg(feature = "server")]
 pub mod workers;
@@ -83,6 +85,8 @@ pub use references::ReferenceKey;
 #[cfg(feature = "server")]
 pub use router::router;
 #[cfg(feature = "server")]
+pub use token_id::TokenId;
+#[cfg(feature = "server")]
 pub use tokens::{Role, Secret, Token, TokenChanges, Tokens, TokensError};
 #[cfg(feature = "server")]
-pub use workers::{Workers, WorkersFile};
+pub use workers::{Mounted, Workers, WorkersFile};

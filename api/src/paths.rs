@@ -46,7 +46,7 @@ pub const WORKER: &str = "/v1/workers/{name}";
 pub const JOIN: &str = "/v1/join";
 /// `PUT` another credential of the calling worker.
 pub const CREDENTIAL: &str = "/v1/credential";
-/// `POST` for a path by which the calling worker mounts its files.
+/// `POST` for a path by which the caller mounts.
 pub const MOUNT_PATHS: &str = "/v1/mount-paths";
 /// `GET` counts and sizes.
 pub const STATS: &str = "/v1/stats";

@@ -16,6 +16,7 @@ use std::str::FromStr;
 use parking_lot::RwLock;
 use subtle::{Choice, ConstantTimeEq};
 
+use crate::token_id::TokenId;
 use crate::worker::{SecretHash, WorkerName};
 use crate::workers::Workers;
 
@@ -111,6 +112,16 @@ pub struct Token {
 }
 
 impl Token {
+    /// Its id. It is seen by others, and without the key, secrets that people choose could be found from it by trying.
+    fn id(&self, key: &[u8; 32]) -> TokenId {
+        let mut hasher = blake3::Hasher::new_keyed(key);
+        hasher.update(self.secret.hash().as_bytes());
+        hasher.update(self.name.as_bytes());
+        let mut id = [0; TokenId::BYTES];
+        hasher.finalize_xof().fill(&mut id);
+        TokenId::from_bytes(id)
+    }
+
     fn is(&self, other: &Self) -> bool {
         self.name == other.name
             && self.role == other.role
@@ -171,19 +182,43 @@ impl TokenChanges {
 
 /// The tokens that are taken now.
 #[derive(Default)]
-pub struct Tokens(RwLock<Vec<Token>>);
+pub struct Tokens(RwLock<Table>);
+
+#[derive(Default)]
+struct Table {
+    tokens: Vec<Token>,
+    /// Of those that may mount. Each call of NFS looks here.
+    mounting: HashSet<TokenId>,
+    /// Of ids.
+    key: [u8; 32],
+}
+
+impl Table {
+    fn new(tokens: Vec<Token>, key: [u8; 32]) -> Self {
+        let may_mount = tokens.iter().filter(|token| token.role >= Role::Worker);
+        let mounting = may_mount.map(|token| token.id(&key)).collect();
+        Self { tokens, mounting, key }
+    }
+}
 
 impl fmt::Debug for Tokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Tokens").field("count", &self.0.read().len()).finish()
+        f.debug_struct("Tokens").field("count", &self.0.read().tokens.len()).finish()
     }
 }
 
 impl Tokens {
-    /// These. Their names are unique.
+    /// These, with ids that nobody keeps. Their names are unique.
     #[must_use]
     pub fn new(tokens: Vec<Token>) -> Self {
-        Self(RwLock::new(tokens))
+        Self::with_key(tokens, &[])
+    }
+
+    /// These, with ids that are the same for the same secret of the server.
+    #[must_use]
+    pub fn with_key(tokens: Vec<Token>, secret: &[u8]) -> Self {
+        let key = blake3::derive_key("slackwater 2026-11 token id", secret);
+        Self(RwLock::new(Table::new(tokens, key)))
     }
 
     /// Takes these from now on, and those before no longer. Calls that were let in go on. May wait for the file of
@@ -200,13 +235,15 @@ impl Tokens {
         workers.with_names(|names| {
             let changes = {
                 let current = self.0.read();
-                if tokens.is_empty() && !current.is_empty() {
+                if tokens.is_empty() && !current.tokens.is_empty() {
                     return Err(TokensError::NoneLeft);
                 }
-                TokenChanges::between(&current, &tokens)
+                TokenChanges::between(&current.tokens, &tokens)
             };
             refuse_names_of_workers(&tokens, names)?;
-            *self.0.write() = tokens;
+            let key = self.0.read().key;
+            let table = Table::new(tokens, key);
+            *self.0.write() = table;
             Ok(changes)
         })
     }
@@ -216,27 +253,34 @@ impl Tokens {
     /// # Errors
     /// `NameOfWorker`.
     pub fn check_names(&self, workers: &Workers) -> Result<(), TokensError> {
-        workers.with_names(|names| refuse_names_of_workers(&self.0.read(), names))
+        workers.with_names(|names| refuse_names_of_workers(&self.0.read().tokens, names))
+    }
+
+    /// Whether the token with this id is there, and may mount the whole export; without tokens all may.
+    #[must_use]
+    pub fn may_mount(&self, id: TokenId) -> bool {
+        let table = self.0.read();
+        table.mounting.contains(&id) || (id == TokenId::NONE && table.tokens.is_empty())
     }
 
     /// Whether there is none, so that callers need none.
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.read().is_empty()
+        self.0.read().tokens.is_empty()
     }
 
     /// Whether a token has this name.
     pub(crate) fn has_name(&self, name: &str) -> bool {
-        self.0.read().iter().any(|token| token.name == name)
+        self.0.read().tokens.iter().any(|token| token.name == name)
     }
 
-    /// The token with the presented secret. All are compared, whichever matches.
-    pub(crate) fn find(&self, presented: &[u8]) -> Option<Token> {
+    /// The token with the presented secret, and its id. All are compared, whichever matches.
+    pub(crate) fn find(&self, presented: &[u8]) -> Option<(Token, TokenId)> {
         let presented = Secret::of(presented);
-        let tokens = self.0.read();
-        let found = tokens.iter().fold(None, |found, token| {
+        let table = self.0.read();
+        let found = table.tokens.iter().fold(None, |found, token| {
             if bool::from(token.secret.is(&presented)) { Some(token) } else { found }
         });
-        found.cloned()
+        found.map(|token| (token.clone(), token.id(&table.key)))
     }
 }
 
@@ -278,7 +322,7 @@ mod tests {
     #[test]
     fn a_hash_lets_no_caller_in() {
         let tokens = Tokens::new(vec![token("ops", Role::Admin, "s")]);
-        assert_eq!(tokens.find(b"s").unwrap().name, "ops");
+        assert_eq!(tokens.find(b"s").unwrap().0.name, "ops");
         for text in [hash_text("s"), format!("blake3:{}", hash_text("s")), String::new()] {
             assert!(tokens.find(text.as_bytes()).is_none(), "{text}");
         }
@@ -303,7 +347,7 @@ mod tests {
         assert_eq!(changes.changed, names(&["secret", "role"]));
         assert_eq!(changes.removed, names(&["gone"]));
         assert!(tokens.find(b"1").is_none() && tokens.find(b"4").is_none());
-        assert_eq!(tokens.find(b"3").unwrap().role, Role::Admin);
+        assert_eq!(tokens.find(b"3").unwrap().0.role, Role::Admin);
         assert!(tokens.replace(next, &Workers::default()).unwrap().is_empty());
     }
 
@@ -327,5 +371,34 @@ mod tests {
         assert_eq!(Tokens::new(next).check_names(&workers), refused.map(|_| ()));
         // A server on loopback may have been without.
         assert!(Tokens::default().replace(Vec::new(), &workers).unwrap().is_empty());
+    }
+
+    #[test]
+    fn an_id_is_of_one_secret_and_name_and_of_a_role_that_may_mount() {
+        let tokens = Tokens::with_key(
+            vec![
+                token("ops", Role::Admin, "1"),
+                token("node", Role::Worker, "2"),
+                token("viewer", Role::ReadOnly, "3"),
+            ],
+            b"key",
+        );
+        let id = |secret: &str| tokens.find(secret.as_bytes()).unwrap().1;
+        let (ops, node) = (id("1"), id("2"));
+        assert!(tokens.may_mount(ops) && tokens.may_mount(node) && ops != node);
+        assert!(!tokens.may_mount(id("3")) && !tokens.may_mount(TokenId::NONE));
+        // With another key, or another name, it is another one.
+        for (name, key, is_same) in
+            [("ops", b"key", true), ("ops", b"KEY", false), ("oops", b"key", false)]
+        {
+            let others = Tokens::with_key(vec![token(name, Role::Admin, "1")], key);
+            assert_eq!(others.may_mount(ops), is_same, "{name}");
+        }
+        // From the moment on in which it has another secret, or a role that may not.
+        let next = vec![token("ops", Role::Admin, "4"), token("node", Role::ReadOnly, "2")];
+        tokens.replace(next, &Workers::default()).unwrap();
+        assert!(!tokens.may_mount(ops) && !tokens.may_mount(node));
+        assert!(tokens.may_mount(tokens.find(b"4").unwrap().1));
+        assert!(Tokens::default().may_mount(TokenId::NONE));
     }
 }

@@ -4,7 +4,7 @@
 //! admin   POST /v1/workers {name}                         -> join token, shown once
 //! worker  POST /v1/join {worker_id, hash}  + join token   -> the hash is that of its credential
 //! worker  PUT /v1/credential {hash}        + credential   -> the hash is that of its next credential
-//! worker  POST /v1/mount-paths             + credential   -> a secret path to mount by, for minutes
+//! worker  POST /v1/mount-paths             + credential   -> a secret path to mount by, for minutes (or + token)
 //! ```
 //! A worker makes its credential itself and tells the appliance its hash, so that no answer holds it, a call whose
 //! answer was lost can be sent again, and nothing but the worker's own file needs to be kept secret.
@@ -254,13 +254,16 @@ pub struct ReplaceCredential {
 }
 
 /// The name below the export under which workers mount by secret paths.
-pub const MOUNT_NAME: &str = ".worker";
+pub const WORKER_MOUNTS: &str = ".worker";
 
-/// A path by which a worker mounts its files.
+/// The name below the export under which bearers of tokens mount all of it by secret paths.
+pub const EXPORT_MOUNTS: &str = ".export";
+
+/// A path by which the caller mounts.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
 pub struct MountPath {
-    /// The path that is mounted: the export's, `.worker`, and a secret.
+    /// The path that is mounted: the export's, `.worker` or `.export`, and a secret.
     pub path: String,
     /// Until when.
     pub expires_at: Timestamp,

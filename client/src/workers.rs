@@ -5,7 +5,7 @@ use std::time::Duration;
 use reqwest::Method;
 use slackwater_api::paths;
 use slackwater_api::worker::{
-    AddWorker, AddedWorker, JoinWorker, MOUNT_NAME, MountPath, ReplaceCredential, SecretHash,
+    AddWorker, AddedWorker, JoinWorker, MountPath, ReplaceCredential, SecretHash, WORKER_MOUNTS,
     Worker, WorkerList, WorkerName,
 };
 use uuid::Uuid;
@@ -77,11 +77,11 @@ impl Client {
         self.call(Call::new(Method::PUT, paths::CREDENTIAL.to_owned()).json(&request)?).await
     }
 
-    /// `POST /v1/mount-paths`, by a client whose token is a worker's credential: a path by which it mounts its files,
-    /// for some minutes.
+    /// `POST /v1/mount-paths`: a path by which the caller mounts, for some minutes. A worker mounts what it reaches, the
+    /// bearer of a token the whole export.
     ///
     /// # Errors
-    /// [`ClientError`]; code `unauthenticated` for another token than a worker's credential.
+    /// [`ClientError`]; codes `forbidden` for a token of the role read-only, and `unauthenticated`.
     pub async fn mount_path(&self) -> Result<MountPath, ClientError> {
         // Without an idempotency key: another path does as well, and the appliance keeps no answer with a secret.
         self.call(Call::new(Method::POST, paths::MOUNT_PATHS.to_owned())).await
@@ -113,7 +113,7 @@ impl Client {
 
     /// The path, if it is of this export.
     fn below(&self, export: &str, path: String) -> Result<String, ClientError> {
-        let mounts = format!("{}/{MOUNT_NAME}/", export.trim_end_matches('/'));
+        let mounts = format!("{}/{WORKER_MOUNTS}/", export.trim_end_matches('/'));
         if path.starts_with(&mounts) {
             return Ok(path);
         }

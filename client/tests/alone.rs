@@ -55,6 +55,7 @@ fn the_help_tells_every_command_and_exit_code() {
         "top",
         "check",
         "gc",
+        "mount-path",
         "doctor",
         "completions",
         "SLACKWATER_API",

@@ -235,6 +235,14 @@ fn tokens_open_what_their_role_allows() {
     assert!(refused.contains("role"), "{refused}");
     let mut worker = appliance.command(&["file", "create", "a.img", "1M"]);
     assert_eq!(worker.env("SLACKWATER_TOKEN", "w0rker").output().unwrap().status.code(), Some(0));
+    // One line, as it stands in a command line of `mount`.
+    let path =
+        appliance.command(&["mount-path"]).env("SLACKWATER_TOKEN", "w0rker").output().unwrap();
+    let (path, remark) =
+        (String::from_utf8(path.stdout).unwrap(), String::from_utf8(path.stderr).unwrap());
+    assert!(path.starts_with("/slackwater/.export/") && path.lines().count() == 1, "{path}");
+    assert!(remark.contains("once") && !remark.contains(path.trim()), "{remark}");
+    assert!(appliance.fails(1, &["--token-file", &reader, "mount-path"]).contains("role"));
     // The file goes before the environment.
     let mut both = appliance.command(&["--token-file", &reader, "file", "rm", "a.img"]);
     assert_eq!(both.env("SLACKWATER_TOKEN", "w0rker").output().unwrap().status.code(), Some(1));

@@ -22,7 +22,7 @@ use crate::auth::Claim;
 use crate::limits;
 use crate::procedure::NfsProcedure;
 use crate::rpc::Xid;
-use crate::scope::WorkerScope;
+use crate::scope::MountScope;
 
 /// What makes two calls the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -33,7 +33,7 @@ pub(crate) struct DuplicateKey {
     procedure: NfsProcedure,
     length: usize,
     checksum: u32,
-    scope: Option<WorkerScope>,
+    scope: Option<MountScope>,
 }
 
 impl DuplicateKey {
@@ -44,7 +44,7 @@ impl DuplicateKey {
         xid: Xid,
         procedure: NfsProcedure,
         arguments: &[u8],
-        scope: Option<WorkerScope>,
+        scope: Option<MountScope>,
     ) -> Self {
         let checksum = crc32c::crc32c(arguments);
         Self { client, claim, xid, procedure, length: arguments.len(), checksum, scope }

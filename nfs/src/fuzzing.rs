@@ -31,7 +31,7 @@ use crate::metrics::NfsMetrics;
 use crate::options::{ClientAccess, NfsOptions, Squash};
 use crate::portmap::{MOUNT, NFS, PORTMAP, Program};
 use crate::record::{RecordReader, Source};
-use crate::scope::WorkerGate;
+use crate::scope::MountGate;
 use crate::server::Shared;
 use crate::xdr::LAST_FRAGMENT;
 
@@ -340,7 +340,7 @@ struct Service {
 }
 
 impl Service {
-    fn new(workers: Option<Arc<dyn WorkerGate>>) -> Self {
+    fn new(gate: Option<Arc<dyn MountGate>>) -> Self {
         let runtime = match tokio::runtime::Builder::new_current_thread().build() {
             Ok(runtime) => runtime,
             Err(error) => panic!("a runtime for calls: {error}"),
@@ -355,7 +355,7 @@ impl Service {
         };
         let metrics = Arc::new(NfsMetrics::new());
         let squash = Squash::NoRootSquash;
-        let options = NfsOptions { squash, workers, ..NfsOptions::default() };
+        let options = NfsOptions { squash, gate, ..NfsOptions::default() };
         let shared = {
             let _guard = runtime.enter();
             Shared::new(store, options, Arc::clone(&metrics), 2049, Patience::default())

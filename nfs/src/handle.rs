@@ -4,9 +4,10 @@
 //! 0         1      2       4            20                            36         48
 //! +---------+------+-------+------------+-----------------------------+----------+
 //! | version | kind | zeros | store id   | inode (8) generation (4) 0s | MAC      |
-//! |         |      |       | or worker  | or snapshot id (16), or 0s  |          |
+//! |         |      |       | or another | or snapshot id (16), or 0s  |          |
 //! +---------+------+-------+------------+-----------------------------+----------+
-//! version 1: of the export, with the store's id; 2: of a worker, with its id
+//! version 1: mounted by address, with the store's id; 2: of a worker, with its id; 3: of the export, mounted by a secret
+//! path, with the id of who mounted it
 //! ```
 //! Invariants: nothing in a handle changes when the server restarts; nobody without the
 //! store's key can make one (the MAC is blake3 keyed by it, over all bytes before); the parent
@@ -15,8 +16,9 @@
 
 use slackwater_blockstore::{InodeId, SnapshotId, StoreId};
 use subtle::ConstantTimeEq;
+use uuid::Uuid;
 
-use crate::scope::WorkerScope;
+use crate::scope::MountScope;
 
 /// Bytes of every handle; RFC 1813 section 2.4 allows 64.
 pub(crate) const HANDLE_BYTES: usize = VERSION_BYTES + OWNER_BYTES + OBJECT_BYTES + MAC_BYTES;
@@ -33,6 +35,7 @@ const _: () = assert!(HANDLE_BYTES <= nfsserve::nfs::NFS3_FHSIZE as usize);
 
 const VERSION_PLAIN: u8 = 1;
 const VERSION_WORKER: u8 = 2;
+const VERSION_EXPORT: u8 = 3;
 
 const KIND_INODE: u8 = 1;
 const KIND_SNAPSHOT_DIRECTORY: u8 = 2;
@@ -68,8 +71,8 @@ pub(crate) enum Target {
 pub(crate) struct Decoded {
     /// What it names.
     pub(crate) target: Target,
-    /// Whose it is; none: it is of the export.
-    pub(crate) scope: Option<WorkerScope>,
+    /// How it was mounted; none: by address.
+    pub(crate) scope: Option<MountScope>,
 }
 
 /// The bytes are no handle of this store: NFS3ERR_BADHANDLE.
@@ -100,12 +103,13 @@ impl HandleCodec {
         blake3::keyed_hash(&self.key, signed)
     }
 
-    /// The handle of `target`, for a worker or, without a scope, of the export.
-    pub(crate) fn encode(&self, target: Target, scope: Option<WorkerScope>) -> Handle {
+    /// The handle of `target` with this scope, or of a mount by address.
+    pub(crate) fn encode(&self, target: Target, scope: Option<MountScope>) -> Handle {
         let (kind, object) = encode_target(target);
         let (version, owner) = match &scope {
             None => (VERSION_PLAIN, self.store.as_bytes()),
-            Some(scope) => (VERSION_WORKER, scope.worker_id.as_bytes()),
+            Some(MountScope::Export(holder)) => (VERSION_EXPORT, holder),
+            Some(MountScope::Worker(worker_id)) => (VERSION_WORKER, worker_id.as_bytes()),
         };
         let mut handle = [0; HANDLE_BYTES];
         let (signed, mac_room) = handle.split_at_mut(SIGNED_BYTES);
@@ -132,19 +136,27 @@ impl HandleCodec {
         let object: &[u8; OBJECT_BYTES] = object.try_into().map_err(|_| BadHandle)?;
         let (kind, scope) = match *head {
             [VERSION_PLAIN, kind, 0, 0] if owner == self.store.as_bytes() => (kind, None),
-            [VERSION_WORKER, kind, 0, 0] => (kind, Some(WorkerScope::of(*owner))),
+            [VERSION_EXPORT, kind, 0, 0] => (kind, Some(MountScope::Export(*owner))),
+            [VERSION_WORKER, kind, 0, 0] => {
+                (kind, Some(MountScope::Worker(Uuid::from_bytes(*owner))))
+            }
             _ => return Err(BadHandle),
         };
-        let target = decode_target(kind, object, scope.is_some()).ok_or(BadHandle)?;
+        let is_of_worker = matches!(scope, Some(MountScope::Worker(_)));
+        let target = decode_target(kind, object, is_of_worker).ok_or(BadHandle)?;
         Ok(Decoded { target, scope })
     }
 }
 
 /// The scope that a handle says it has: what it says is true only if the handle decodes.
-pub(crate) fn claimed_scope(bytes: &[u8]) -> Option<WorkerScope> {
+pub(crate) fn claimed_scope(bytes: &[u8]) -> Option<MountScope> {
     let (head, rest) = bytes.split_first_chunk::<VERSION_BYTES>()?;
     let owner = rest.first_chunk::<OWNER_BYTES>()?;
-    (head.first() == Some(&VERSION_WORKER)).then(|| WorkerScope::of(*owner))
+    match head.first() {
+        Some(&VERSION_EXPORT) => Some(MountScope::Export(*owner)),
+        Some(&VERSION_WORKER) => Some(MountScope::Worker(Uuid::from_bytes(*owner))),
+        _ => None,
+    }
 }
 
 fn encode_target(target: Target) -> (u8, [u8; OBJECT_BYTES]) {
@@ -190,8 +202,8 @@ mod tests {
         HandleCodec::new(StoreId::from_bytes([store; 16]), [key; 32])
     }
 
-    fn scope(worker: u8) -> Option<WorkerScope> {
-        Some(WorkerScope::of([worker; 16]))
+    fn scope(worker: u8) -> Option<MountScope> {
+        Some(MountScope::Worker(Uuid::from_bytes([worker; 16])))
     }
 
     fn decoded() -> Vec<Decoded> {
@@ -200,9 +212,12 @@ mod tests {
         let snapshot = Target::Snapshot(SnapshotId::from_bytes([7; 16]));
         let plain = [inode, Target::SnapshotDirectory, snapshot];
         let of_worker = plain.into_iter().chain([Target::WorkerRoot, Target::WorkersDirectory]);
+        let of_export =
+            plain.map(|target| Decoded { target, scope: Some(MountScope::Export([5; 16])) });
         plain
             .map(|target| Decoded { target, scope: None })
             .into_iter()
+            .chain(of_export)
             .chain(of_worker.map(|target| Decoded { target, scope: scope(3) }))
             .collect()
     }
@@ -248,8 +263,10 @@ mod tests {
     #[test]
     fn the_views_of_a_worker_are_of_a_worker() {
         for target in [Target::WorkerRoot, Target::WorkersDirectory] {
-            let handle = codec(1, 2).encode(target, None);
-            assert_eq!(codec(1, 2).decode(&handle), Err(BadHandle));
+            for scope in [None, Some(MountScope::Export([5; 16]))] {
+                let handle = codec(1, 2).encode(target, scope);
+                assert_eq!(codec(1, 2).decode(&handle), Err(BadHandle));
+            }
         }
     }
 
@@ -260,8 +277,10 @@ mod tests {
         let handle = codec(0xaa, 2).encode(target, None);
         let expected = [&[1, 1, 0, 0][..], &[0xaa; 16], &object].concat();
         assert_eq!(handle[..SIGNED_BYTES], expected);
-        let handle = codec(0xaa, 2).encode(target, scope(0xbb));
-        let expected = [&[2, 1, 0, 0][..], &[0xbb; 16], &object].concat();
-        assert_eq!(handle[..SIGNED_BYTES], expected);
+        for (version, scope) in [(2, scope(0xbb)), (3, Some(MountScope::Export([0xbb; 16])))] {
+            let handle = codec(0xaa, 2).encode(target, scope);
+            let expected = [&[version, 1, 0, 0][..], &[0xbb; 16], &object].concat();
+            assert_eq!(handle[..SIGNED_BYTES], expected);
+        }
     }
 }

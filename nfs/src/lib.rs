@@ -14,7 +14,7 @@
 //! permission  mode bits                                     handle    file handles and their MAC
 //! duplicate   replies kept for resent calls                 status    store errors -> NFS status
 //! mount, portmap, proc/*  the procedures                    xdr       encoding and decoding
-//! scope       what a worker reaches
+//! scope       what a mount by a secret path reaches
 //! limits      every bound, with its reason                  metrics   counters
 //! error       what ends the front end as a whole
 //! ```
@@ -30,7 +30,7 @@
 //!   its way out.
 //! - A handle is good for as long as its object lives, across restarts, and cannot be made by
 //!   anyone else. One of a worker's mount leads to what it reaches alone, and is good until the
-//!   worker is revoked.
+//!   worker is revoked; one of a token's, until the token is gone.
 //! - A panic in one call is answered SERVERFAULT and touches no other.
 
 mod answer;
@@ -69,5 +69,5 @@ pub use metrics::{LATENCY_BOUNDS_MICROSECONDS, NfsMetrics, NfsMetricsSnapshot, P
 pub use options::{
     ClientAccess, ClientRule, ClientRuleParseError, NfsOptions, Squash, SquashParseError,
 };
-pub use scope::{WorkerGate, WorkerScope};
+pub use scope::{MountGate, MountScope};
 pub use server::run;

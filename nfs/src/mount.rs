@@ -101,30 +101,34 @@ fn mount(
     }
 }
 
-/// The handle of what the names below the export lead to, for a worker if they begin with its secret.
+/// The handle of what the names below the export lead to; of two names of a secret path first, if they begin so.
 fn enter<'n>(call: &Call<'_>, names: impl Iterator<Item = &'n [u8]>) -> Result<Handle, nfsstat3> {
     let mut names = names.peekable();
-    if names.next_if_eq(&scope::MOUNT_NAME).is_none() {
+    let Some(mounts) = names.next_if(|name| is_of_secrets(name)) else {
         // Also for paths that are not there: who may not mount learns no names.
         return match call.shared.options.mounts_by_address {
             true => call.walk(names),
             false => Err(nfsstat3::NFS3ERR_ACCES),
         };
-    }
+    };
     let secret = names.next().unwrap_or_default();
-    let scope = call.shared.enter(secret).ok_or(nfsstat3::NFS3ERR_ACCES)?;
-    Call { scope: Some(scope), ..*call }.walk(names)
+    let scope = call.shared.enter(secret).filter(|scope| scope.mounts() == mounts);
+    let scope = Some(scope.ok_or(nfsstat3::NFS3ERR_ACCES)?);
+    Call { scope, ..*call }.walk(names)
 }
 
-/// The path as lists show it: without the secret of a worker, and what comes after it.
+/// Whether secrets are below this name of the export.
+fn is_of_secrets(name: &[u8]) -> bool {
+    [scope::WORKER_MOUNTS, scope::EXPORT_MOUNTS].contains(&name)
+}
+
+/// The path as lists show it: without a secret, and what comes after it.
 fn shown<'p>(call: &Call<'_>, path: &'p [u8]) -> Cow<'p, [u8]> {
     let export = call.shared.options.export_path.as_str();
-    let is_of_worker =
-        names_below(export, path).is_some_and(|mut names| names.next() == Some(scope::MOUNT_NAME));
-    if is_of_worker {
-        Cow::Owned([export.as_bytes(), b"/", scope::MOUNT_NAME].concat())
-    } else {
-        Cow::Borrowed(path)
+    let first = names_below(export, path).and_then(|mut names| names.next());
+    match first.filter(|name| is_of_secrets(name)) {
+        Some(name) => Cow::Owned([export.as_bytes(), b"/", name].concat()),
+        None => Cow::Borrowed(path),
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::error::NfsError;
 use crate::limits;
-use crate::scope::WorkerGate;
+use crate::scope::MountGate;
 
 /// How to serve a store. Every field has a sane default.
 #[derive(Clone, Debug)]
@@ -25,8 +25,8 @@ pub struct NfsOptions {
     pub clients: Vec<ClientRule>,
     /// Refuse calls from ports of 1024 and above, which any user of a client can open.
     pub require_privileged_port: bool,
-    /// Whether an address that is listed mounts the whole export, and handles of it are taken.
-    /// Otherwise only workers mount.
+    /// Whether an address that is listed mounts the whole export, and handles of such mounts are taken.
+    /// Otherwise all mount by secret paths.
     pub mounts_by_address: bool,
     /// Connections served at once; the first call of one more waits until another one ends.
     /// Connections that have not made a call are not counted, and bounded on their own.
@@ -37,8 +37,8 @@ pub struct NfsOptions {
     /// Threads that may block in the store at once, for each of three kinds of calls: WRITE
     /// and COMMIT, changes of the namespace, and the rest.
     pub io_threads: usize,
-    /// Knows the workers, which mount by a secret path; without it there are none.
-    pub workers: Option<Arc<dyn WorkerGate>>,
+    /// Knows the secret paths by which workers and others mount; without it there are none.
+    pub gate: Option<Arc<dyn MountGate>>,
 }
 
 impl Default for NfsOptions {
@@ -62,7 +62,7 @@ impl Default for NfsOptions {
             connections_max: limits::CONNECTIONS_DEFAULT,
             in_flight_bytes_max: limits::IN_FLIGHT_BYTES_DEFAULT,
             io_threads: limits::IO_THREADS_DEFAULT,
-            workers: None,
+            gate: None,
         }
     }
 }

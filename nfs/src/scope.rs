@@ -1,16 +1,18 @@
-//! What a handle leads to: all of the store, or what one worker reaches.
+//! What a handle leads to, by how it was mounted.
 //!
 //! ```text
-//! MNT EXPORT/.worker/SECRET --WorkerGate::enter--> handle of the worker's root, with its scope
+//! MNT EXPORT                    by address    handles without a scope: all of the store
+//! MNT EXPORT/.export/SECRET  \ MountGate::enter --> handles with a scope: all of the store
+//! MNT EXPORT/.worker/SECRET  /                                          what one worker reaches
 //!
 //! worker's root -+- .snapshot/ID         all snapshots, read-only
 //!                +- workers -- ID -+- ... its own files
 //! ```
-//! A handle with a scope leads to handles of the same scope alone. The root and `workers` are not the store's directories
-//! of these names but views of them with what belongs to the worker, so that nothing that is renamed or made there leads
-//! anywhere else.
+//! A handle with a scope leads to handles of the same scope alone. A worker's root and `workers` are not the store's
+//! directories of these names but views of them with what belongs to the worker, so that nothing that is renamed or made
+//! there leads anywhere else.
 //!
-//! Invariants: the scope is in the handle, under its MAC. Each call asks whether the worker is still one. A call whose
+//! Invariants: the scope is in the handle, under its MAC. Each call asks whether its holder may still mount. A call whose
 //! handles are of two scopes is refused.
 
 use std::fmt;
@@ -18,35 +20,38 @@ use std::fmt;
 use uuid::Uuid;
 
 /// The name below the export under which workers mount.
-pub(crate) const MOUNT_NAME: &[u8] = b".worker";
+pub(crate) const WORKER_MOUNTS: &[u8] = b".worker";
+
+/// The name below the export under which those who may reach all of it mount.
+pub(crate) const EXPORT_MOUNTS: &[u8] = b".export";
 
 /// The directory that has the files of workers, by their ids.
 pub(crate) const WORKERS_NAME: &[u8] = b"workers";
 
-/// What the worker with this id reaches.
+/// What a mount by a secret path reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct WorkerScope {
-    /// Its id, which is the name of the directory of its files.
-    pub worker_id: Uuid,
+pub enum MountScope {
+    /// All of the store, for the holder with this id.
+    Export([u8; 16]),
+    /// The files of the worker with this id, which is the name of their directory, and all snapshots.
+    Worker(Uuid),
 }
 
-impl WorkerScope {
-    /// That of the worker whose id has these bytes.
-    pub(crate) const fn of(worker_id: [u8; 16]) -> Self {
-        Self { worker_id: Uuid::from_bytes(worker_id) }
-    }
-
-    /// The name of the directory of its files, below [`WORKERS_NAME`].
-    pub(crate) fn directory_name(self) -> String {
-        self.worker_id.hyphenated().to_string()
+impl MountScope {
+    /// The name below the export under which it is mounted.
+    pub(crate) const fn mounts(self) -> &'static [u8] {
+        match self {
+            Self::Export(_) => EXPORT_MOUNTS,
+            Self::Worker(_) => WORKER_MOUNTS,
+        }
     }
 }
 
-/// Knows the workers. Asked on threads that take calls: it does not wait for the disk.
-pub trait WorkerGate: fmt::Debug + Send + Sync {
-    /// The worker that mounts with this secret, if it may now.
-    fn enter(&self, secret: &[u8]) -> Option<WorkerScope>;
+/// Knows the secret paths, and who may mount. Asked on threads that take calls: it does not wait for the disk.
+pub trait MountGate: fmt::Debug + Send + Sync {
+    /// What is mounted with this secret, if anything may be now. The secret counts as used, whatever becomes of it.
+    fn enter(&self, secret: &[u8]) -> Option<MountScope>;
 
-    /// Whether this is still a worker.
-    fn is_admitted(&self, scope: WorkerScope) -> bool;
+    /// Whether what was mounted with this scope may still be reached.
+    fn is_admitted(&self, scope: MountScope) -> bool;
 }

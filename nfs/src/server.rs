@@ -24,7 +24,7 @@ use crate::metrics::NfsMetrics;
 use crate::mount::MountList;
 use crate::options::NfsOptions;
 use crate::reactor::{Place, Reactors};
-use crate::scope::WorkerScope;
+use crate::scope::MountScope;
 
 /// What all connections share.
 #[derive(Debug)]
@@ -111,7 +111,8 @@ impl Shared {
         }
     }
 
-    /// What a handle names and whose it is, unless that worker is none any more, or handles of the export are not taken.
+    /// What a handle names and how it was mounted, unless its holder may not mount any more, or handles of mounts by
+    /// address are not taken.
     pub(crate) fn open_handle(&self, handle: &[u8]) -> Result<Decoded, nfsstat3> {
         let decoded = self.handles.decode(handle).map_err(|_| nfsstat3::NFS3ERR_BADHANDLE)?;
         let is_taken = match decoded.scope {
@@ -121,14 +122,14 @@ impl Shared {
         if is_taken { Ok(decoded) } else { Err(nfsstat3::NFS3ERR_ACCES) }
     }
 
-    /// Whether this is still a worker.
-    pub(crate) fn is_admitted(&self, scope: WorkerScope) -> bool {
-        self.options.workers.as_ref().is_some_and(|workers| workers.is_admitted(scope))
+    /// Whether what was mounted with this scope may still be reached.
+    pub(crate) fn is_admitted(&self, scope: MountScope) -> bool {
+        self.options.gate.as_ref().is_some_and(|gate| gate.is_admitted(scope))
     }
 
-    /// The worker that mounts with this secret.
-    pub(crate) fn enter(&self, secret: &[u8]) -> Option<WorkerScope> {
-        self.options.workers.as_ref()?.enter(secret)
+    /// What is mounted with this secret.
+    pub(crate) fn enter(&self, secret: &[u8]) -> Option<MountScope> {
+        self.options.gate.as_ref()?.enter(secret)
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use slackwater_api::{ApiOptions, TlsFiles, Tokens};
 use slackwater_blockstore::Options;
-use slackwater_nfs::{NfsOptions, WorkerGate};
+use slackwater_nfs::{MountGate, NfsOptions};
 
 use crate::config::Config;
 
@@ -22,7 +22,7 @@ pub(crate) fn store(config: &Config) -> Options {
 }
 
 /// The options of NFS.
-pub(crate) fn nfs(config: &Config, workers: Arc<dyn WorkerGate>) -> NfsOptions {
+pub(crate) fn nfs(config: &Config, gate: Arc<dyn MountGate>) -> NfsOptions {
     let defaults = NfsOptions::default();
     NfsOptions {
         export_path: config.export_path.clone(),
@@ -35,14 +35,14 @@ pub(crate) fn nfs(config: &Config, workers: Arc<dyn WorkerGate>) -> NfsOptions {
         connections_max: config.nfs_connections,
         in_flight_bytes_max: config.memory.nfs_bytes,
         io_threads: config.nfs_io_threads,
-        workers: Some(workers),
+        gate: Some(gate),
     }
 }
 
-/// The options of the REST API.
-pub(crate) fn api(config: &Config) -> ApiOptions {
+/// The options of the REST API; `secret` is one of the server.
+pub(crate) fn api(config: &Config, secret: &[u8]) -> ApiOptions {
     ApiOptions {
-        tokens: Tokens::new(config.tokens.clone()).into(),
+        tokens: Tokens::with_key(config.tokens.clone(), secret).into(),
         vmstore: config.vmstore.clone(),
         export_path: config.export_path.clone(),
         data_streams_max: config.memory.api_data_streams(),

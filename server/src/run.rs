@@ -72,7 +72,7 @@ async fn serve(
     store: &Arc<Store>,
     stop: Stop,
 ) -> Result<(), ServerError> {
-    let api_options = options::api(config);
+    let api_options = options::api(config, &store.handle_key());
     reference_key::provide(&config.data_dir, &api_options.reference_key).await?;
     let workers = workers(config, &api_options.tokens).await?;
     let api_options = ApiOptions { workers: Arc::new(workers), ..api_options };
@@ -152,7 +152,7 @@ impl Servers {
     ) -> Self {
         let nfs_metrics = Arc::new(NfsMetrics::default());
         let mut page = Page::new(Arc::clone(store), Arc::clone(&nfs_metrics));
-        let gate = Gate::new(Arc::clone(&api_options.workers), Arc::clone(store));
+        let gate = Gate::new(&api_options, store);
         follow_token_files(config, &api_options, &mut page);
         let router = slackwater_api::router(Arc::clone(store), api_options, Arc::new(page));
         let tls = options::tls(config);

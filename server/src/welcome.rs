@@ -39,7 +39,21 @@ impl<'a> Welcome<'a> {
             IpAddr::V4(address) => address.to_string(),
             IpAddr::V6(address) => format!("[{address}]"),
         };
-        format!("mount -t nfs -o {options} {host}:{} /mnt", self.config.export_path)
+        let path = match self.config.insecure_address_only {
+            true => self.config.export_path.clone(),
+            // A secret, which is not for what is printed: it counts for a moment.
+            false => format!("\"$({} mount-path)\"", self.client()),
+        };
+        format!("mount -t nfs -o {options} {host}:{path} /mnt")
+    }
+
+    /// Says that calls need a token, if they do.
+    fn token_lines(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.config.tokens.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\n# What follows needs a token of the token file:")?;
+        writeln!(f, "export SLACKWATER_TOKEN=...")
     }
 
     /// The command line client with what it needs to reach this server.
@@ -72,22 +86,17 @@ impl fmt::Display for Welcome<'_> {
         writeln!(f, "Slackwater {} serves {data_dir}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "NFS  {}", self.addresses.nfs)?;
         writeln!(f, "API  {url}")?;
-        if self.config.insecure_address_only {
-            writeln!(f, "\n# Mount it (a Linux machine with nfs-common, as root):")?;
-            writeln!(f, "{}", self.mount_line())?;
-        } else {
-            writeln!(
-                f,
-                "\n# Workers alone mount it: `{client} worker add NAME`, then on the machine"
-            )?;
-            writeln!(f, "# `slackwater-driver join`. Each reaches its own files and snapshots.")?;
+        let is_by_path = !self.config.insecure_address_only;
+        if is_by_path {
+            self.token_lines(f)?;
         }
+        writeln!(f, "\n# Mount it (a Linux machine with nfs-common, as root):")?;
+        writeln!(f, "{}", self.mount_line())?;
         if self.config.squash != Squash::NoRootSquash {
             writeln!(f, "# Root of a client is nobody here; --squash no_root_squash changes it.")?;
         }
-        if !self.config.tokens.is_empty() {
-            writeln!(f, "\n# What follows needs a token of the token file:")?;
-            writeln!(f, "export SLACKWATER_TOKEN=...")?;
+        if !is_by_path {
+            self.token_lines(f)?;
         }
         writeln!(f, "\n# A disk, a snapshot of it, and a clone of that:")?;
         writeln!(f, "{client} file create disks/one.img 1GiB")?;
@@ -190,6 +199,13 @@ mod tests {
         assert!(text.contains("port=700,mountport=700,nolock,hard [::1]:/slackwater"), "{text}");
         assert!(text.contains("--api https://127.0.0.1:800 --ca /c.pem"), "{text}");
         assert!(text.contains("--cacert /c.pem -H \"Authorization: Bearer $SLACKWATER_TOKEN\""));
+    }
+
+    #[test]
+    fn mounts_by_a_secret_path_where_an_address_is_not_enough() {
+        let text = text(|config| config.insecure_address_only = false);
+        let line = "127.0.0.1:\"$(slackwater --api http://127.0.0.1:8049 mount-path)\" /mnt";
+        assert!(text.lines().any(|found| found.ends_with(line)), "{line} is not in:\n{text}");
     }
 
     #[test]

@@ -308,9 +308,32 @@ fn without_mounts_by_address_no_machine_mounts_the_export() {
     let tokens = write(&directory, "tokens", &format!("ops admin {ADMIN}\n"));
     let arguments = ["--token-file", text(&tokens), "--insecure-address-only", "false"];
     let server = start(&directory, &arguments);
-    assert_eq!(Client::connect(server.nfs).try_mount("/slackwater"), Err(13));
-    // There is no line to mount it by.
-    assert!(!server.welcome.contains("mount -t nfs"), "{}", server.welcome);
+    let mut client = Client::connect(server.nfs);
+    assert_eq!(client.try_mount("/slackwater"), Err(13));
+    assert!(server.welcome.contains("mount-path)\" /mnt"), "{}", server.welcome);
+    // An administrator mounts all of it, by a secret path.
+    let header = format!("Authorization: Bearer {ADMIN}");
+    let url = |path: &str| format!("http://{}{path}", server.api);
+    let json = ["-H", "Content-Type: application/json", "-H", &header];
+    let file = r#"{"path":"workers/a/disk","size_bytes":4096}"#;
+    assert_eq!(curl(&[&json[..], &["-d", file, &url("/v1/files")]].concat()).0, "201");
+    let made = curl(&["-H", &header, "-X", "POST", &url("/v1/mount-paths")]);
+    assert_eq!(made.0, "201", "{}", made.1);
+    let path = field(&made.1, "path");
+    let root = client.mount(&path);
+    let workers = client.lookup(&root, "workers");
+    let home = client.lookup(&workers, "a");
+    let disk = client.lookup(&home, "disk");
+    assert_eq!(client.read(&disk, 0, 4), [0; 4]);
+    // A path of one kind is none of the other.
+    assert_eq!(client.try_mount(&path.replace(".export", ".worker")), Err(13));
+    // What it mounted ends with the token.
+    let next = token_command(&["add", "next", "admin"], &tokens).trim_end().to_owned();
+    let lines = std::fs::read_to_string(&tokens).unwrap();
+    std::fs::write(&tokens, lines.lines().last().unwrap()).unwrap();
+    wait_until("the token is gone", || status_of(&server, ADMIN, "/v1/workers") == "401");
+    assert_eq!(status_of(&server, &next, "/v1/workers"), "200");
+    assert_eq!(client.try_lookup(&home, "disk"), Err(13));
     assert!(server.stop().success());
     let server = start(&directory, &arguments[..2]);
     assert!(server.welcome.contains("mount -t nfs"), "{}", server.welcome);

@@ -18,8 +18,8 @@ use crate::scope;
 use crate::state::Shared;
 use crate::types::Timestamp;
 use crate::worker::{
-    AddWorker, AddedWorker, JOIN_TOKEN_SECONDS_DEFAULT, JOIN_TOKEN_SECONDS_MAX, JoinWorker,
-    MOUNT_NAME, MountPath, ReplaceCredential, Worker, WorkerList, WorkerName,
+    AddWorker, AddedWorker, EXPORT_MOUNTS, JOIN_TOKEN_SECONDS_DEFAULT, JOIN_TOKEN_SECONDS_MAX,
+    JoinWorker, MountPath, ReplaceCredential, WORKER_MOUNTS, Worker, WorkerList, WorkerName,
 };
 use crate::workers::{Workers, WorkersError};
 
@@ -207,11 +207,12 @@ pub(crate) async fn replace_credential(
     Ok(Json(worker))
 }
 
-/// Makes a path by which the calling worker mounts its files
+/// Makes a path by which the caller mounts
 ///
 /// By NFS (MNT of MOUNT version 3, then any NFSv3 client), from an address that the appliance lists. It can be used within
-/// five minutes, for some seconds, and of one worker sixteen at once; what was mounted goes on until the worker is
-/// revoked. Below it are `workers/ID`, which is made if it is not there and which the worker may change, and `.snapshot`.
+/// five minutes, for some seconds, and of one worker sixteen at once; what was mounted goes on as long as the caller is let
+/// in. A token of the role worker or admin mounts the whole export. A worker mounts what it reaches: `workers/ID`, which is made if it is not there
+/// and which it may change, and `.snapshot`.
 #[utoipa::path(
     post, path = paths::MOUNT_PATHS, tag = "workers", operation_id = "addMountPath",
     responses(
@@ -223,15 +224,20 @@ pub(crate) async fn add_mount_path(
     State(state): State<Shared>,
     Extension(caller): Extension<Caller>,
 ) -> Result<(StatusCode, Json<MountPath>), Failure> {
-    let Some(Machine::Worker { name, worker_id, credential }) = caller.machine else {
-        return Err(Failure::unauthenticated("send the credential of a worker"));
+    let workers = &state.options.workers;
+    let (mounts, (secret, expires_at)) = match caller.machine {
+        Some(Machine::Worker { name, worker_id, credential }) => {
+            let home = format!("{}/{worker_id}", scope::WORKERS);
+            let home = FilePath::parse(&home).map_err(Failure::from)?;
+            state.call(move |store| make_if_missing(store, &home)).await?;
+            (WORKER_MOUNTS, workers.mount_secret(&name, credential, now(&state))?)
+        }
+        Some(Machine::Invited(..)) => {
+            return Err(Failure::unauthenticated("a join token mounts nothing"));
+        }
+        None => (EXPORT_MOUNTS, workers.export_mount_secret(caller.token, now(&state))?),
     };
-    let home =
-        FilePath::parse(&format!("{}/{worker_id}", scope::WORKERS)).map_err(Failure::from)?;
-    state.call(move |store| make_if_missing(store, &home)).await?;
-    let (secret, expires_at) =
-        state.options.workers.mount_secret(&name, credential, now(&state))?;
-    let path = format!("{}/{MOUNT_NAME}/{secret}", state.options.export_path);
+    let path = format!("{}/{mounts}/{secret}", state.options.export_path);
     Ok((StatusCode::CREATED, Json(MountPath { path, expires_at })))
 }
 

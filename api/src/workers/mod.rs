@@ -29,11 +29,12 @@ use parking_lot::{Mutex, RwLock};
 
 pub use error::{WorkersError, WorkersFileError};
 
+use crate::token_id::TokenId;
 use crate::types::Timestamp;
 use crate::worker::{
     CREDENTIAL_PREFIX, JOIN_TOKEN_PREFIX, JoinWorker, SecretHash, Worker, WorkerName,
 };
-use mounts::{MountPath, Mounts};
+use mounts::{Holder, MountPath, Mounts};
 use record::Record;
 
 /// Most workers: those of a large cluster. Each takes about half a KiB of the file, which is written whole at each
@@ -65,6 +66,15 @@ impl WorkersFile for NoFile {
     fn replace(&self, _content: &[u8]) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// What is mounted by a secret path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mounted {
+    /// The whole export, for the bearer of this token, if it still is one.
+    Export(TokenId),
+    /// What the worker with this id reaches.
+    Worker(uuid::Uuid),
 }
 
 /// What a secret showed its bearer to be.
@@ -311,27 +321,47 @@ impl Workers {
         presented: SecretHash,
         now: Timestamp,
     ) -> Result<(String, Timestamp), WorkersError> {
-        let secret = blake3::Hash::from_bytes(random()?).to_hex().to_string();
-        let life_nanos = mounts::PATH_SECONDS * NANOS_PER_SECOND;
-        let expires_at = Timestamp::from_nanos(now.as_nanos().saturating_add(life_nanos));
         let added_at = {
             let table = self.table.read();
             let row = table.rows.get(name).filter(|row| row.record.has(presented));
             row.ok_or_else(|| WorkersError::Outdated { name: name.clone() })?.record.created_at
         };
-        let path = MountPath { worker: name.clone(), added_at, expires_at };
-        self.mounts.add(hash(secret.as_bytes()), path, now);
+        self.new_mount_secret(Holder::Worker(name.clone(), added_at), now)
+    }
+
+    /// The same for the whole export, for the bearer of this token.
+    pub(crate) fn export_mount_secret(
+        &self,
+        token: TokenId,
+        now: Timestamp,
+    ) -> Result<(String, Timestamp), WorkersError> {
+        self.new_mount_secret(Holder::Token(token), now)
+    }
+
+    fn new_mount_secret(
+        &self,
+        holder: Holder,
+        now: Timestamp,
+    ) -> Result<(String, Timestamp), WorkersError> {
+        let secret = blake3::Hash::from_bytes(random()?).to_hex().to_string();
+        let life_nanos = mounts::PATH_SECONDS * NANOS_PER_SECOND;
+        let expires_at = Timestamp::from_nanos(now.as_nanos().saturating_add(life_nanos));
+        self.mounts.add(hash(secret.as_bytes()), MountPath { holder, expires_at }, now);
         Ok((secret, expires_at))
     }
 
-    /// The id of the worker that mounts by this secret; none if no worker may.
+    /// What is mounted by this secret; none if nothing may be.
     #[must_use]
-    pub fn by_mount_secret(&self, secret: &[u8], now: Timestamp) -> Option<uuid::Uuid> {
-        let path = self.mounts.take(hash(secret), now)?;
-        let table = self.table.read();
-        let record = &table.rows.get(&path.worker)?.record;
-        let is_the_same = record.created_at == path.added_at && record.joined_at.is_some();
-        record.worker_id.filter(|_| is_the_same)
+    pub fn by_mount_secret(&self, secret: &[u8], now: Timestamp) -> Option<Mounted> {
+        match self.mounts.take(hash(secret), now)?.holder {
+            Holder::Token(token) => Some(Mounted::Export(token)),
+            Holder::Worker(name, added_at) => {
+                let table = self.table.read();
+                let record = &table.rows.get(&name)?.record;
+                let is_the_same = record.created_at == added_at && record.joined_at.is_some();
+                record.worker_id.filter(|_| is_the_same).map(Mounted::Worker)
+            }
+        }
     }
 
     /// Whether a worker with this id has joined, and was not revoked.

@@ -1,18 +1,20 @@
-//! The secret paths by which workers mount, each for a few minutes.
+//! The secret paths by which callers mount, each for a few minutes.
 //!
 //! ```text
 //! POST /v1/mount-paths by a credential --> EXPORT/.worker/SECRET --> MNT --> handles that only the server can make
+//!                      by a token -------> EXPORT/.export/SECRET
 //! ```
 //! What a mount goes on with is the handle. The kernel shows the path to all users of the machine (`/proc/mounts`): it is of
 //! no use some seconds after it was used.
 //!
 //! Invariants: secrets are kept as hashes, in memory alone, but for answers that are kept for their idempotency key. A
-//! worker has at most [`PATHS_PER_WORKER_MAX`] that can be used; a newer one takes the place of the oldest.
+//! caller has a bounded number that can be used; a newer one takes the place of the oldest.
 
 use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
+use crate::token_id::TokenId;
 use crate::types::Timestamp;
 use crate::worker::{SecretHash, WorkerName};
 
@@ -27,6 +29,9 @@ const NANOS_PER_SECOND: u64 = 1_000_000_000;
 /// Paths of one worker at once: its daemon and the processes that serve its mounts start together at most.
 const PATHS_PER_WORKER_MAX: usize = 16;
 
+/// Paths of one token at once, which many machines and people may share.
+const PATHS_PER_TOKEN_MAX: usize = 1024;
+
 /// The paths that can be used.
 #[derive(Default)]
 pub(super) struct Mounts(Mutex<HashMap<SecretHash, MountPath>>);
@@ -34,10 +39,17 @@ pub(super) struct Mounts(Mutex<HashMap<SecretHash, MountPath>>);
 /// For whom, and until when.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct MountPath {
-    pub(super) worker: WorkerName,
-    /// When the worker was added: one that is revoked and added again is another one.
-    pub(super) added_at: Timestamp,
+    pub(super) holder: Holder,
     pub(super) expires_at: Timestamp,
+}
+
+/// Who mounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// A worker, and when it was added: one that is revoked and added again is another one.
+    Worker(WorkerName, Timestamp),
+    /// The bearer of this token.
+    Token(TokenId),
 }
 
 impl Mounts {
@@ -45,10 +57,14 @@ impl Mounts {
     pub(super) fn add(&self, secret: SecretHash, path: MountPath, now: Timestamp) {
         let mut paths = self.0.lock();
         paths.retain(|_, path| path.expires_at > now);
-        let of_worker = paths.iter().filter(|(_, other)| other.worker == path.worker);
-        if of_worker.clone().count() >= PATHS_PER_WORKER_MAX {
+        let of_holder = paths.iter().filter(|(_, other)| other.holder == path.holder);
+        let limit = match path.holder {
+            Holder::Worker(..) => PATHS_PER_WORKER_MAX,
+            Holder::Token(_) => PATHS_PER_TOKEN_MAX,
+        };
+        if of_holder.clone().count() >= limit {
             let oldest =
-                of_worker.min_by_key(|(_, path)| path.expires_at).map(|(&secret, _)| secret);
+                of_holder.min_by_key(|(_, path)| path.expires_at).map(|(&secret, _)| secret);
             if let Some(secret) = oldest {
                 paths.remove(&secret);
             }
@@ -75,12 +91,8 @@ mod tests {
     }
 
     fn path(worker: &str, expires_at: u64) -> MountPath {
-        let expires_at = Timestamp::from_nanos(expires_at);
-        MountPath {
-            worker: worker.parse().unwrap(),
-            added_at: Timestamp::from_nanos(1),
-            expires_at,
-        }
+        let holder = Holder::Worker(worker.parse().unwrap(), Timestamp::from_nanos(1));
+        MountPath { holder, expires_at: Timestamp::from_nanos(expires_at) }
     }
 
     #[test]
@@ -106,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn each_worker_has_so_many() {
+    fn each_caller_has_so_many() {
         let mounts = Mounts::default();
         let at = Timestamp::from_nanos;
         mounts.add(secret(200), path("b", 5), at(1));

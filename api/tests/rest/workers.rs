@@ -13,7 +13,7 @@ use slackwater_api::listen::ConnectionInfo;
 use slackwater_api::paths::encode_component;
 use slackwater_api::types::{FilePage, Snapshot, Timestamp};
 use slackwater_api::worker::{AddedWorker, CREDENTIAL_PREFIX, MountPath, Worker, WorkerList};
-use slackwater_api::{ApiOptions, Workers};
+use slackwater_api::{ApiOptions, Mounted, TokenId, Workers};
 
 use crate::harness::{Answer, Face, with_each_role};
 
@@ -96,7 +96,7 @@ const ROUTES: &str = "
     DELETE /v1/workers/{name}                         a
     POST   /v1/join                                   j
     PUT    /v1/credential                             m
-    POST   /v1/mount-paths                            m
+    POST   /v1/mount-paths                            w a m
     GET    /api/info                                  *
     POST   /api/v310/session/login                    *
     GET    /api/v310/session/logout                   *
@@ -512,6 +512,7 @@ async fn a_secret_path_stands_for_its_worker_until_that_is_revoked() {
     let (first, secrets) = (&first, [secret(&first), secret(&second)]);
     let shortly_before = Timestamp::from_nanos(first.expires_at.as_nanos() - 1);
     let worker_id = workers.by_mount_secret(secrets[0].as_bytes(), shortly_before).unwrap();
+    let Mounted::Worker(worker_id) = worker_id else { panic!("the whole export") };
     assert_eq!(worker_id.to_string(), id(1));
     assert!(workers.by_mount_secret(secrets[0].as_bytes(), first.expires_at).is_none());
     let forged = format!("{}0", &secrets[1][..63]);
@@ -539,6 +540,25 @@ async fn a_secret_path_stands_for_its_worker_until_that_is_revoked() {
 }
 
 #[tokio::test]
+async fn a_token_mounts_the_whole_export_by_its_role() {
+    let workers = Arc::<Workers>::default();
+    let face = Face::with(ApiOptions { workers: Arc::clone(&workers), ..with_each_role() });
+    for secret in ["node-secret", "root-secret"] {
+        let answer = call(&face, secret, Method::POST, "/v1/mount-paths", None).await;
+        let path = answer.expect(201).parse::<MountPath>();
+        let secret = path.path.strip_prefix("/slackwater/.export/").unwrap();
+        let shortly_before = Timestamp::from_nanos(path.expires_at.as_nanos() - 1);
+        let mounted = workers.by_mount_secret(secret.as_bytes(), shortly_before);
+        assert!(matches!(mounted, Some(Mounted::Export(token)) if token != TokenId::NONE));
+    }
+    let refused = call(&face, "viewer-secret", Method::POST, "/v1/mount-paths", None).await;
+    refused.problem(ProblemCode::Forbidden);
+    // Without tokens all who reach REST are administrators.
+    let answer = Face::new().call(Method::POST, "/v1/mount-paths", &[], None).await;
+    assert!(answer.expect(201).parse::<MountPath>().path.contains("/.export/"));
+}
+
+#[tokio::test]
 async fn without_tokens_a_machine_is_known_all_the_same() {
     let face = Face::new();
     let added: AddedWorker =
@@ -555,11 +575,7 @@ async fn without_tokens_a_machine_is_known_all_the_same() {
 
 #[tokio::test]
 async fn join_tokens_and_credentials_cannot_be_guessed_fast() {
-    for (method, uri) in [
-        (Method::POST, "/v1/join"),
-        (Method::PUT, "/v1/credential"),
-        (Method::POST, "/v1/mount-paths"),
-    ] {
+    for (method, uri) in [(Method::POST, "/v1/join"), (Method::PUT, "/v1/credential")] {
         let face = face();
         let guess = async |number: usize| {
             let bearer = format!("Bearer slackwater-join-{number:064x}");

@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{Service, Words};
 use crate::handle::Target;
-use crate::scope::{WorkerGate, WorkerScope};
+use crate::scope::{MountGate, MountScope};
 
 const OWN: &[u8] = b"11111111-1111-4111-8111-111111111111";
 const OTHER: &[u8] = b"22222222-2222-4222-8222-222222222222";
@@ -30,6 +30,7 @@ const WORDS: Words = Words {
         b"foreign",
         b"disk",
         b".worker",
+        b".export",
         b"a/b",
         b"",
         &[b'n'; 255],
@@ -40,21 +41,23 @@ const WORDS: Words = Words {
         b"/slackwater/.worker/right/workers/22222222-2222-4222-8222-222222222222",
         b"/slackwater/.worker/right/foreign",
         b"/slackwater/.worker/wrong",
+        b"/slackwater/.export/right",
+        b"/slackwater/.export/right/foreign",
     ],
 };
 
-const SCOPE: WorkerScope =
-    WorkerScope { worker_id: Uuid::from_u128(0x1111_1111_1111_4111_8111_1111_1111_1111) };
+const SCOPE: MountScope =
+    MountScope::Worker(Uuid::from_u128(0x1111_1111_1111_4111_8111_1111_1111_1111));
 
 #[derive(Debug)]
 struct Gate;
 
-impl WorkerGate for Gate {
-    fn enter(&self, secret: &[u8]) -> Option<WorkerScope> {
+impl MountGate for Gate {
+    fn enter(&self, secret: &[u8]) -> Option<MountScope> {
         (secret == b"right").then_some(SCOPE)
     }
 
-    fn is_admitted(&self, scope: WorkerScope) -> bool {
+    fn is_admitted(&self, scope: MountScope) -> bool {
         scope == SCOPE
     }
 }

@@ -16,6 +16,7 @@ use super::{
     virtual_attributes,
 };
 use crate::handle::{Handle, Target};
+use crate::scope::MountScope;
 use crate::status;
 use crate::xdr::{Decoder, Encoder};
 
@@ -74,8 +75,10 @@ impl Call<'_> {
         }
         let attributes = match (place.name, self.scope) {
             (b".", _) => *attributes,
-            (b"..", Some(scope)) => return self.parent_in_view(inode, scope),
-            (b"..", None) => self.parent(inode)?,
+            (b"..", Some(MountScope::Worker(worker_id))) => {
+                return self.parent_in_view(inode, worker_id);
+            }
+            (b"..", Some(MountScope::Export(_)) | None) => self.parent(inode)?,
             _ => {
                 let name = place.entry_name()?;
                 let found = self.shared.store.lookup(inode, &name);
@@ -107,8 +110,8 @@ impl Call<'_> {
     /// The root, as the caller sees it.
     pub(super) fn root(&self) -> Result<Object, nfsstat3> {
         match self.scope {
-            None => Ok(inode_object(self.attributes(InodeId::ROOT)?)),
-            Some(_) => {
+            None | Some(MountScope::Export(_)) => Ok(inode_object(self.attributes(InodeId::ROOT)?)),
+            Some(MountScope::Worker(_)) => {
                 let attributes = virtual_attributes(WORKER_ROOT_INODE);
                 Ok(Object { target: Target::WorkerRoot, attributes })
             }

@@ -32,7 +32,7 @@ use crate::options::ClientAccess;
 use crate::outlet::Outlet;
 use crate::permission::{self, Permission};
 use crate::procedure::NfsProcedure;
-use crate::scope::WorkerScope;
+use crate::scope::MountScope;
 use crate::server::Shared;
 use crate::status;
 use crate::xdr::{Decoder, Encoder, Malformed};
@@ -83,9 +83,9 @@ pub(crate) struct Call<'a> {
     pub(crate) may_block: bool,
     /// Where its reply goes, if it may wait.
     pub(crate) outlet: Option<&'a Outlet>,
-    /// The worker whose handles it has, and answers; none: those of the export. What the first handle claims, until
+    /// How its handles, and those that it answers, were mounted; none: by address. What the first handle claims, until
     /// [`Self::target`] has compared it.
-    pub(crate) scope: Option<WorkerScope>,
+    pub(crate) scope: Option<MountScope>,
 }
 
 /// An object that a handle names, as it is now.
@@ -184,7 +184,7 @@ impl<'a> Place<'a> {
 
 impl Call<'_> {
     /// Whether the client has ended its connection while the call waited, and may have sent it again by
-    /// another; or is a worker that was revoked meanwhile.
+    /// another; or may not mount any more.
     fn is_given_up(&self) -> bool {
         self.outlet.is_some_and(Outlet::is_abandoned)
             || self.scope.is_some_and(|scope| !self.shared.is_admitted(scope))

@@ -5,7 +5,7 @@ use slackwater_blockstore::InodeId;
 
 use super::handle;
 use crate::handle::{Target, claimed_scope};
-use crate::scope::WorkerScope;
+use crate::scope::MountScope;
 use crate::server::Shared;
 use crate::xdr::Decoder;
 
@@ -21,18 +21,18 @@ pub(crate) fn peek_inode(shared: &Shared, arguments: &Decoder<'_>) -> Option<Ino
 }
 
 /// The scope that the handle says it has.
-pub(crate) fn peek_scope(arguments: &Decoder<'_>) -> Option<WorkerScope> {
+pub(crate) fn peek_scope(arguments: &Decoder<'_>) -> Option<MountScope> {
     claimed_scope(handle(&mut arguments.clone()).ok()?)
 }
 
-/// The worker whose the handle is; none where it is no worker's.
+/// The scope of the handle; none: by address.
 ///
 /// # Errors
-/// It says that it is a worker's, and is no handle, or that worker is none any more.
+/// It says that it has one, and is no handle, or its holder may not mount any more.
 pub(crate) fn verify_scope(
     shared: &Shared,
     arguments: &Decoder<'_>,
-) -> Result<Option<WorkerScope>, nfsstat3> {
+) -> Result<Option<MountScope>, nfsstat3> {
     match handle(&mut arguments.clone()) {
         Ok(handle) if claimed_scope(handle).is_some() => Ok(shared.open_handle(handle)?.scope),
         _ => Ok(None),

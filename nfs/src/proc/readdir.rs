@@ -17,6 +17,7 @@ use super::{Call, Failure, NotRun, Object, Place, handle};
 use crate::handle::{HANDLE_BYTES, Handle, Target};
 use crate::limits;
 use crate::permission::{self, Permission};
+use crate::scope::MountScope;
 use crate::status;
 use crate::xdr::{self, Decoder, Encoder, Malformed, UNIT_BYTES};
 
@@ -259,10 +260,9 @@ impl Page<'_> {
 
 /// The parent as it is listed. What leads out of a worker's files is listed as the directory itself: the way up ends there.
 fn parent(call: &Call<'_>, directory: &Object) -> Result<Object, nfsstat3> {
+    let is_of_worker = matches!(call.scope, Some(MountScope::Worker(_)));
     match call.step(directory, &Place { directory: &[], name: b".." }) {
-        Err(nfsstat3::NFS3ERR_ACCES | nfsstat3::NFS3ERR_NOENT) if call.scope.is_some() => {
-            Ok(*directory)
-        }
+        Err(nfsstat3::NFS3ERR_ACCES | nfsstat3::NFS3ERR_NOENT) if is_of_worker => Ok(*directory),
         other => other,
     }
 }

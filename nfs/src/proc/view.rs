@@ -10,11 +10,12 @@
 
 use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::{Attributes, FileKind, InodeId, Name};
+use uuid::Uuid;
 
 use super::lookup::{inode_object, snapshot_directory};
 use super::{Call, Object, Place, SNAPSHOT_DIRECTORY, WORKERS_DIRECTORY_INODE, virtual_attributes};
 use crate::handle::Target;
-use crate::scope::{WORKERS_NAME, WorkerScope};
+use crate::scope::{MountScope, WORKERS_NAME};
 use crate::status;
 
 /// Directories that are climbed on the way up to that of the worker. Drivers have a few.
@@ -40,12 +41,14 @@ impl Call<'_> {
         directory: &Object,
         place: &Place<'_>,
     ) -> Result<Object, nfsstat3> {
-        let scope = self.scope.ok_or(nfsstat3::NFS3ERR_BADHANDLE)?;
+        let Some(MountScope::Worker(worker_id)) = self.scope else {
+            return Err(nfsstat3::NFS3ERR_BADHANDLE);
+        };
         match place.name {
             b"." => Ok(*directory),
             b".." => self.root(),
-            name if name == scope.directory_name().as_bytes() => {
-                Ok(inode_object(self.home(scope)?))
+            name if name == directory_name(worker_id).as_bytes() => {
+                Ok(inode_object(self.home(worker_id)?))
             }
             _ if place.is_too_long() => Err(nfsstat3::NFS3ERR_NAMETOOLONG),
             _ => Err(nfsstat3::NFS3ERR_NOENT),
@@ -56,9 +59,9 @@ impl Call<'_> {
     pub(super) fn parent_in_view(
         &self,
         directory: InodeId,
-        scope: WorkerScope,
+        worker_id: Uuid,
     ) -> Result<Object, nfsstat3> {
-        let home = self.home(scope)?.inode;
+        let home = self.home(worker_id)?.inode;
         if directory == home {
             return Ok(workers_object());
         }
@@ -83,8 +86,10 @@ impl Call<'_> {
     ) -> Result<Option<(Vec<u8>, Object)>, nfsstat3> {
         match (directory.target, self.scope) {
             (Target::WorkerRoot, _) => Ok(Some((WORKERS_NAME.to_vec(), workers_object()))),
-            (Target::WorkersDirectory, Some(scope)) => match self.home(scope) {
-                Ok(home) => Ok(Some((scope.directory_name().into_bytes(), inode_object(home)))),
+            (Target::WorkersDirectory, Some(MountScope::Worker(worker_id))) => match self
+                .home(worker_id)
+            {
+                Ok(home) => Ok(Some((directory_name(worker_id).into_bytes(), inode_object(home)))),
                 Err(nfsstat3::NFS3ERR_NOENT) => Ok(None),
                 Err(status) => Err(status),
             },
@@ -93,9 +98,9 @@ impl Call<'_> {
     }
 
     /// The directory of the worker's files in the store.
-    fn home(&self, scope: WorkerScope) -> Result<Attributes, nfsstat3> {
+    fn home(&self, worker_id: Uuid) -> Result<Attributes, nfsstat3> {
         let workers = self.directory_entry(InodeId::ROOT, WORKERS_NAME)?;
-        self.directory_entry(workers.inode, scope.directory_name().as_bytes())
+        self.directory_entry(workers.inode, directory_name(worker_id).as_bytes())
     }
 
     fn directory_entry(&self, directory: InodeId, name: &[u8]) -> Result<Attributes, nfsstat3> {
@@ -107,6 +112,11 @@ impl Call<'_> {
         }
         Ok(found)
     }
+}
+
+/// The name of the directory of a worker's files.
+fn directory_name(worker_id: Uuid) -> String {
+    worker_id.hyphenated().to_string()
 }
 
 fn workers_object() -> Object {

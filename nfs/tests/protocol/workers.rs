@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use slackwater_blockstore::{FilePath, SnapshotRequest};
-use slackwater_nfs::{NfsOptions, WorkerGate, WorkerScope};
+use slackwater_nfs::{MountGate, MountScope, NfsOptions};
 use uuid::Uuid;
 
 use super::directories;
@@ -18,30 +18,30 @@ const OTHER: Uuid = Uuid::from_u128(0x2222_2222_2222_4222_8222_2222_2222_2222);
 
 /// One worker, as long as it is one.
 #[derive(Debug)]
-struct Gate(Mutex<Option<WorkerScope>>);
+struct Gate(Mutex<Option<MountScope>>);
 
 impl Gate {
     fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Some(WorkerScope { worker_id: WORKER }))))
+        Arc::new(Self(Mutex::new(Some(MountScope::Worker(WORKER)))))
     }
 
-    fn set(&self, scope: Option<WorkerScope>) {
+    fn set(&self, scope: Option<MountScope>) {
         *self.0.lock().unwrap() = scope;
     }
 }
 
-impl WorkerGate for Gate {
-    fn enter(&self, secret: &[u8]) -> Option<WorkerScope> {
+impl MountGate for Gate {
+    fn enter(&self, secret: &[u8]) -> Option<MountScope> {
         self.0.lock().unwrap().filter(|_| secret == SECRET)
     }
 
-    fn is_admitted(&self, scope: WorkerScope) -> bool {
+    fn is_admitted(&self, scope: MountScope) -> bool {
         *self.0.lock().unwrap() == Some(scope)
     }
 }
 
 fn options(gate: &Arc<Gate>) -> NfsOptions {
-    NfsOptions { workers: Some(Arc::<Gate>::clone(gate)), ..root_options() }
+    NfsOptions { gate: Some(Arc::<Gate>::clone(gate)), ..root_options() }
 }
 
 fn path(below: &str) -> Vec<u8> {
@@ -242,7 +242,7 @@ async fn a_worker_that_is_revoked_is_refused_from_then_on() {
     let disk = client.lookup(&home, b"disk").await.unwrap();
     client.write(&disk, 0, b"before", UNSTABLE).await.unwrap();
     // Also if there is another one.
-    for now in [None, Some(WorkerScope { worker_id: OTHER })] {
+    for now in [None, Some(MountScope::Worker(OTHER))] {
         gate.set(now);
         let place = |name: &[u8]| Args::new().place(&home, name);
         let of = |handle: &[u8]| Args::new().opaque(handle);
@@ -278,7 +278,7 @@ async fn a_worker_that_is_revoked_is_refused_from_then_on() {
     gate.set(None);
     assert_eq!(client.mount(&path("")).await, Err(status::ACCES));
     // It goes on when it is added again with its id.
-    gate.set(Some(WorkerScope { worker_id: WORKER }));
+    gate.set(Some(MountScope::Worker(WORKER)));
     assert_eq!(client.read(&disk, 0, 6).await, Ok((b"before".to_vec(), false)));
 }
 
@@ -417,7 +417,7 @@ async fn deep_directories_are_listed_and_removed() {
 }
 
 #[tokio::test]
-async fn without_mounts_by_address_only_workers_mount() {
+async fn without_mounts_by_address_all_mount_by_secret_paths() {
     let gate = Gate::new();
     let server = Server::with(options(&gate)).await;
     let files = files(&server).await;
@@ -443,4 +443,49 @@ async fn without_mounts_by_address_only_workers_mount() {
     let disk = client.lookup(&home, b"disk").await.unwrap();
     client.write(&disk, 0, b"mine", FILE_SYNC).await.unwrap();
     assert_eq!(client.mount(&path("")).await, Ok(root));
+}
+
+#[tokio::test]
+async fn a_secret_path_of_the_export_leads_to_all_of_it() {
+    let gate = Gate::new();
+    let server = Server::with(options(&gate)).await;
+    files(&server).await;
+    let administrator = Some(MountScope::Export([7; 16]));
+    gate.set(administrator);
+    let whole = |below: &str| {
+        let path = String::from_utf8(path(below)).unwrap();
+        path.replace(".worker", ".export").into_bytes()
+    };
+    let directory = server.stop().await;
+    let by_path = NfsOptions { mounts_by_address: false, ..options(&gate) };
+    let server = Server::over_directory(directory, by_path).await;
+    let mut client = server.client().await;
+    // A worker's path is another one.
+    assert_eq!(client.mount(&path("")).await, Err(status::ACCES));
+    let root = client.mount(&whole("")).await.unwrap();
+    let disk = client.lookup(&root, b"disk").await.unwrap();
+    client.write(&disk, 0, b"all", FILE_SYNC).await.unwrap();
+    let other = client.mount(&whole(&format!("/workers/{OTHER}"))).await.unwrap();
+    let up = client.lookup(&other, b"..").await.unwrap();
+    assert_eq!(client.lookup(&up, b"..").await.as_ref(), Ok(&root));
+    assert_eq!(directories::all(&mut client, &root, true, 4096).await.len(), 4);
+    let is_shown = |list: &[Vec<u8>]| {
+        list.iter().any(|path| path.windows(SECRET.len()).any(|part| part == SECRET))
+    };
+    let list = mounts(&mut client).await;
+    assert!(list.contains(&b"/slackwater/.export".to_vec()) && !is_shown(&list), "{list:?}");
+    client.run(MOUNT, 3, &Args::new().opaque(&whole(""))).await.end();
+    let list = mounts(&mut client).await;
+    assert!(!list.contains(&b"/slackwater/.export".to_vec()) && !is_shown(&list), "{list:?}");
+    // A handle of one holder is none of another.
+    let forged = [&disk[..4], &[8; 16], &disk[20..]].concat();
+    assert_eq!(client.getattr(&forged).await.unwrap_err(), status::BADHANDLE);
+    // Handles outlive a restart, but not their holder.
+    let server = server.restart().await;
+    let mut client = server.client().await;
+    assert_eq!(client.read(&disk, 0, 3).await, Ok((b"all".to_vec(), false)));
+    for other in [None, Some(MountScope::Export([8; 16]))] {
+        gate.set(other);
+        assert_eq!(client.read(&disk, 0, 3).await, Err(status::ACCES));
+    }
 }

@@ -16,7 +16,7 @@ use crate::memory::{BUDGET_BYTES_MIN, MemoryPlan};
 use crate::options;
 
 /// Longest export path in bytes: of the 1,024 that MNT takes (RFC 1813 section 5.1.4 `MNTPATHLEN`), so many that the secret
-/// paths of workers and the paths below the export have room.
+/// paths and the paths below the export have room.
 const EXPORT_PATH_BYTES_MAX: usize = 512;
 
 /// Longest age of unstable writes in seconds: past an hour of unwritten data a client's own
@@ -214,7 +214,7 @@ fn refuse_open_addresses(config: &Config) -> Result<(), ConfigError> {
     if !is_loopback(config.nfs_listen.ip()) && config.nfs_clients.is_none() {
         return Err(ConfigError::OpenNfs { address: config.nfs_listen });
     }
-    require_tokens_for(config.api_listen, &options::api(config))
+    require_tokens_for(config.api_listen, &options::api(config, &[]))
         .map_err(|refused| ConfigError::OpenApi { address: refused.address })
 }
 

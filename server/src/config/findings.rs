@@ -46,7 +46,7 @@ impl fmt::Display for Finding {
             Self::AddressOnly(address) => write!(
                 f,
                 "each address of --nfs-client mounts the whole export at {address}, and each container behind such an \
-                 address reads and writes every disk: let all workers join, then set --insecure-address-only false"
+                 address reads and writes every disk: let all workers join, also those with a token, then set --insecure-address-only false"
             ),
             Self::PlainSecrets(TokenFile { path, plain_secrets }) => {
                 let path = path.display();

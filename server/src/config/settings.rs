@@ -136,8 +136,9 @@ pub struct Settings {
     /// Let each address of --nfs-client mount the whole export [default: true]
     ///
     /// All containers of a machine have its address: one of them can read and write every disk. With
-    /// false only workers that joined mount, by secret paths that their driver asks for, and each reaches
-    /// its own files and snapshots alone. Mounts of the whole export end.
+    /// false all mount by secret paths: workers that joined reach their own files and snapshots alone, and
+    /// their driver asks by itself; administrators mount the whole export (`slackwater mount-path`). Mounts
+    /// by address end, and so do those of drivers that have a token: let them join.
     #[arg(long, env = "SLACKWATER_INSECURE_ADDRESS_ONLY", value_name = "BOOL")]
     pub insecure_address_only: Option<bool>,
 

@@ -90,6 +90,13 @@ pub(crate) enum Command {
     Check(check::CheckArguments),
     /// Reclaim and compact all that waits for it now
     Gc,
+    /// Print a secret path by which the whole export is mounted; needs the role worker. With a worker's credential it is
+    /// what the worker reaches
+    ///
+    /// `mount -t nfs -o vers=3,proto=tcp,port=2049,mountport=2049,nolock,hard HOST:"$(slackwater mount-path)" DIRECTORY`.
+    /// It counts for five minutes, and for some seconds after it was used. Other users of the machine see it while it is
+    /// used. What was mounted goes on for as long as the token is there.
+    MountPath,
     /// Add, list and revoke the machines that have credentials of their own; needs the role admin
     #[command(subcommand)]
     Worker(worker::WorkerCommand),

@@ -22,6 +22,7 @@ mod held;
 mod image;
 mod import;
 mod interrupt;
+mod mount_path;
 mod name;
 mod output;
 mod progress;
@@ -102,6 +103,7 @@ async fn dispatch(
         Command::Top(arguments) => top::run(&context, arguments).await,
         Command::Check(arguments) => check::run(&context, arguments).await,
         Command::Gc => gc::run(&context).await,
+        Command::MountPath => mount_path::run(&context).await,
         Command::Worker(command) => worker::run(&context, command).await,
         Command::Doctor(_) | Command::Completions(_) => Ok(()),
     }
