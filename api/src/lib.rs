@@ -5,7 +5,7 @@
 //! ------------------------------------- feature `server` -------------------------------------
 //! listen crowd patient                  the socket: TLS, HTTP/1.1 and 2, bounded waits
 //! router auth attempts foreign_pages idempotency extract  what happens to a request before its handler
-//! tokens workers/ scope                 the tokens that are taken; the machines that have credentials of their own; what each reaches
+//! tokens workers/ mount_paths scope     the tokens that are taken; the machines that have credentials of their own; what each reaches
 //! references reserved                   what images hold to stand for snapshots; what only the appliance says
 //! routes/ openapi dashboard/            the handlers, and what they say about themselves
 //! state convert failure metrics         the way into the store and back
@@ -48,6 +48,8 @@ pub mod listen;
 #[cfg(feature = "server")]
 pub mod metrics;
 #[cfg(feature = "server")]
+mod mount_paths;
+#[cfg(feature = "server")]
 mod openapi;
 #[cfg(feature = "server")]
 pub mod options;
@@ -79,6 +81,8 @@ pub use listen::{ApiServerError, TlsFiles, run};
 #[cfg(feature = "server")]
 pub use metrics::MetricsSource;
 #[cfg(feature = "server")]
+pub use mount_paths::{Holder, MountPaths};
+#[cfg(feature = "server")]
 pub use options::ApiOptions;
 #[cfg(feature = "server")]
 pub use references::ReferenceKey;
@@ -89,4 +93,4 @@ pub use token_id::TokenId;
 #[cfg(feature = "server")]
 pub use tokens::{Role, Secret, Token, TokenChanges, Tokens, TokensError};
 #[cfg(feature = "server")]
-pub use workers::{Mounted, Workers, WorkersFile};
+pub use workers::{Workers, WorkersFile};

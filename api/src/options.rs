@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::auth::VmstoreCredentials;
+use crate::mount_paths::MountPaths;
 use crate::references::ReferenceKey;
 use crate::tokens::Tokens;
 use crate::workers::Workers;
@@ -17,6 +18,8 @@ pub struct ApiOptions {
     pub tokens: Arc<Tokens>,
     /// The machines that have credentials of their own.
     pub workers: Arc<Workers>,
+    /// The secret paths by which callers mount.
+    pub mount_paths: Arc<MountPaths>,
     /// How long the previous credential still counts after a worker used its new one for the first time: its other
     /// processes read the new one before their next call.
     pub credential_grace: Duration,
@@ -64,6 +67,7 @@ impl Default for ApiOptions {
         Self {
             tokens: Arc::default(),
             workers: Arc::default(),
+            mount_paths: Arc::default(),
             credential_grace: Duration::from_secs(60),
             vmstore: None,
             reference_key: Arc::default(),

@@ -208,7 +208,7 @@ impl fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// These, with ids that nobody keeps. Their names are unique.
+    /// These, with ids that are the same in each process: for tests and checks. Their names are unique.
     #[must_use]
     pub fn new(tokens: Vec<Token>) -> Self {
         Self::with_key(tokens, &[])

@@ -12,9 +12,13 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 
-use slackwater_attach::{Access, Attach, AttachError, Source, keep_serving, run_tool};
+use slackwater_attach::{
+    Access, Attach, AttachError, Options, PathSource, Source, keep_serving, run_tool,
+};
 use support::{PATIENCE, Place, run, until};
 
 const DISK_SIZE_BYTES: u64 = 64 << 20;
@@ -101,6 +105,7 @@ async fn run_tests(filter: Option<&str>) {
         a_new_daemon_takes_over_whatever_of_the_old_one_is_left,
         when_all_are_killed_the_disks_are_lost_and_it_begins_anew,
         an_export_of_another_appliance_is_not_taken_for_ours,
+        a_machine_that_joined_mounts_again_once_no_disk_is_in_use,
         a_server_that_cannot_start_is_a_clear_error,
         no_link_of_an_export_is_followed_also_of_one_that_was_mounted_before,
     );
@@ -301,12 +306,71 @@ async fn an_export_of_another_appliance_is_not_taken_for_ours() {
     end(place, attach).await;
 }
 
-/// The options of the export's mount.
-fn mount_options(place: &Place) -> String {
+/// The fields of the export's mount in the table.
+fn mount_fields(place: &Place) -> Vec<String> {
     let export = place.state.join("export").to_str().unwrap().replace(' ', "\\040");
     let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let mut lines = table.lines().map(|line| line.split(' ').collect::<Vec<_>>());
-    lines.find(|fields| fields[4] == export).unwrap()[5].to_owned()
+    let mut lines =
+        table.lines().map(|line| line.split(' ').map(str::to_owned).collect::<Vec<_>>());
+    lines.find(|fields| fields[4] == export).unwrap()
+}
+
+/// The options of the export's mount.
+fn mount_options(place: &Place) -> String {
+    mount_fields(place)[5].clone()
+}
+
+/// What the table shows as the source of the export.
+fn mount_source(place: &Place) -> String {
+    mount_fields(place).iter().skip_while(|field| *field != "-").nth(2).unwrap().clone()
+}
+
+/// A machine that is a worker, or that is none.
+#[derive(Debug)]
+struct Machine {
+    is_worker: bool,
+}
+
+impl PathSource for Machine {
+    fn is_secret(&self) -> bool {
+        self.is_worker
+    }
+
+    fn get(&self) -> Pin<Box<dyn Future<Output = Result<String, String>> + Send + '_>> {
+        Box::pin(async { Err("only the kernel's NFS client asks".to_owned()) })
+    }
+}
+
+async fn a_machine_that_joined_mounts_again_once_no_disk_is_in_use() {
+    let (place, attach) = place().await;
+    attach.make_file_system("disk").await.unwrap();
+    attach.mount(DISK, &target(&place), Access::ReadWrite).await.unwrap();
+    drop(attach);
+    let (whole, of_worker) = ("127.0.0.1:2049/slackwater", "127.0.0.1:2049/slackwater/.worker");
+    let options = |is_worker| Options {
+        mount_path: Some(Arc::new(Machine { is_worker })),
+        ..place.options(keeper_program(&place.export), tool_program())
+    };
+    // With a disk it stays as it is, and serves.
+    let attach = Attach::open(options(true)).await.unwrap();
+    assert_eq!(mount_source(&place), whole);
+    exercise(&place, &attach, "in use").await;
+    attach.unmount(&target(&place)).await.unwrap();
+    until("it is released", async || attach.is_released(DISK).await.unwrap()).await;
+    drop(attach);
+    // Each way, and not again where nothing changed.
+    for (is_worker, expected) in [(true, of_worker), (true, of_worker), (false, whole)] {
+        let before = mount_fields(&place)[0].clone();
+        let was = mount_source(&place);
+        drop(Attach::open(options(is_worker)).await.unwrap());
+        assert_eq!(mount_source(&place), expected);
+        // A number may be given to the next mount.
+        let is_same = mount_fields(&place)[0] == before;
+        assert!(is_same || was != expected, "it was mounted again");
+    }
+    let attach = Attach::open(options(false)).await.unwrap();
+    attach.mount(DISK, &target(&place), Access::ReadWrite).await.unwrap();
+    end(place, attach).await;
 }
 
 async fn no_link_of_an_export_is_followed_also_of_one_that_was_mounted_before() {

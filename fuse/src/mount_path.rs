@@ -132,7 +132,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_worker_that_is_refused_asks_no_more_for_a_while() {
-        // One answer: another call would find nobody there, and wait.
+        // There is one answer: a second call would find no server, and wait.
         let url = answering(&[("401 Unauthorized", &problem(401, "unauthenticated"))]).await;
         let client =
             Client::builder(url).token(Token::new(&credential()).unwrap()).build().unwrap();
@@ -160,7 +160,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_is_no_worker_asks_for_no_path() {
-        // Nobody answers there.
+        // No server is there.
         let url = "http://127.0.0.1:9".to_owned();
         assert_eq!(path(url.clone(), "a-token").await.as_deref(), Ok("/slackwater"));
         let client = Client::builder(url).build().unwrap();

@@ -3,31 +3,38 @@
 use std::sync::Arc;
 
 use slackwater_api::types::Timestamp;
-use slackwater_api::{ApiOptions, Mounted, TokenId, Tokens, Workers};
+use slackwater_api::{ApiOptions, Holder, MountPaths, TokenId, Tokens, Workers};
 use slackwater_blockstore::Store;
 use slackwater_nfs::{MountGate, MountScope};
 
-/// The workers and tokens of the appliance, by the store's clock.
+/// The workers, tokens and secret paths of the appliance, by the store's clock.
 #[derive(Debug)]
 pub(crate) struct Gate {
     workers: Arc<Workers>,
     tokens: Arc<Tokens>,
+    paths: Arc<MountPaths>,
     store: Arc<Store>,
 }
 
 impl Gate {
     pub(crate) fn new(options: &ApiOptions, store: &Arc<Store>) -> Self {
-        let (workers, tokens) = (Arc::clone(&options.workers), Arc::clone(&options.tokens));
-        Self { workers, tokens, store: Arc::clone(store) }
+        Self {
+            workers: Arc::clone(&options.workers),
+            tokens: Arc::clone(&options.tokens),
+            paths: Arc::clone(&options.mount_paths),
+            store: Arc::clone(store),
+        }
     }
 }
 
 impl MountGate for Gate {
     fn enter(&self, secret: &[u8]) -> Option<MountScope> {
         let now = Timestamp::from_nanos(self.store.now().as_nanos());
-        let scope = match self.workers.by_mount_secret(secret, now)? {
-            Mounted::Export(token) => MountScope::Export(*token.as_bytes()),
-            Mounted::Worker(worker_id) => MountScope::Worker(worker_id),
+        let scope = match self.paths.take(secret, now)? {
+            Holder::Token(token) => MountScope::Export(*token.as_bytes()),
+            Holder::Worker(name, added_at) => {
+                MountScope::Worker(self.workers.id_of(&name, added_at)?)
+            }
         };
         self.is_admitted(scope).then_some(scope)
     }

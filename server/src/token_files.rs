@@ -26,7 +26,7 @@ use crate::config::{ConfigError, Finding, TokenFile, findings, tokens};
 /// `stat` of each file.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Looks in a row at files that have changed each time, after which that is told as a fault.
+/// Looks in a row at files that have changed each time, after which that is a fault.
 const UNSETTLED_LOOKS_MAX: u32 = 30;
 
 /// By what a file that was replaced or written is known: device, inode, length, time of the last change. None where
@@ -195,6 +195,12 @@ mod tests {
         TokenFiles::new(&files, Tokens::new(tokens).into(), Arc::default(), Gauge::default())
     }
 
+    /// Two looks: the files are the same at both.
+    fn settle(files: &mut TokenFiles) {
+        files.look();
+        files.look();
+    }
+
     /// Whether the tokens of `text` are those that are taken.
     fn is_taken(files: &TokenFiles, text: &str) -> bool {
         let tokens = tokens::parse(Path::new("t"), text).unwrap();
@@ -219,8 +225,7 @@ mod tests {
         let new = directory.path().join("new");
         std::fs::write(&new, FIRST).unwrap();
         std::fs::rename(&new, &path).unwrap();
-        files.look();
-        files.look();
+        settle(&mut files);
         assert!(is_taken(&files, FIRST));
     }
 
@@ -231,8 +236,7 @@ mod tests {
         std::fs::write(&path, FIRST).unwrap();
         let mut files = started(&[&path]);
         std::fs::write(&path, SECOND).unwrap();
-        files.look();
-        files.look();
+        settle(&mut files);
         assert!(is_taken(&files, SECOND));
     }
 
@@ -255,36 +259,30 @@ mod tests {
             "viewer admin fedcba9876543210\n",
         ] {
             std::fs::write(&paths[0], fault).unwrap();
-            files.look();
-            files.look();
+            settle(&mut files);
             assert!(is_taken(&files, &format!("{FIRST}{second}")), "{fault:?}");
             assert_eq!(files.valid.get(), 0, "{fault:?}");
             write_both();
-            files.look();
-            files.look();
+            settle(&mut files);
             assert_eq!(files.valid.get(), 1, "{fault:?}");
         }
         // One that is a pipe, on which a reader would wait.
         std::fs::remove_file(&paths[0]).unwrap();
         let (kind, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
         rustix::fs::mknodat(rustix::fs::CWD, &paths[0], kind, mode, 0).unwrap();
-        files.look();
-        files.look();
+        settle(&mut files);
         assert_eq!(files.valid.get(), 0);
         std::fs::remove_file(&paths[0]).unwrap();
         write_both();
-        files.look();
-        files.look();
+        settle(&mut files);
         assert_eq!(files.valid.get(), 1);
         // One that is not there for a while; nothing else changes when it is back.
         std::fs::rename(&paths[1], directory.path().join("away")).unwrap();
-        files.look();
-        files.look();
+        settle(&mut files);
         assert_eq!(files.valid.get(), 0);
         assert!(is_taken(&files, &format!("{FIRST}{second}")));
         std::fs::rename(directory.path().join("away"), &paths[1]).unwrap();
-        files.look();
-        files.look();
+        settle(&mut files);
         assert_eq!(files.valid.get(), 1);
     }
 

@@ -79,8 +79,7 @@ fn token_command(arguments: &[&str], token_file: &Path) -> String {
 
 /// The status of a call with this token.
 fn status_of(server: &Server, token: &str, path: &str) -> String {
-    let header = format!("Authorization: Bearer {token}");
-    curl(&["-H", &header, &format!("http://{}{path}", server.api)]).0
+    call(server, token, &[], path).0
 }
 
 /// Waits until `is_so`, far longer than it takes on a machine with little to do.
@@ -111,10 +110,9 @@ fn token_files_are_read_again_while_the_server_runs() {
     wait_until("the old token is refused", || status_of(&server, &ops, "/v1/stats") == "401");
     assert_eq!(status_of(&server, &viewer, "/v1/stats"), "200");
 
-    // An empty file lets nobody in, and not everybody.
+    // An empty file does not open the server to all callers.
     let is_valid = |expected: &str| {
-        let header = format!("Authorization: Bearer {viewer}");
-        let page = curl(&["-H", &header, &format!("http://{}/metrics", server.api)]).1;
+        let page = call(&server, &viewer, &[], "/metrics").1;
         page.lines().any(|line| line == format!("slackwater_token_files_valid {expected}"))
     };
     assert!(is_valid("1"));
@@ -182,6 +180,14 @@ fn a_token_command_that_cannot_do_it_says_why_and_prints_nothing() {
     assert_eq!(content, format!("ops admin {ADMIN}\n"));
 }
 
+/// A call with this token, and what more curl is to do; the status and the body.
+fn call(server: &Server, token: &str, more: &[&str], path: &str) -> (String, String) {
+    let header = format!("Authorization: Bearer {token}");
+    let url = format!("http://{}{path}", server.api);
+    let json = ["-H", "Content-Type: application/json", "-H", &header, &url];
+    curl(&[&json[..], more].concat())
+}
+
 /// A JSON field of an answer.
 fn field(body: &str, name: &str) -> String {
     let value: serde_json::Value = serde_json::from_str(body).unwrap();
@@ -193,12 +199,6 @@ fn workers_outlive_the_server_and_revoked_ones_stay_away() {
     let directory = TempDir::new().unwrap();
     let tokens = write(&directory, "tokens", &format!("ops admin {ADMIN}\n"));
     let start = || start(&directory, &["--token-file", text(&tokens), "--log", "trace"]);
-    let call = |server: &Server, token: &str, more: &[&str], path: &str| {
-        let header = format!("Authorization: Bearer {token}");
-        let url = format!("http://{}{path}", server.api);
-        let json = ["-H", "Content-Type: application/json", "-H", &header, &url];
-        curl(&[&json[..], more].concat())
-    };
     let server = start();
     let (status, added) = call(&server, ADMIN, &["-d", r#"{"name":"node-7"}"#], "/v1/workers");
     assert_eq!(status, "201", "{added}");
@@ -255,12 +255,6 @@ fn a_worker_mounts_by_a_secret_path_and_is_cut_off_when_it_is_revoked() {
         let more = ["--squash", "no_root_squash", "--log", "trace"];
         start(&directory, &[&tokens[..], &more].concat())
     };
-    let call = |server: &Server, token: &str, more: &[&str], path: &str| {
-        let header = format!("Authorization: Bearer {token}");
-        let url = format!("http://{}{path}", server.api);
-        let json = ["-H", "Content-Type: application/json", "-H", &header, &url];
-        curl(&[&json[..], more].concat())
-    };
     let mut server = start();
     let added = call(&server, ADMIN, &["-d", r#"{"name":"node-7"}"#], "/v1/workers").1;
     let credential = format!("slackwater-worker-{}", "5a".repeat(32));
@@ -312,12 +306,9 @@ fn without_mounts_by_address_no_machine_mounts_the_export() {
     assert_eq!(client.try_mount("/slackwater"), Err(13));
     assert!(server.welcome.contains("mount-path)\" /mnt"), "{}", server.welcome);
     // An administrator mounts all of it, by a secret path.
-    let header = format!("Authorization: Bearer {ADMIN}");
-    let url = |path: &str| format!("http://{}{path}", server.api);
-    let json = ["-H", "Content-Type: application/json", "-H", &header];
     let file = r#"{"path":"workers/a/disk","size_bytes":4096}"#;
-    assert_eq!(curl(&[&json[..], &["-d", file, &url("/v1/files")]].concat()).0, "201");
-    let made = curl(&["-H", &header, "-X", "POST", &url("/v1/mount-paths")]);
+    assert_eq!(call(&server, ADMIN, &["-d", file], "/v1/files").0, "201");
+    let made = call(&server, ADMIN, &["-X", "POST"], "/v1/mount-paths");
     assert_eq!(made.0, "201", "{}", made.1);
     let path = field(&made.1, "path");
     let root = client.mount(&path);

@@ -12,6 +12,7 @@ use crate::convert;
 use crate::error::ProblemCode;
 use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
+use crate::mount_paths::Holder;
 use crate::paths;
 use crate::router::Mount;
 use crate::scope;
@@ -21,7 +22,7 @@ use crate::worker::{
     AddWorker, AddedWorker, EXPORT_MOUNTS, JOIN_TOKEN_SECONDS_DEFAULT, JOIN_TOKEN_SECONDS_MAX,
     JoinWorker, MountPath, ReplaceCredential, WORKER_MOUNTS, Worker, WorkerList, WorkerName,
 };
-use crate::workers::{Workers, WorkersError};
+use crate::workers::{Workers, WorkersError, random_text};
 
 const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
@@ -210,9 +211,9 @@ pub(crate) async fn replace_credential(
 /// Makes a path by which the caller mounts
 ///
 /// By NFS (MNT of MOUNT version 3, then any NFSv3 client), from an address that the appliance lists. It can be used within
-/// five minutes, for some seconds, and of one worker sixteen at once; what was mounted goes on as long as the caller is let
-/// in. A token of the role worker or admin mounts the whole export. A worker mounts what it reaches: `workers/ID`, which is made if it is not there
-/// and which it may change, and `.snapshot`.
+/// five minutes, and for five seconds after its first use; a worker has sixteen at once, a token 256. The mount goes on as
+/// long as the caller's credential or token is there. A token of the role worker or admin mounts the whole export. A worker
+/// mounts its own files and all snapshots: `workers/ID`, which is made if it is not there, and `.snapshot`.
 #[utoipa::path(
     post, path = paths::MOUNT_PATHS, tag = "workers", operation_id = "addMountPath",
     responses(
@@ -224,19 +225,21 @@ pub(crate) async fn add_mount_path(
     State(state): State<Shared>,
     Extension(caller): Extension<Caller>,
 ) -> Result<(StatusCode, Json<MountPath>), Failure> {
-    let workers = &state.options.workers;
-    let (mounts, (secret, expires_at)) = match caller.machine {
+    let (mounts, holder) = match caller.machine {
         Some(Machine::Worker { name, worker_id, credential }) => {
             let home = format!("{}/{worker_id}", scope::WORKERS);
             let home = FilePath::parse(&home).map_err(Failure::from)?;
             state.call(move |store| make_if_missing(store, &home)).await?;
-            (WORKER_MOUNTS, workers.mount_secret(&name, credential, now(&state))?)
+            let added_at = state.options.workers.added_at(&name, credential)?;
+            (WORKER_MOUNTS, Holder::Worker(name, added_at))
         }
         Some(Machine::Invited(..)) => {
             return Err(Failure::unauthenticated("a join token mounts nothing"));
         }
-        None => (EXPORT_MOUNTS, workers.export_mount_secret(caller.token, now(&state))?),
+        None => (EXPORT_MOUNTS, Holder::Token(caller.token)),
     };
+    let secret = random_text()?;
+    let expires_at = state.options.mount_paths.add(&secret, holder, now(&state));
     let path = format!("{}/{mounts}/{secret}", state.options.export_path);
     Ok((StatusCode::CREATED, Json(MountPath { path, expires_at })))
 }

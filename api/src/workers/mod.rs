@@ -16,7 +16,6 @@
 //! worker, and there are at most [`WORKERS_MAX`].
 
 mod error;
-mod mounts;
 mod record;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -29,12 +28,10 @@ use parking_lot::{Mutex, RwLock};
 
 pub use error::{WorkersError, WorkersFileError};
 
-use crate::token_id::TokenId;
 use crate::types::Timestamp;
 use crate::worker::{
     CREDENTIAL_PREFIX, JOIN_TOKEN_PREFIX, JoinWorker, SecretHash, Worker, WorkerName,
 };
-use mounts::{Holder, MountPath, Mounts};
 use record::Record;
 
 /// Most workers: those of a large cluster. Each takes about half a KiB of the file, which is written whole at each
@@ -46,8 +43,6 @@ pub const WORKERS_FILE_BYTES_MAX: u64 = 8 << 20;
 
 /// Random bytes of a join token, of a credential, and of a path to mount.
 const SECRET_BYTES: usize = 32;
-
-const NANOS_PER_SECOND: u64 = 1_000_000_000;
 
 /// Where the workers are kept.
 pub trait WorkersFile: fmt::Debug + Send + Sync {
@@ -66,15 +61,6 @@ impl WorkersFile for NoFile {
     fn replace(&self, _content: &[u8]) -> io::Result<()> {
         Ok(())
     }
-}
-
-/// What is mounted by a secret path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mounted {
-    /// The whole export, for the bearer of this token, if it still is one.
-    Export(TokenId),
-    /// What the worker with this id reaches.
-    Worker(uuid::Uuid),
 }
 
 /// What a secret showed its bearer to be.
@@ -98,7 +84,6 @@ pub struct Workers {
     /// Held from before the table is looked at for a change until the change is in the file.
     change: Mutex<()>,
     file: Box<dyn WorkersFile>,
-    mounts: Mounts,
 }
 
 #[derive(Clone, Default)]
@@ -153,8 +138,7 @@ impl Workers {
     }
 
     fn of(table: Table, file: Box<dyn WorkersFile>) -> Self {
-        let mounts = Mounts::default();
-        Self { table: RwLock::new(table), change: Mutex::default(), file, mounts }
+        Self { table: RwLock::new(table), change: Mutex::default(), file }
     }
 
     /// Their names.
@@ -313,55 +297,24 @@ impl Workers {
         })
     }
 
-    /// Makes the secret of a path by which the worker that presented `presented` mounts, and says until when it can be
-    /// used.
-    pub(crate) fn mount_secret(
+    /// When the worker that presented `presented` was added.
+    pub(crate) fn added_at(
         &self,
         name: &WorkerName,
         presented: SecretHash,
-        now: Timestamp,
-    ) -> Result<(String, Timestamp), WorkersError> {
-        let added_at = {
-            let table = self.table.read();
-            let row = table.rows.get(name).filter(|row| row.record.has(presented));
-            row.ok_or_else(|| WorkersError::Outdated { name: name.clone() })?.record.created_at
-        };
-        self.new_mount_secret(Holder::Worker(name.clone(), added_at), now)
+    ) -> Result<Timestamp, WorkersError> {
+        let table = self.table.read();
+        let row = table.rows.get(name).filter(|row| row.record.has(presented));
+        Ok(row.ok_or_else(|| WorkersError::Outdated { name: name.clone() })?.record.created_at)
     }
 
-    /// The same for the whole export, for the bearer of this token.
-    pub(crate) fn export_mount_secret(
-        &self,
-        token: TokenId,
-        now: Timestamp,
-    ) -> Result<(String, Timestamp), WorkersError> {
-        self.new_mount_secret(Holder::Token(token), now)
-    }
-
-    fn new_mount_secret(
-        &self,
-        holder: Holder,
-        now: Timestamp,
-    ) -> Result<(String, Timestamp), WorkersError> {
-        let secret = blake3::Hash::from_bytes(random()?).to_hex().to_string();
-        let life_nanos = mounts::PATH_SECONDS * NANOS_PER_SECOND;
-        let expires_at = Timestamp::from_nanos(now.as_nanos().saturating_add(life_nanos));
-        self.mounts.add(hash(secret.as_bytes()), MountPath { holder, expires_at }, now);
-        Ok((secret, expires_at))
-    }
-
-    /// What is mounted by this secret; none if nothing may be.
+    /// The id of the worker of this name that was added at this time, if it has joined and was not revoked.
     #[must_use]
-    pub fn by_mount_secret(&self, secret: &[u8], now: Timestamp) -> Option<Mounted> {
-        match self.mounts.take(hash(secret), now)?.holder {
-            Holder::Token(token) => Some(Mounted::Export(token)),
-            Holder::Worker(name, added_at) => {
-                let table = self.table.read();
-                let record = &table.rows.get(&name)?.record;
-                let is_the_same = record.created_at == added_at && record.joined_at.is_some();
-                record.worker_id.filter(|_| is_the_same).map(Mounted::Worker)
-            }
-        }
+    pub fn id_of(&self, name: &WorkerName, added_at: Timestamp) -> Option<uuid::Uuid> {
+        let table = self.table.read();
+        let record = &table.rows.get(name)?.record;
+        let is_the_same = record.created_at == added_at && record.joined_at.is_some();
+        record.worker_id.filter(|_| is_the_same)
     }
 
     /// Whether a worker with this id has joined, and was not revoked.
@@ -501,14 +454,15 @@ fn hash(secret: &[u8]) -> SecretHash {
 }
 
 fn join_token() -> Result<String, WorkersError> {
-    Ok(format!("{JOIN_TOKEN_PREFIX}{}", blake3::Hash::from_bytes(random()?).to_hex()))
+    Ok(format!("{JOIN_TOKEN_PREFIX}{}", random_text()?))
 }
 
-fn random() -> Result<[u8; SECRET_BYTES], WorkersError> {
+/// A new secret, as hexadecimal digits.
+pub(crate) fn random_text() -> Result<String, WorkersError> {
     let mut bytes = [0; SECRET_BYTES];
     getrandom::fill(&mut bytes)
         .map_err(|error| WorkersError::NoRandom { reason: error.to_string() })?;
-    Ok(bytes)
+    Ok(blake3::Hash::from_bytes(bytes).to_hex().to_string())
 }
 
 #[cfg(test)]

@@ -272,7 +272,7 @@ fn what_was_shown_before_a_revocation_changes_nothing_after_it() {
     assert_eq!(code(late), ProblemCode::Unauthenticated);
     let late = join(&workers, "a", &old_token, &joining("thief")).unwrap_err();
     assert_eq!(code(late), ProblemCode::Unauthenticated);
-    let late = workers.mount_secret(&name("a"), hash_of("one"), at(2)).unwrap_err();
+    let late = workers.added_at(&name("a"), hash_of("one")).unwrap_err();
     assert_eq!(code(late), ProblemCode::Unauthenticated);
     join(&workers, "a", &token, &joining("two")).unwrap();
     let late = replace(&workers, "a", "one", "thief").unwrap_err();

@@ -13,7 +13,7 @@ use slackwater_api::listen::ConnectionInfo;
 use slackwater_api::paths::encode_component;
 use slackwater_api::types::{FilePage, Snapshot, Timestamp};
 use slackwater_api::worker::{AddedWorker, CREDENTIAL_PREFIX, MountPath, Worker, WorkerList};
-use slackwater_api::{ApiOptions, Mounted, TokenId, Workers};
+use slackwater_api::{ApiOptions, Holder, MountPaths, TokenId, Workers};
 
 use crate::harness::{Answer, Face, with_each_role};
 
@@ -494,63 +494,64 @@ async fn what_has_no_meaning_is_refused() {
     call(&face, "root-secret", Method::GET, uri, None).await.problem(ProblemCode::InvalidValue);
 }
 
+/// A face, and what NFS asks about it.
+fn face_with_paths() -> (Face, Arc<Workers>, Arc<MountPaths>) {
+    let (workers, paths) = (Arc::<Workers>::default(), Arc::<MountPaths>::default());
+    let (of_workers, of_paths) = (Arc::clone(&workers), Arc::clone(&paths));
+    let options = ApiOptions { workers: of_workers, mount_paths: of_paths, ..with_each_role() };
+    (Face::with(options), workers, paths)
+}
+
+/// A new path of this caller: its secret below `.worker` or `.export`, and the last moment at which it can be used.
+async fn mount_path(face: &Face, bearer: &str, mounts: &str) -> (String, Timestamp) {
+    let answer = call(face, bearer, Method::POST, "/v1/mount-paths", None).await;
+    let path = answer.expect(201).parse::<MountPath>();
+    assert!(!format!("{path:?}").contains(&path.path));
+    let secret = path.path.strip_prefix(&format!("/slackwater/{mounts}/")).unwrap();
+    (secret.to_owned(), Timestamp::from_nanos(path.expires_at.as_nanos() - 1))
+}
+
 #[tokio::test]
 async fn a_secret_path_stands_for_its_worker_until_that_is_revoked() {
-    let workers = Arc::<Workers>::default();
-    let options = ApiOptions { workers: Arc::clone(&workers), ..with_each_role() };
-    let face = Face::with(options);
+    let (face, workers, paths) = face_with_paths();
     let machine = joined(&face, "node-7", 1).await;
-    let mount_path = async || {
-        let answer = call(&face, &machine, Method::POST, "/v1/mount-paths", None).await;
-        answer.expect(201).parse::<MountPath>()
+    let (first, last) = mount_path(&face, &machine, ".worker").await;
+    let (second, _) = mount_path(&face, &machine, ".worker").await;
+    let worker = |secret: &str| match paths.take(secret.as_bytes(), last)? {
+        Holder::Worker(name, added_at) => workers.id_of(&name, added_at),
+        Holder::Token(_) => panic!("the whole export"),
     };
-    let (first, second) = (mount_path().await, mount_path().await);
-    assert_ne!(first.path, second.path);
-    assert!(!format!("{first:?}").contains(&first.path));
-    let secret =
-        |path: &MountPath| path.path.strip_prefix("/slackwater/.worker/").unwrap().to_owned();
-    let (first, secrets) = (&first, [secret(&first), secret(&second)]);
-    let shortly_before = Timestamp::from_nanos(first.expires_at.as_nanos() - 1);
-    let worker_id = workers.by_mount_secret(secrets[0].as_bytes(), shortly_before).unwrap();
-    let Mounted::Worker(worker_id) = worker_id else { panic!("the whole export") };
+    let worker_id = worker(&first).unwrap();
     assert_eq!(worker_id.to_string(), id(1));
-    assert!(workers.by_mount_secret(secrets[0].as_bytes(), first.expires_at).is_none());
-    let forged = format!("{}0", &secrets[1][..63]);
-    let forged = if forged == secrets[1] { format!("{}1", &secrets[1][..63]) } else { forged };
-    for wrong in ["", &forged, &machine, &secrets[1].to_uppercase()] {
-        assert!(workers.by_mount_secret(wrong.as_bytes(), shortly_before).is_none(), "{wrong}");
+    let other = if second.ends_with('0') { "1" } else { "0" };
+    let forged = format!("{}{other}", &second[..second.len() - 1]);
+    for wrong in ["", &forged, &machine, &second.to_uppercase()] {
+        assert_eq!(worker(wrong), None, "{wrong}");
     }
-    assert!(workers.is_worker(worker_id));
-    assert!(!workers.is_worker(uuid::Uuid::from_u128(7)));
+    assert!(workers.is_worker(worker_id) && !workers.is_worker(uuid::Uuid::from_u128(7)));
     call(&face, "root-secret", Method::DELETE, "/v1/workers/node-7", None).await.expect(204);
-    assert!(!workers.is_worker(worker_id));
-    assert!(workers.by_mount_secret(secrets[1].as_bytes(), shortly_before).is_none());
+    assert!(!workers.is_worker(worker_id) && worker(&second).is_none());
     // The same machine again goes on, but not by paths that it was given before.
     joined(&face, "node-7", 1).await;
-    assert!(workers.is_worker(worker_id));
-    assert!(workers.by_mount_secret(secrets[1].as_bytes(), shortly_before).is_none());
+    assert!(workers.is_worker(worker_id) && worker(&second).is_none());
     // An invited worker is none yet, though it has an id.
     let body = json!({"name": "node-8", "worker_id": id(2)});
-    let added: AddedWorker = call(&face, "root-secret", Method::POST, "/v1/workers", Some(body))
-        .await
-        .expect(201)
-        .parse();
-    let id = added.worker.worker_id.unwrap();
-    assert!(!workers.is_worker(id));
+    let added = call(&face, "root-secret", Method::POST, "/v1/workers", Some(body)).await;
+    let invited = added.expect(201).parse::<AddedWorker>().worker;
+    assert!(!workers.is_worker(invited.worker_id.unwrap()));
+    assert_eq!(workers.id_of(&invited.name, invited.created_at), None);
 }
 
 #[tokio::test]
 async fn a_token_mounts_the_whole_export_by_its_role() {
-    let workers = Arc::<Workers>::default();
-    let face = Face::with(ApiOptions { workers: Arc::clone(&workers), ..with_each_role() });
-    for secret in ["node-secret", "root-secret"] {
-        let answer = call(&face, secret, Method::POST, "/v1/mount-paths", None).await;
-        let path = answer.expect(201).parse::<MountPath>();
-        let secret = path.path.strip_prefix("/slackwater/.export/").unwrap();
-        let shortly_before = Timestamp::from_nanos(path.expires_at.as_nanos() - 1);
-        let mounted = workers.by_mount_secret(secret.as_bytes(), shortly_before);
-        assert!(matches!(mounted, Some(Mounted::Export(token)) if token != TokenId::NONE));
+    let (face, _, paths) = face_with_paths();
+    let mut holders = Vec::new();
+    for bearer in ["node-secret", "root-secret"] {
+        let (secret, last) = mount_path(&face, bearer, ".export").await;
+        holders.push(paths.take(secret.as_bytes(), last).unwrap());
     }
+    let without = Holder::Token(TokenId::NONE);
+    assert!(holders[0] != holders[1] && !holders.contains(&without), "{holders:?}");
     let refused = call(&face, "viewer-secret", Method::POST, "/v1/mount-paths", None).await;
     refused.problem(ProblemCode::Forbidden);
     // Without tokens all who reach REST are administrators.

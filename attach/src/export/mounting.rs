@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    /// Where nobody serves, or the kernel has no NFS, or this is not root: it fails, and says nothing of the path.
+    /// Without a server, without NFS in the kernel, or without root's rights the mount fails. The error has no path.
     #[tokio::test]
     async fn a_mount_that_fails_does_not_tell_its_secret_path() {
         let directory = tempfile::tempdir().unwrap();

@@ -12,7 +12,7 @@ use crate::common::client::{
 };
 use crate::common::{Args, Server, SetAttr, root_options, status};
 
-const SECRET: &[u8] = b"a-secret-that-nobody-guesses";
+const SECRET: &[u8] = b"a-secret-that-is-hard-to-guess";
 const WORKER: Uuid = Uuid::from_u128(0x1111_1111_1111_4111_8111_1111_1111_1111);
 const OTHER: Uuid = Uuid::from_u128(0x2222_2222_2222_4222_8222_2222_2222_2222);
 
@@ -55,6 +55,29 @@ struct Files {
     foreign: Vec<u8>,
 }
 
+/// A server with the files, and a client that mounted as the worker.
+struct Mounted {
+    gate: Arc<Gate>,
+    server: Server,
+    client: Client,
+    /// Of mounts by address.
+    files: Files,
+    root: Vec<u8>,
+    home: Vec<u8>,
+}
+
+impl Mounted {
+    async fn new() -> Self {
+        let gate = Gate::new();
+        let server = Server::with(options(&gate)).await;
+        let files = files(&server).await;
+        let mut client = server.client().await;
+        let root = client.mount(&path("")).await.unwrap();
+        let home = home(&mut client, &root).await;
+        Self { gate, server, client, files, root, home }
+    }
+}
+
 /// Makes the files; their handles are of the export.
 async fn files(server: &Server) -> Files {
     let all =
@@ -86,12 +109,7 @@ async fn home(client: &mut Client, root: &[u8]) -> Vec<u8> {
 
 #[tokio::test]
 async fn a_worker_reads_and_changes_its_own_files() {
-    let gate = Gate::new();
-    let server = Server::with(options(&gate)).await;
-    files(&server).await;
-    let mut client = server.client().await;
-    let root = client.mount(&path("")).await.unwrap();
-    let home = home(&mut client, &root).await;
+    let Mounted { server, mut client, root, home, .. } = Mounted::new().await;
     assert_eq!(client.mount(&path(&format!("/workers/{WORKER}"))).await.as_ref(), Ok(&home));
     let disk = client.lookup(&home, b"disk").await.unwrap();
     assert_eq!(client.read(&disk, 0, 36).await, Ok((WORKER.to_string().into_bytes(), false)));
@@ -115,11 +133,7 @@ async fn a_worker_reads_and_changes_its_own_files() {
 
 #[tokio::test]
 async fn a_worker_sees_no_files_of_others() {
-    let gate = Gate::new();
-    let server = Server::with(options(&gate)).await;
-    files(&server).await;
-    let mut client = server.client().await;
-    let root = client.mount(&path("")).await.unwrap();
+    let Mounted { mut client, root, home, server: _server, .. } = Mounted::new().await;
     let workers = client.lookup(&root, b"workers").await.unwrap();
     let other = OTHER.to_string();
     for name in [b"disk".as_slice(), b".worker", b"none", WORKER.to_string().as_bytes()] {
@@ -165,8 +179,7 @@ async fn a_worker_sees_no_files_of_others() {
         body.post_op();
         assert_eq!(body.u32(), 3, "reading and looking up only");
     }
-    let own_home = home(&mut client, &root).await;
-    let disk = client.lookup(&own_home, b"disk").await.unwrap();
+    let disk = client.lookup(&home, b"disk").await.unwrap();
     for directory in [&root, &workers] {
         let place = || Args::new().place(directory, b"x");
         for (procedure, args) in [
@@ -180,21 +193,16 @@ async fn a_worker_sees_no_files_of_others() {
         }
         assert_eq!(client.read(directory, 0, 10).await, Err(status::ISDIR));
     }
-    let moved = client.rename((&own_home, b"disk"), (&workers, b"disk")).await;
+    let moved = client.rename((&home, b"disk"), (&workers, b"disk")).await;
     assert_eq!(moved.unwrap_err(), status::ACCES);
-    let moved = client.rename((&workers, other.as_bytes()), (&own_home, b"taken")).await;
+    let moved = client.rename((&workers, other.as_bytes()), (&home, b"taken")).await;
     assert_eq!(moved.unwrap_err(), status::ACCES);
 }
 
 #[tokio::test]
 async fn handles_of_a_worker_and_of_the_export_do_not_mix() {
-    let gate = Gate::new();
-    let server = Server::with(options(&gate)).await;
-    let files = files(&server).await;
-    let mut client = server.client().await;
+    let Mounted { mut client, files, home, server: _server, .. } = Mounted::new().await;
     let plain_root = client.root().await;
-    let root = client.mount(&path("")).await.unwrap();
-    let home = home(&mut client, &root).await;
     let moved = client.rename((&plain_root, b"disk"), (&home, b"taken")).await;
     assert_eq!(moved.unwrap_err(), status::ACCES);
     let moved = client.rename((&home, b"disk"), (&plain_root, b"given")).await;
@@ -233,12 +241,7 @@ async fn all_snapshots_are_read_and_none_is_changed() {
 
 #[tokio::test]
 async fn a_worker_that_is_revoked_is_refused_from_then_on() {
-    let gate = Gate::new();
-    let server = Server::with(options(&gate)).await;
-    files(&server).await;
-    let mut client = server.client().await;
-    let root = client.mount(&path("")).await.unwrap();
-    let home = home(&mut client, &root).await;
+    let Mounted { gate, mut client, root, home, server: _server, .. } = Mounted::new().await;
     let disk = client.lookup(&home, b"disk").await.unwrap();
     client.write(&disk, 0, b"before", UNSTABLE).await.unwrap();
     // Also if there is another one.
@@ -299,7 +302,9 @@ async fn a_wrong_secret_leads_nowhere_and_no_list_shows_the_right_one() {
     let server = Server::with(options(&gate)).await;
     files(&server).await;
     let mut client = server.client().await;
-    for wrong in ["", "/", "/x", "/a-secret-that-nobody-guesse", "/a-secret-that-nobody-guesses2"] {
+    for wrong in
+        ["", "/", "/x", "/a-secret-that-is-hard-to-gues", "/a-secret-that-is-hard-to-guess2"]
+    {
         let path = format!("/slackwater/.worker{wrong}");
         assert_eq!(client.mount(path.as_bytes()).await, Err(status::ACCES), "{wrong}");
     }
@@ -323,13 +328,8 @@ async fn a_wrong_secret_leads_nowhere_and_no_list_shows_the_right_one() {
 /// An administrator moves directories about. What the worker sees stays its own.
 #[tokio::test]
 async fn what_is_moved_into_the_place_of_workers_leads_nowhere_else() {
-    let gate = Gate::new();
-    let server = Server::with(options(&gate)).await;
-    files(&server).await;
-    let mut client = server.client().await;
-    let root = client.mount(&path("")).await.unwrap();
+    let Mounted { mut client, root, home, server: _server, .. } = Mounted::new().await;
     let workers = client.lookup(&root, b"workers").await.unwrap();
-    let home = home(&mut client, &root).await;
     let folder = client.mkdir(&home, b"folder", 0o755).await.unwrap();
     let plain_root = client.root().await;
     client.rename((&plain_root, b"workers"), (&plain_root, b"old")).await.unwrap();
@@ -358,12 +358,7 @@ async fn what_is_moved_into_the_place_of_workers_leads_nowhere_else() {
 
 #[tokio::test]
 async fn a_reply_from_before_the_revocation_is_not_sent_again() {
-    let gate = Gate::new();
-    let server = Server::with(options(&gate)).await;
-    files(&server).await;
-    let mut client = server.client().await;
-    let root = client.mount(&path("")).await.unwrap();
-    let home = home(&mut client, &root).await;
+    let Mounted { gate, mut client, home, server: _server, .. } = Mounted::new().await;
     let args = Args::new().place(&home, b"new").u32(1).set(&SetAttr::default());
     let create = call(4711, NFS, proc::CREATE, &Cred::user(0, 0), &args);
     client.send(&record(&create)).await;
@@ -398,12 +393,8 @@ async fn a_worker_that_is_listed_to_read_changes_nothing() {
 /// Deeper than `..` is followed.
 #[tokio::test]
 async fn deep_directories_are_listed_and_removed() {
-    let gate = Gate::new();
-    let server = Server::with(options(&gate)).await;
-    files(&server).await;
-    let mut client = server.client().await;
-    let root = client.mount(&path("")).await.unwrap();
-    let mut chain = vec![home(&mut client, &root).await];
+    let Mounted { mut client, home, server: _server, .. } = Mounted::new().await;
+    let mut chain = vec![home];
     for _ in 0..140 {
         let deeper = client.mkdir(chain.last().unwrap(), b"d", 0o755).await.unwrap();
         chain.push(deeper);
@@ -418,12 +409,8 @@ async fn deep_directories_are_listed_and_removed() {
 
 #[tokio::test]
 async fn without_mounts_by_address_all_mount_by_secret_paths() {
-    let gate = Gate::new();
-    let server = Server::with(options(&gate)).await;
-    let files = files(&server).await;
-    let mut client = server.client().await;
+    let Mounted { gate, server, mut client, files, root, home } = Mounted::new().await;
     let plain_root = client.root().await;
-    let root = client.mount(&path("")).await.unwrap();
     let directory = server.stop().await;
     let workers_only = NfsOptions { mounts_by_address: false, ..options(&gate) };
     let server = Server::over_directory(directory, workers_only).await;
@@ -439,7 +426,6 @@ async fn without_mounts_by_address_all_mount_by_secret_paths() {
         let written = client.write(file, 0, b"x", FILE_SYNC).await;
         assert_eq!(written.unwrap_err(), status::ACCES);
     }
-    let home = home(&mut client, &root).await;
     let disk = client.lookup(&home, b"disk").await.unwrap();
     client.write(&disk, 0, b"mine", FILE_SYNC).await.unwrap();
     assert_eq!(client.mount(&path("")).await, Ok(root));

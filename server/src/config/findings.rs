@@ -95,7 +95,7 @@ pub(crate) fn of_token_file(file: &TokenFile) -> impl Iterator<Item = Finding> {
     rights.into_iter().chain(plain)
 }
 
-/// Whether the file is there and has one of these bits; one that is not there is told when it is read.
+/// Whether the file is there and has one of these bits; one that is not there is an error when it is read.
 fn has_bits(path: &Path, bits: u32) -> bool {
     let metadata = std::fs::metadata(path);
     metadata.is_ok_and(|metadata| metadata.permissions().mode() & bits != 0)

@@ -6,8 +6,8 @@
 //! /proc/self -------> process --+
 //! ```
 //!
-//! Nothing is counted here: every number is read when the page is asked for, so that a page
-//! that nobody reads costs nothing. Whether the token files are valid is set by what reads them.
+//! Nothing is counted here: every number is read when the page is asked for, so that only a
+//! page that is read costs something. Whether the token files are valid is set by what reads them.
 
 mod nfs;
 mod plain;
