@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use mounting::{WORKER_MOUNTS, without_secret};
+use mounting::without_secret;
 pub(crate) use mounting::{choose_method, has_nfs};
 use uuid::Uuid;
 
@@ -137,7 +137,13 @@ impl Export {
                 self.replace(&point).await?;
                 None
             }
-            Some(point) if self.is_by_secret(&point) != self.mounts_by_secret() => {
+            Some(point) if !self.is_mounted_alike(&point).await => {
+                self.replace_if_idle(point).await?
+            }
+            // Its disks could not go on by another mount either. FUSE mounts again by itself.
+            Some(point)
+                if self.method == Method::Nfs && self.is_idle()? && self.is_refused().await =>
+            {
                 self.replace_if_idle(point).await?
             }
             other => other,
@@ -160,28 +166,39 @@ impl Export {
         }
     }
 
-    /// Mounts again what a machine mounted before it joined, or after it was a worker, as soon as no disk of it is in use.
+    /// Mounts again what is mounted by another path than it would be now, or by one that the appliance refuses, unless
+    /// a disk of it is mounted or attached.
     async fn replace_if_idle(&self, point: MountPoint) -> Result<Option<MountPoint>, AttachError> {
-        if self.disks()?.is_empty() && self.devices()?.is_empty() {
-            self.replace(&point).await?;
-            return Ok(None);
+        if self.is_idle()? {
+            return match self.replace(&point).await {
+                Ok(()) => Ok(None),
+                // A program is in it, or the appliance is away.
+                Err(error) => {
+                    tracing::warn!(%error, "the export stays mounted as it is; restart the driver to mount it again");
+                    Ok(Some(point))
+                }
+            };
         }
-        let (is, should) = if self.is_by_secret(&point) {
-            ("by a worker's secret path", "by the address of this machine")
-        } else {
-            ("by the address of this machine", "by a worker's secret path")
+        let name = |mounts: Option<&str>| match mounts {
+            Some(mounts) => format!("by a secret path below {mounts}"),
+            None => "by the address of this machine".to_owned(),
         };
         tracing::warn!(
-            is,
-            should,
+            is = name(self.mounted_below(&point)),
+            should = name(self.mounts_below()),
             "the export stays mounted as it is, since disks of it are in use; restart the driver when none is"
         );
         Ok(Some(point))
     }
 
+    /// Whether no disk of the export is mounted or attached.
+    fn is_idle(&self) -> Result<bool, AttachError> {
+        Ok(self.disks()?.is_empty() && self.devices()?.is_empty())
+    }
+
     /// Takes away an export of other options, if no disk of it is in use.
     async fn replace(&self, point: &MountPoint) -> Result<(), AttachError> {
-        if !self.disks()?.is_empty() || !self.devices()?.is_empty() {
+        if !self.is_idle()? {
             return Err(AttachError::OtherExport {
                 got: format!("{} ({})", without_secret(&point.source), point.kind),
                 expected: format!("{} ({})", self.source(), self.method),
@@ -221,8 +238,8 @@ impl Export {
     fn start_serving(&self) -> Result<(), AttachError> {
         make_directory(&self.directory)?;
         let mut source = self.source();
-        if self.mounts_by_secret() {
-            source.push_str(&format!("/{WORKER_MOUNTS}"));
+        if let Some(mounts) = self.mounts_below() {
+            source.push_str(&format!("/{mounts}"));
         }
         let serving = self.service().start(&source, &self.directory)?;
         self.set_serving(Some(serving));

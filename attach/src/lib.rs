@@ -102,11 +102,11 @@ pub struct Options {
 
 /// Knows the path by which the export is mounted. A secret one counts for a short time.
 pub trait PathSource: fmt::Debug + Send + Sync {
-    /// Whether the path is a secret one now, and not that of the export.
-    fn is_secret(&self) -> bool;
+    /// The name of the export below which the secret path is now: `.worker`, or `.export`. `None` if that cannot be said.
+    fn mounts_below(&self) -> Option<&'static str>;
 
-    /// The path now: that of the export with `.worker` and a secret below it, or that of the export. Waits while the
-    /// appliance is away.
+    /// The path now: that of the export with such a name and a secret below it, or that of the export alone, if the
+    /// appliance has no other. Waits while the appliance is away.
     ///
     /// # Errors
     /// Why there is none.

@@ -32,6 +32,7 @@ pub(crate) const UMOUNT: Tool = Tool { program: "umount", package: "mount" };
 pub(crate) const LOSETUP: Tool = Tool { program: "losetup", package: "mount" };
 pub(crate) const FSFREEZE: Tool = Tool { program: "fsfreeze", package: "util-linux" };
 pub(crate) const SYNC: Tool = Tool { program: "sync", package: "coreutils" };
+pub(crate) const STAT: Tool = Tool { program: "stat", package: "coreutils" };
 pub(crate) const MKFS_EXT4: Tool = Tool { program: "mkfs.ext4", package: "e2fsprogs" };
 pub(crate) const DEBUGFS: Tool = Tool { program: "debugfs", package: "e2fsprogs" };
 pub(crate) const E2FSCK: Tool = Tool { program: "e2fsck", package: "e2fsprogs" };

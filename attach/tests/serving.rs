@@ -325,15 +325,15 @@ fn mount_source(place: &Place) -> String {
     mount_fields(place).iter().skip_while(|field| *field != "-").nth(2).unwrap().clone()
 }
 
-/// A machine that is a worker, or that is none.
+/// A machine that mounts by secret paths below this name.
 #[derive(Debug)]
 struct Machine {
-    is_worker: bool,
+    mounts: &'static str,
 }
 
 impl PathSource for Machine {
-    fn is_secret(&self) -> bool {
-        self.is_worker
+    fn mounts_below(&self) -> Option<&'static str> {
+        Some(self.mounts)
     }
 
     fn get(&self) -> Pin<Box<dyn Future<Output = Result<String, String>> + Send + '_>> {
@@ -346,29 +346,30 @@ async fn a_machine_that_joined_mounts_again_once_no_disk_is_in_use() {
     attach.make_file_system("disk").await.unwrap();
     attach.mount(DISK, &target(&place), Access::ReadWrite).await.unwrap();
     drop(attach);
-    let (whole, of_worker) = ("127.0.0.1:2049/slackwater", "127.0.0.1:2049/slackwater/.worker");
-    let options = |is_worker| Options {
-        mount_path: Some(Arc::new(Machine { is_worker })),
+    let (by_address, of_worker) = ("127.0.0.1:2049/slackwater", ".worker");
+    let options = |mounts| Options {
+        mount_path: Some(Arc::new(Machine { mounts })),
         ..place.options(keeper_program(&place.export), tool_program())
     };
     // With a disk it stays as it is, and serves.
-    let attach = Attach::open(options(true)).await.unwrap();
-    assert_eq!(mount_source(&place), whole);
+    let attach = Attach::open(options(of_worker)).await.unwrap();
+    assert_eq!(mount_source(&place), by_address);
     exercise(&place, &attach, "in use").await;
     attach.unmount(&target(&place)).await.unwrap();
     until("it is released", async || attach.is_released(DISK).await.unwrap()).await;
     drop(attach);
     // Each way, and not again where nothing changed.
-    for (is_worker, expected) in [(true, of_worker), (true, of_worker), (false, whole)] {
+    for mounts in [of_worker, of_worker, ".export", ".export", of_worker] {
         let before = mount_fields(&place)[0].clone();
         let was = mount_source(&place);
-        drop(Attach::open(options(is_worker)).await.unwrap());
+        let expected = format!("{by_address}/{mounts}");
+        drop(Attach::open(options(mounts)).await.unwrap());
         assert_eq!(mount_source(&place), expected);
         // A number may be given to the next mount.
         let is_same = mount_fields(&place)[0] == before;
         assert!(is_same || was != expected, "it was mounted again");
     }
-    let attach = Attach::open(options(false)).await.unwrap();
+    let attach = Attach::open(options(of_worker)).await.unwrap();
     attach.mount(DISK, &target(&place), Access::ReadWrite).await.unwrap();
     end(place, attach).await;
 }

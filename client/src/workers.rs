@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use reqwest::Method;
+use slackwater_api::error::ProblemCode;
 use slackwater_api::paths;
 use slackwater_api::worker::{
-    AddWorker, AddedWorker, JoinWorker, MountPath, ReplaceCredential, SecretHash, WORKER_MOUNTS,
-    Worker, WorkerList, WorkerName,
+    AddWorker, AddedWorker, EXPORT_MOUNTS, JoinWorker, MountPath, ReplaceCredential, SecretHash,
+    WORKER_MOUNTS, Worker, WorkerList, WorkerName,
 };
 use uuid::Uuid;
 
@@ -87,16 +88,22 @@ impl Client {
         self.call(Call::new(Method::POST, paths::MOUNT_PATHS.to_owned())).await
     }
 
-    /// The path by which this client's machine mounts `export`: a secret one with a worker's credential, else the
-    /// export's own. Waits while the appliance is away.
+    /// The name below the export under which this client's machine mounts: `.worker` with a worker's credential, else
+    /// `.export`.
     ///
     /// # Errors
-    /// As of [`Self::mount_path`]; `TokenFile`: the file of the credential cannot be read; `Protocol`: the appliance's
-    /// export is another one.
+    /// `TokenFile`: the file of the credential or token cannot be read.
+    pub fn mounts_below(&self) -> Result<&'static str, ClientError> {
+        Ok(if self.has_credential()? { WORKER_MOUNTS } else { EXPORT_MOUNTS })
+    }
+
+    /// The path by which this client's machine mounts `export`: a secret one, or that of the export itself where the
+    /// appliance has no secret paths (release 0.2), and goes by the address. Waits while the appliance is away.
+    ///
+    /// # Errors
+    /// As of [`Self::mount_path`]; `TokenFile`: the file of the credential or token cannot be read; `Protocol`: the
+    /// appliance's export is another one.
     pub async fn path_to_mount(&self, export: &str) -> Result<String, ClientError> {
-        if !self.has_credential()? {
-            return Ok(export.to_owned());
-        }
         let client = self.with_retry(RetryPolicy::never());
         let mut wait = MOUNT_WAIT_MIN;
         loop {
@@ -106,6 +113,13 @@ impl Client {
                     tokio::time::sleep(wait.max(error.retry_after().unwrap_or_default())).await;
                     wait = (wait * 2).min(MOUNT_WAIT_MAX);
                 }
+                // A worker that joined never mounts by its address.
+                Err(error)
+                    if error.code() == Some(ProblemCode::UnknownRoute)
+                        && !self.has_credential()? =>
+                {
+                    return Ok(export.to_owned());
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -113,8 +127,11 @@ impl Client {
 
     /// The path, if it is of this export.
     fn below(&self, export: &str, path: String) -> Result<String, ClientError> {
-        let mounts = format!("{}/{WORKER_MOUNTS}/", export.trim_end_matches('/'));
-        if path.starts_with(&mounts) {
+        let export_path = export.trim_end_matches('/');
+        let names = path.strip_prefix(export_path).unwrap_or_default();
+        let is_below = |mounts| names.starts_with(&format!("/{mounts}/"));
+        // Either, as the machine may have joined in between.
+        if [WORKER_MOUNTS, EXPORT_MOUNTS].into_iter().any(is_below) {
             return Ok(path);
         }
         // Without the path, which is a secret.

@@ -73,8 +73,7 @@ pub struct ServeOptions {
     pub client: slackwater_client::Client,
     /// The appliance's NFS face: where bytes come from and go to.
     pub nfs_address: SocketAddr,
-    /// The NFS export, such as `/slackwater`: mounted unless `client` has a worker's credential, which asks for a path
-    /// of its own.
+    /// The NFS export, such as `/slackwater`. It is mounted by a secret path below, for which `client` asks.
     pub export: String,
     /// Where blocks are kept. No two processes may share it at a time.
     pub cache_directory: PathBuf,

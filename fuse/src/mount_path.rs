@@ -2,11 +2,12 @@
 //!
 //! ```text
 //! a worker's credential --> POST /v1/mount-paths --> EXPORT/.worker/SECRET, good for minutes
-//! a token, or none -----------------------------> EXPORT, by the address of this machine
+//! a token, or none -----------------------------> EXPORT/.export/SECRET, good for minutes
+//!   where the appliance knows no such paths ----> EXPORT, by the address of this machine
 //! ```
-//! Both have the same paths below them, but a worker's leads to what it reaches alone.
+//! All have the same paths below them, but a worker's leads to what it reaches alone.
 //!
-//! Invariant: a worker that the appliance refuses mounts nothing. The path is in no log.
+//! Invariant: a caller that the appliance does not know mounts nothing. The path is in no log.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,7 +31,7 @@ pub(crate) struct MountPath {
 }
 
 impl MountPath {
-    /// The path of the caller of `client`, which is that of the export unless it is a worker.
+    /// The path of the caller of `client`.
     pub(crate) fn new(client: &Client, export: &str) -> Self {
         Self { client: client.clone(), export: export.to_owned(), refused: Arc::default() }
     }
@@ -43,7 +44,7 @@ impl MountPath {
     /// The path now. Waits while the appliance is away.
     ///
     /// # Errors
-    /// `ACCESS`: the appliance refuses the worker. `NOSPC`: it has no room for the worker's directory.
+    /// `ACCESS`: the appliance refuses the caller. `NOSPC`: it has no room for the worker's directory.
     pub(crate) async fn get(&self) -> Result<String, Errno> {
         if let Some((errno, until)) = *self.refused.lock()
             && Instant::now() < until
@@ -51,7 +52,7 @@ impl MountPath {
             return Err(errno);
         }
         self.client.path_to_mount(&self.export).await.map_err(|error| {
-            tracing::error!(%error, "the appliance gives this worker no path to mount");
+            tracing::error!(%error, "the appliance gives this machine no path to mount");
             let errno = errno_of(&error);
             *self.refused.lock() = Some((errno, Instant::now() + REFUSED_PAUSE));
             errno
@@ -159,11 +160,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_no_worker_asks_for_no_path() {
-        // No server is there.
-        let url = "http://127.0.0.1:9".to_owned();
-        assert_eq!(path(url.clone(), "a-token").await.as_deref(), Ok("/slackwater"));
+    async fn a_token_mounts_by_the_path_that_it_is_given() {
+        let given = r#"{"path":"/slackwater/.export/s","expires_at":"2026-11-26T09:00:00Z"}"#;
+        let url = answering(&[("201 Created", given), ("201 Created", given)]).await;
+        assert_eq!(path(url.clone(), "a-token").await.as_deref(), Ok("/slackwater/.export/s"));
         let client = Client::builder(url).build().unwrap();
-        assert_eq!(MountPath::new(&client, "/x").get().await.as_deref(), Ok("/x"));
+        let path = MountPath::new(&client, "/slackwater");
+        assert_eq!(path.get().await.as_deref(), Ok("/slackwater/.export/s"), "without a token");
+    }
+
+    #[tokio::test]
+    async fn a_token_mounts_by_its_address_where_no_paths_are_known() {
+        // An appliance of release 0.2; a token of the role read-only; a token that is not known.
+        for (status, problem, expected, of_worker) in [
+            ("404 Not Found", problem(404, "unknown_route"), Ok("/slackwater"), Errno::IO),
+            ("403 Forbidden", problem(403, "forbidden"), Err(Errno::ACCESS), Errno::ACCESS),
+            (
+                "401 Unauthorized",
+                problem(401, "unauthenticated"),
+                Err(Errno::ACCESS),
+                Errno::ACCESS,
+            ),
+        ] {
+            let url = answering(&[(status, &problem), (status, &problem)]).await;
+            let got = path(url.clone(), "a-token").await;
+            assert_eq!(got.as_deref().map_err(|errno| *errno), expected, "{status}");
+            assert_eq!(path(url, &credential()).await, Err(of_worker), "{status}");
+        }
     }
 }

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use rustix::io::Errno;
-use tokio::sync::OnceCell;
-use tokio::time::sleep;
+use tokio::sync::Mutex;
+use tokio::time::{Instant, sleep};
 
 use crate::mount_path::MountPath;
 use crate::rpc::{Procedure, RpcClient, RpcError};
@@ -39,6 +39,10 @@ const COMMIT: Procedure = nfs(21);
 /// Times that a path to mount is asked for, if the appliance does not take the one before.
 const MOUNT_TRIES: u32 = 3;
 
+/// How long the root is not mounted once more after that was done: a directory that this machine may not search is refused
+/// as well, with each handle.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(10);
+
 /// Longest handle (RFC 1813 section 2.4).
 const HANDLE_BYTES_MAX: usize = 64;
 /// Bytes of `fattr3`.
@@ -64,6 +68,14 @@ pub(crate) struct Found {
     pub(crate) attributes: Attributes,
 }
 
+/// The handle by which the export is mounted.
+#[derive(Debug, Default)]
+struct Root {
+    handle: Option<Handle>,
+    /// When it was asked for again, as the appliance refused the one before.
+    renewed_at: Option<Instant>,
+}
+
 /// The appliance's NFS face.
 #[derive(Clone, Debug)]
 pub(crate) struct Nfs {
@@ -71,7 +83,7 @@ pub(crate) struct Nfs {
     reads: RpcClient,
     writes: RpcClient,
     path: MountPath,
-    root: Arc<OnceCell<Handle>>,
+    root: Arc<Mutex<Root>>,
     statistics: Arc<Statistics>,
 }
 
@@ -87,8 +99,32 @@ impl Nfs {
     }
 
     /// The handle of the export's root, or of what a worker sees as the root.
-    pub(crate) async fn root(&self) -> Result<Handle, Errno> {
-        self.root.get_or_try_init(|| self.mount()).await.cloned()
+    async fn root(&self) -> Result<Handle, Errno> {
+        let mut root = self.root.lock().await;
+        if let Some(handle) = &root.handle {
+            return Ok(handle.clone());
+        }
+        let handle = self.mount().await?;
+        root.handle = Some(handle.clone());
+        Ok(handle)
+    }
+
+    /// Another handle of the root than one that the appliance refused: the token that it was mounted by may be another one
+    /// now.
+    ///
+    /// # Errors
+    /// `ACCESS`: another one was asked for a short time ago.
+    async fn root_after(&self, refused: &Handle) -> Result<Handle, Errno> {
+        {
+            let mut root = self.root.lock().await;
+            if root.handle.as_ref() == Some(refused) {
+                if root.renewed_at.is_some_and(|at| at.elapsed() < RENEWAL_PAUSE) {
+                    return Err(Errno::ACCESS);
+                }
+                *root = Root { handle: None, renewed_at: Some(Instant::now()) };
+            }
+        }
+        self.root().await
     }
 
     async fn mount(&self) -> Result<Handle, Errno> {
@@ -104,6 +140,15 @@ impl Nfs {
                 Err(Errno::ACCESS) if left > 0 && !self.path.is_fixed(&path) => {}
                 Err(errno) => return Err(errno),
             }
+        }
+    }
+
+    /// The file or directory of that name in the root.
+    pub(crate) async fn lookup_in_root(&self, name: &str) -> Result<Found, Errno> {
+        let root = self.root().await?;
+        match self.lookup(&root, name).await {
+            Err(Errno::ACCESS) => self.lookup(&self.root_after(&root).await?, name).await,
+            outcome => outcome,
         }
     }
 
@@ -210,7 +255,15 @@ impl Nfs {
     }
 
     pub(crate) async fn status(&self) -> Result<FileSystemStatus, Errno> {
-        let arguments = with_handle(&self.root().await?);
+        let root = self.root().await?;
+        match self.status_of(&root).await {
+            Err(Errno::ACCESS) => self.status_of(&self.root_after(&root).await?).await,
+            outcome => outcome,
+        }
+    }
+
+    async fn status_of(&self, root: &Handle) -> Result<FileSystemStatus, Errno> {
+        let arguments = with_handle(root);
         let mut results = call(&self.reads, FILE_SYSTEM_STATUS, &arguments, None).await?;
         decoded(file_system_status(&mut results))
     }

@@ -87,14 +87,13 @@ impl Export {
         if parent == NodeId::ROOT && name == STATISTICS_NAME {
             return Ok(statistics_attributes().entry_reply(NodeId::STATISTICS));
         }
-        let (path, directory) = if parent == NodeId::ROOT {
-            (name.to_owned(), self.nfs.root().await?)
+        let (path, found) = if parent == NodeId::ROOT {
+            (name.to_owned(), self.nfs.lookup_in_root(name).await?)
         } else {
             let (path, object) = self.nodes.get(parent)?;
             let Object::Directory(handle) = object else { return Err(Errno::NOTDIR) };
-            (format!("{path}/{name}"), handle)
+            (format!("{path}/{name}"), self.nfs.lookup(&handle, name).await?)
         };
-        let found = self.nfs.lookup(&directory, name).await?;
         let node = self.nodes.look_up(path, &found)?;
         Ok(found.attributes.entry_reply(node))
     }

@@ -26,7 +26,7 @@ pub struct NfsOptions {
     /// Refuse calls from ports of 1024 and above, which any user of a client can open.
     pub require_privileged_port: bool,
     /// Whether an address that is listed mounts the whole export, and handles of such mounts are taken.
-    /// Otherwise all mount by secret paths.
+    /// Otherwise all mount by secret paths. By default they are, as without a gate nothing could be mounted else.
     pub mounts_by_address: bool,
     /// Connections served at once; the first call of one more waits until another one ends.
     /// Connections that have not made a call are not counted, and bounded on their own.

@@ -9,7 +9,7 @@ use slackwater_nfs::{MountGate, MountScope};
 
 /// The workers, tokens and secret paths of the appliance, by the store's clock.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub struct Gate {
     workers: Arc<Workers>,
     tokens: Arc<Tokens>,
     paths: Arc<MountPaths>,
@@ -17,7 +17,9 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub(crate) fn new(options: &ApiOptions, store: &Arc<Store>) -> Self {
+    /// The gate of the NFS face of this store, beside a REST face with these options.
+    #[must_use]
+    pub fn new(options: &ApiOptions, store: &Arc<Store>) -> Self {
         Self {
             workers: Arc::clone(&options.workers),
             tokens: Arc::clone(&options.tokens),

@@ -12,6 +12,7 @@
 pub mod check;
 pub mod config;
 pub mod error;
+pub mod gate;
 pub mod heaps;
 pub mod memory;
 pub mod metrics;
@@ -19,7 +20,6 @@ pub mod run;
 pub mod token_command;
 
 mod data_file;
-mod gate;
 mod listen;
 mod logs;
 mod open_files;

@@ -173,7 +173,7 @@ mod tests {
         let text = text(|_| {});
         for line in [
             "mount -t nfs -o vers=3,proto=tcp,port=2049,mountport=2049,nolock,hard \
-             127.0.0.1:/slackwater /mnt",
+             127.0.0.1:\"$(slackwater --api http://127.0.0.1:8049 mount-path)\" /mnt",
             "snapshot=$(slackwater --api http://127.0.0.1:8049 snapshot create disks/one.img)",
             "slackwater --api http://127.0.0.1:8049 clone \"$snapshot\" disks/two.img",
             "curl -fsS -H 'Content-Type: application/json' http://127.0.0.1:8049/v1/clones \
@@ -196,15 +196,15 @@ mod tests {
                 secret: Secret::new("0123456789abcdef"),
             }];
         });
-        assert!(text.contains("port=700,mountport=700,nolock,hard [::1]:/slackwater"), "{text}");
+        assert!(text.contains("port=700,mountport=700,nolock,hard [::1]:\"$(slackw"), "{text}");
         assert!(text.contains("--api https://127.0.0.1:800 --ca /c.pem"), "{text}");
         assert!(text.contains("--cacert /c.pem -H \"Authorization: Bearer $SLACKWATER_TOKEN\""));
     }
 
     #[test]
-    fn mounts_by_a_secret_path_where_an_address_is_not_enough() {
-        let text = text(|config| config.insecure_address_only = false);
-        let line = "127.0.0.1:\"$(slackwater --api http://127.0.0.1:8049 mount-path)\" /mnt";
+    fn mounts_by_address_where_that_is_enough() {
+        let text = text(|config| config.insecure_address_only = true);
+        let line = ",hard 127.0.0.1:/slackwater /mnt";
         assert!(text.lines().any(|found| found.ends_with(line)), "{line} is not in:\n{text}");
     }
 

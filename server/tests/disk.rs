@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use common::disk::Disk;
-use common::nfs::{Client, Handle, OK};
+use common::nfs::{BY_ADDRESS, Client, Handle, OK};
 use common::{Server, on_free_ports, slackwaterd};
 use serde_json::{Value, json};
 use slackwater_blockstore::{FilePath, Options, Stability, Store};
@@ -30,7 +30,10 @@ const STALL: Duration = Duration::from_secs(10);
 
 fn start_command(disk: &Disk) -> Command {
     let mut command = slackwaterd();
-    command.args(on_free_ports(&disk.path().join("store"))).args(["--squash", "no_root_squash"]);
+    command
+        .args(on_free_ports(&disk.path().join("store")))
+        .args(["--squash", "no_root_squash"])
+        .args(BY_ADDRESS);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     command
 }

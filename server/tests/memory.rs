@@ -6,7 +6,7 @@ mod common;
 
 use std::net::SocketAddr;
 
-use common::nfs::Client;
+use common::nfs::{BY_ADDRESS, Client};
 use common::{Server, on_free_ports, slackwaterd};
 use tempfile::TempDir;
 
@@ -81,7 +81,7 @@ fn two_hundred_clones_at_once_stay_within_a_small_budget() {
 fn clones_at_once(arguments: &[&str], budget_bytes: f64) {
     let directory = TempDir::new().unwrap();
     let mut command = slackwaterd();
-    command.args(on_free_ports(directory.path())).args(arguments);
+    command.args(on_free_ports(directory.path())).args(arguments).args(BY_ADDRESS);
     command.args(["--squash", "no_root_squash"]);
     let server = Server::start_with(&mut command);
     let body = serde_json::json!({ "path": "image", "size_bytes": 1_u64 << 30 });

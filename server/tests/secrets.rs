@@ -83,10 +83,15 @@ fn no_secret_is_logged_or_shown() {
     assert_eq!(session.len(), 64, "no session was given");
     let cookie = format!("JSESSIONID={session}");
     assert!(curl(&["-b", &cookie, &url("/api/v310/appliance")]).starts_with("HTTP/1.1 200"));
-    Client::connect(server.nfs).mount("/slackwater");
+    let header = format!("Authorization: Bearer {TOKEN}");
+    let made = curl(&["-X", "POST", "-H", &header, &url("/v1/mount-paths")]);
+    let (_, path) = made.split_once("\"path\":\"").unwrap();
+    let path = path.split('"').next().unwrap();
+    Client::connect(server.nfs).mount(path);
+    let path_secret = path.rsplit('/').next().unwrap();
 
-    let mut secrets =
-        [TOKEN, WRONG_TOKEN, PASSWORD, WRONG_PASSWORD, &session].map(str::to_owned).to_vec();
+    let secrets = [TOKEN, WRONG_TOKEN, PASSWORD, WRONG_PASSWORD, &session, path_secret];
+    let mut secrets = secrets.map(str::to_owned).to_vec();
     // Who has the hash can try words against it for as long as he likes.
     let hashes = secrets.iter().map(|secret| blake3::hash(secret.as_bytes()).to_hex().to_string());
     secrets.extend(hashes.collect::<Vec<_>>());

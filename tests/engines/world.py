@@ -33,15 +33,11 @@ UNMOUNT_LIMIT_SECONDS = 20
 
 
 class Server(appliance.Appliance):
-    """The appliance, which asks for tokens and lets none mount by address, and can also stop to answer."""
+    """The appliance, which asks for tokens, and can also stop to answer."""
 
     def __init__(self, *arguments, **options):
         super().__init__(*arguments, token=secrets.token_hex(16), **options)
         self._names = {}
-
-    def start(self, *arguments):
-        """Starts it; all mount by secret paths."""
-        super().start("--insecure-address-only", "false", *arguments)
 
     def add_worker(self, name, worker_id=None):
         """Adds a worker, under another name each time; returns that and its join token. The id is that of

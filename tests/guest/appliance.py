@@ -16,7 +16,6 @@ import urllib.request
 
 from ports import held_port
 
-EXPORT_PATH = "/slackwater"
 # What df has to report in the guest; far more than the scenarios write.
 CAPACITY, CAPACITY_BYTES = "8GiB", 8 << 30
 # A start after SIGKILL replays the log: seconds at most, with room for a machine that is five times
@@ -30,6 +29,11 @@ LEASH = ("setpriv", "--pdeathsig", "KILL", "--")
 
 class ApplianceError(Exception):
     """The server did not start, stop or answer as it has to."""
+
+
+def _environment():
+    """The caller's environment without settings of ours: the command line alone has these."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SLACKWATER")}
 
 
 def file_route(path):
@@ -67,15 +71,11 @@ class Appliance:
             self._token_file.touch(mode=0o600)
             self._token_file.write_text(f"test admin {self._token}\n")
             command += ["--token-file", str(self._token_file)]
-        # Nothing but the command line configures the server: the caller's environment does not.
-        environment = {
-            name: value for name, value in os.environ.items() if not name.startswith("SLACKWATER")
-        }
         with self.log_path.open("a") as log:
             log.write(f"--- start: {' '.join(command)}\n")
             log.flush()
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment()
             )
         deadline = time.monotonic() + START_LIMIT_SECONDS
         while True:
@@ -153,11 +153,32 @@ class Appliance:
         """Makes a clone."""
         return self.call("POST", "/v1/clones", {"snapshot_id": snapshot_id, "path": path})
 
+    def let_in(self, secret):
+        """Has the token `other` have this secret, until the next start: the file is read again."""
+        self._token_file.write_text(f"test admin {self._token}\nother worker {secret}\n")
+
+    def mount_path(self):
+        """A path by which the export is mounted, a secret one."""
+        return self.call("POST", "/v1/mount-paths")["path"]
+
+    def printed(self, command):
+        """What a command that the server printed answers, as pasted into a shell with the token."""
+        # Where a `slackwater` is installed, the server prints its bare name.
+        ours = f"{pathlib.Path(os.environ['SLACKWATER']).parent}:{os.environ['PATH']}"
+        more = {"SLACKWATER_TOKEN": self._token, "PATH": ours}
+        done = subprocess.run(
+            ["sh", "-c", command], env=_environment() | more,
+            capture_output=True, check=False, timeout=REQUEST_LIMIT_SECONDS, text=True,
+        )
+        if done.returncode != 0:
+            raise ApplianceError(f"{command}: {done.stderr}")
+        return done.stdout.strip()
+
     def nfs_url(self, path=""):
-        """The URL of a path below the export for libnfs, which asks no port mapper then. The
+        """The URL of a path below the export for libnfs, which asks no port mapper then; for one use. The
         user ids make the caller root whoever runs the tests, as in the guest."""
         ports = f"nfsport={self.nfs_port}&mountport={self.nfs_port}&uid=0&gid=0"
-        return f"nfs://127.0.0.1{EXPORT_PATH}/{path}?{ports}"
+        return f"nfs://127.0.0.1{self.mount_path()}/{path}?{ports}"
 
     def read_over_nfs(self, path):
         """A file's bytes as a client in user space reads them, past every cache of the guest."""

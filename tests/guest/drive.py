@@ -141,9 +141,9 @@ def run(options, chosen, scratch):
             guest = machine.Machine(scratch, kernel, initramfs)
             cleanup.callback(guest.stop)
             guest.run(
-                f"printf 'nfs_port=%s\\napi_port=%s\\nexport_path=%s\\n' {server.nfs_port} "
-                f"{server.api_port} {appliance.EXPORT_PATH} >/run/appliance\n"
-                f"(umask 077; echo {TOKEN} >/run/token)"
+                f"printf 'nfs_port=%s\\napi_port=%s\\n' {server.nfs_port} {server.api_port} >/run/appliance\n"
+                f"(umask 077; echo {TOKEN} >/run/token; "
+                f"echo 'Authorization: Bearer {TOKEN}' >/run/authorization)"
             )
             world = World(server, guest, pool, scratch)
             passed, failed = run_all(world, chosen)
@@ -165,7 +165,8 @@ def main():
             say(f"{entry.limit_seconds:4} s  {entry.title}")
         return 0 if options.list else 2
     for variable, package in (
-        ("SLACKWATERD", "slackwater-server"), ("SLACKWATER_DRIVER", "slackwater-driver")
+        ("SLACKWATERD", "slackwater-server"), ("SLACKWATER_DRIVER", "slackwater-driver"),
+        ("SLACKWATER", "slackwater-client"),
     ):
         if not os.access(os.environ[variable], os.X_OK):
             say(f"no program at {os.environ[variable]}: "

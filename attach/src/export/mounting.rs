@@ -1,7 +1,8 @@
 //! How the export is mounted: by which path, and with what options.
 //!
 //! ```text
-//! PathSource --> EXPORT, or EXPORT/.worker/SECRET --> a line of a table --> mount(8), on its standard input
+//! PathSource --> EXPORT, or EXPORT/.worker/SECRET, or EXPORT/.export/SECRET
+//!            --> a line of a table --> mount(8), on its standard input
 //! ```
 //! Invariants: a secret path is in no command line and in no text of this program. The kernel shows it as the source of
 //! the mount, when it counts for some seconds more.
@@ -13,20 +14,23 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::{Export, SNAPSHOTS, make_directory};
+use super::{Export, FIRST_MOUNT_TIME_LIMIT, SNAPSHOTS, make_directory};
 use crate::kernel::{self, MountPoint};
 use crate::serving;
-use crate::tools::{self, MODPROBE, MOUNT, Tools};
+use crate::tools::{self, MODPROBE, MOUNT, STAT, Tools};
 use crate::{AttachError, Method, Options};
 
-/// The name below which the secret paths of workers are.
-pub(super) const WORKER_MOUNTS: &str = ".worker";
+/// The names below which secret paths are: of workers, and of others.
+const SECRET_MOUNTS: [&str; 2] = [".worker", ".export"];
 
 /// The type of a kernel NFS mount.
 const NFS_FILE_SYSTEM: &str = "nfs";
 
 /// What the mounts of the export have: their files are disks, and nothing else.
 const MOUNT_OPTIONS: &str = "noatime,nosuid,nodev,noexec";
+
+/// How often a mount is tried, each time by another path, if the appliance does not take the one before.
+const MOUNT_TRIES: u32 = 2;
 
 /// The mount option with which no symbolic link of a mount is followed.
 const NO_LINKS: &str = "nosymfollow";
@@ -44,19 +48,48 @@ impl Export {
             || point.options.split(',').any(|option| option == port)
             // The kernel does not print the port that NFS has by itself.
             || (address.port() == 2049 && !point.options.split(',').any(|o| o.starts_with("port=")));
-        let is_same_source = point.source == Path::new(&self.source()) || self.is_by_secret(point);
+        let is_same_source =
+            point.source == Path::new(&self.source()) || self.mounted_below(point).is_some();
         is_same_kind && is_same_port && is_same_source
     }
 
-    /// Whether a mount of the export is one by a secret path.
-    pub(super) fn is_by_secret(&self, point: &MountPoint) -> bool {
+    /// Below which name of the export a mount of it has its secret path, if it has one.
+    pub(super) fn mounted_below(&self, point: &MountPoint) -> Option<&'static str> {
         // Whole names are compared.
-        point.source.starts_with(format!("{}/{WORKER_MOUNTS}", self.source()))
+        let is_below = |mounts: &str| {
+            let source = format!("{}/{mounts}", self.source());
+            point.source.starts_with(source)
+        };
+        SECRET_MOUNTS.into_iter().find(|&mounts| is_below(mounts))
     }
 
-    /// Whether the export is mounted by a secret path from now on.
-    pub(super) fn mounts_by_secret(&self) -> bool {
-        self.options.mount_path.as_ref().is_some_and(|path| path.is_secret())
+    /// Below which name of the export its secret path is from now on, if it is asked for one.
+    pub(super) fn mounts_below(&self) -> Option<&'static str> {
+        self.options.mount_path.as_ref()?.mounts_below()
+    }
+
+    /// Whether a mount goes on by the same path as one that would be made now.
+    pub(super) async fn is_mounted_alike(&self, point: &MountPoint) -> bool {
+        let Some(source) = &self.options.mount_path else {
+            return self.mounted_below(point).is_none();
+        };
+        // Where that cannot be said, no other mount could be made.
+        let now = source.mounts_below();
+        if now.is_none() || now == self.mounted_below(point) {
+            return true;
+        }
+        // An appliance of release 0.2 has no secret paths.
+        let path = timeout_at(Instant::now() + FIRST_MOUNT_TIME_LIMIT, source.get()).await;
+        let is_by_address = matches!(path, Ok(Ok(path)) if path == self.options.export);
+        is_by_address && self.mounted_below(point).is_none()
+    }
+
+    /// Whether the appliance refuses the handles of a mount by the kernel: those of a token that is gone, or of an address.
+    pub(super) async fn is_refused(&self) -> bool {
+        // It asks the appliance each time, for what the kernel does not keep.
+        let call = self.tools.call(STAT).limit(FIRST_MOUNT_TIME_LIMIT).arguments(["-f", "--"]);
+        let outcome = call.argument(&self.directory).run().await;
+        outcome.is_err_and(|error| tools::says(&error, "Permission denied"))
     }
 
     /// What the mount table shows as the source of the export; a secret path has more names behind it.
@@ -89,8 +122,7 @@ impl Export {
         Ok(())
     }
 
-    /// Mounts what is `below` the export. The path may be a secret, which is not for the process list: `mount` reads it as
-    /// a line of a file system table.
+    /// Mounts what is `below` the export.
     pub(super) async fn mount_nfs_at(
         &self,
         directory: &Path,
@@ -98,16 +130,54 @@ impl Export {
         access: &str,
         deadline: Instant,
     ) -> Result<(), AttachError> {
-        let (address, export) = (self.options.nfs_address, &self.options.export);
-        let refused = |reason| AttachError::Export { address, export: export.clone(), reason };
-        let path = match &self.options.mount_path {
-            Some(source) => match timeout_at(deadline, source.get()).await {
-                Ok(path) => path.map_err(|reason| AttachError::NoPath { address, reason })?,
-                Err(_) => return Err(refused("its REST face gave no path in time".to_owned())),
-            },
-            None => export.clone(),
+        let export = &self.options.export;
+        let mut tries = MOUNT_TRIES;
+        loop {
+            tries -= 1;
+            let path = self.path_to_mount(deadline).await?;
+            let path = path.trim_end_matches('/');
+            match self.mount_path_at(path, directory, below, access, deadline).await {
+                // What the tool says has the path in it. An appliance that restarts forgets secret paths.
+                Err(AttachError::Tool { reason, .. }) if tries == 0 || path == export => {
+                    return Err(self.refused(reason.replace(path, export)));
+                }
+                Err(AttachError::Tool { .. }) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// The path by which the export is mounted now.
+    async fn path_to_mount(&self, deadline: Instant) -> Result<String, AttachError> {
+        let Some(source) = &self.options.mount_path else {
+            return Ok(self.options.export.clone());
         };
-        let path = path.trim_end_matches('/');
+        match timeout_at(deadline, source.get()).await {
+            Ok(path) => path.map_err(|reason| AttachError::NoPath {
+                address: self.options.nfs_address,
+                reason,
+            }),
+            Err(_) => Err(self.refused("its REST face gave no path in time".to_owned())),
+        }
+    }
+
+    /// The export cannot be mounted, for this reason.
+    fn refused(&self, reason: String) -> AttachError {
+        let Options { nfs_address: address, export, .. } = &self.options;
+        AttachError::Export { address: *address, export: export.clone(), reason }
+    }
+
+    /// Mounts what is `below` a path, which may be a secret and is not for the process list: `mount` reads it as a line of
+    /// a file system table. Its errors have the path.
+    async fn mount_path_at(
+        &self,
+        path: &str,
+        directory: &Path,
+        below: &str,
+        access: &str,
+        deadline: Instant,
+    ) -> Result<(), AttachError> {
+        let address = self.options.nfs_address;
         let whole = format!("{path}/{below}");
         let source = nfs_source(address, whole.trim_end_matches('/'));
         let options = nfs_options(address, access);
@@ -121,12 +191,7 @@ impl Export {
         // Not `/dev/stdin`, which a machine without udev does not have; and of a file in memory, as `mount` takes no pipe.
         let table = ["-n", "-i", "-T", "/proc/self/fd/0"];
         let call = self.tools.call(MOUNT).limit(left).arguments(table).input(input);
-        let mounted = call.argument(directory).run().await;
-        mounted.map(drop).map_err(|error| match error {
-            // What the tool says has the path in it.
-            AttachError::Tool { reason, .. } => refused(reason.replace(path, export)),
-            other => other,
-        })
+        call.argument(directory).run().await.map(drop)
     }
 
     /// Has the kernel follow no symbolic link of a mount of the export, for any program. Who may
@@ -201,10 +266,11 @@ fn table_line(source: &str, directory: &Path, kind: &str, options: &str) -> Vec<
 /// The source of a mount as it may be shown.
 pub(super) fn without_secret(source: &Path) -> String {
     let source = source.display().to_string();
-    match source.split_once(&format!("/{WORKER_MOUNTS}/")) {
-        Some((export, _)) => format!("{export}/{WORKER_MOUNTS}/..."),
-        None => source,
-    }
+    let cut = |mounts| {
+        let (export, _) = source.split_once(&format!("/{mounts}/"))?;
+        Some(format!("{export}/{mounts}/..."))
+    };
+    SECRET_MOUNTS.into_iter().find_map(cut).unwrap_or(source)
 }
 
 /// NFS where the kernel has it, else FUSE.
@@ -250,44 +316,46 @@ mod tests {
     async fn a_mount_is_known_by_its_source() {
         let directory = tempfile::tempdir().unwrap();
         let (nfs, fuse) = (Some(Method::Nfs), Some(Method::Fuse));
-        let secret = format!("/slackwater/.worker/{}", "5a".repeat(32));
+        let (worker, whole) = (Some(".worker"), Some(".export"));
+        let secret = |mounts: &str| format!("/slackwater/{mounts}/{}", "5a".repeat(32));
         let v4 = |path: &str| format!("10.0.0.5:{path}");
-        for (method, address, source, port, is_ours, is_by_secret) in [
-            (nfs, "10.0.0.5:2050", v4("/slackwater"), "port=2050", true, false),
-            (nfs, "10.0.0.5:2050", v4(&secret), "port=2050", true, true),
-            (nfs, "10.0.0.5:2050", v4(&secret), "port=2051", false, true),
-            (nfs, "10.0.0.5:2049", v4(&secret), "hard", true, true),
-            (nfs, "10.0.0.5:2050", v4("/slackwater/.workerx/a"), "port=2050", false, false),
-            (nfs, "10.0.0.5:2050", v4("/slackwater2"), "port=2050", false, false),
-            (nfs, "10.0.0.6:2050", v4(&secret), "port=2050", false, false),
-            (nfs, "[fd00::1]:2050", format!("[fd00::1]:{secret}"), "port=2050", true, true),
-            (fuse, "10.0.0.5:2050", "10.0.0.5:2050/slackwater".to_owned(), "", true, false),
-            (fuse, "10.0.0.5:2050", "10.0.0.5:2050/slackwater/.worker".to_owned(), "", true, true),
-            (
-                fuse,
-                "10.0.0.5:2050",
-                "10.0.0.5:2051/slackwater/.worker".to_owned(),
-                "",
-                false,
-                false,
-            ),
+        let (of_worker, of_whole) = (v4(&secret(".worker")), v4(&secret(".export")));
+        let of_fuse = |path: &str| format!("10.0.0.5:2050{path}");
+        let v6 = format!("[fd00::1]:{}", secret(".worker"));
+        let other_names = v4("/slackwater/.workerx/a");
+        for (method, address, source, port, is_ours, below) in [
+            (nfs, "10.0.0.5:2050", &v4("/slackwater"), "port=2050", true, None),
+            (nfs, "10.0.0.5:2050", &of_worker, "port=2050", true, worker),
+            (nfs, "10.0.0.5:2050", &of_whole, "port=2050", true, whole),
+            (nfs, "10.0.0.5:2050", &of_worker, "port=2051", false, worker),
+            (nfs, "10.0.0.5:2049", &of_worker, "hard", true, worker),
+            (nfs, "10.0.0.5:2050", &other_names, "port=2050", false, None),
+            (nfs, "10.0.0.5:2050", &v4("/slackwater2"), "port=2050", false, None),
+            (nfs, "10.0.0.6:2050", &of_worker, "port=2050", false, None),
+            (nfs, "[fd00::1]:2050", &v6, "port=2050", true, worker),
+            (fuse, "10.0.0.5:2050", &of_fuse("/slackwater"), "", true, None),
+            (fuse, "10.0.0.5:2050", &of_fuse("/slackwater/.worker"), "", true, worker),
+            (fuse, "10.0.0.5:2050", &of_fuse("/slackwater/.export"), "", true, whole),
+            (fuse, "10.0.0.5:2051", &of_fuse("/slackwater/.worker"), "", false, None),
         ] {
             let export = local(directory.path(), method, address).await;
             let kind = if method == nfs { NFS_FILE_SYSTEM } else { serving::FILE_SYSTEM };
             let point = MountPoint {
                 target: "/export".into(),
                 kind: kind.to_owned(),
-                source: source.clone().into(),
+                source: source.into(),
                 read_only: false,
                 mount_options: "rw".to_owned(),
                 options: format!("rw,{port}"),
             };
             assert_eq!(export.is_ours(&point), is_ours, "{source} {port}");
-            assert_eq!(export.is_by_secret(&point), is_by_secret, "{source} {port}");
+            assert_eq!(export.mounted_below(&point), below, "{source} {port}");
             assert!(!without_secret(&point.source).contains("5a5a"));
         }
-        assert_eq!(without_secret(Path::new(&v4(&secret))), "10.0.0.5:/slackwater/.worker/...");
-        assert_eq!(without_secret(Path::new("10.0.0.5:/a")), "10.0.0.5:/a");
+        let shown = |source: &str| without_secret(Path::new(source));
+        assert_eq!(shown(&of_worker), "10.0.0.5:/slackwater/.worker/...");
+        assert_eq!(shown(&of_whole), "10.0.0.5:/slackwater/.export/...");
+        assert_eq!(shown("10.0.0.5:/a"), "10.0.0.5:/a");
     }
 
     /// Gives a path that no appliance has.
@@ -295,8 +363,8 @@ mod tests {
     struct Secret;
 
     impl crate::PathSource for Secret {
-        fn is_secret(&self) -> bool {
-            true
+        fn mounts_below(&self) -> Option<&'static str> {
+            Some(".worker")
         }
 
         fn get(&self) -> Pin<Box<dyn Future<Output = Result<String, String>> + Send + '_>> {

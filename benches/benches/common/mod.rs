@@ -10,6 +10,7 @@ use slackwater_api::{ApiOptions, MetricsSource};
 use slackwater_blockstore::{FilePath, Options, Store};
 use slackwater_client::{Client, RetryPolicy};
 use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
+use slackwater_server::gate::Gate;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -76,12 +77,17 @@ impl Appliance {
         let (nfs, rest) = (listen(), listen());
         let nfs_address = nfs.local_addr().expect("an address");
         let url = format!("http://{}", rest.local_addr().expect("an address"));
-        let options = NfsOptions { squash: Squash::NoRootSquash, ..NfsOptions::default() };
+        let api_options = ApiOptions::default();
+        let options = NfsOptions {
+            squash: Squash::NoRootSquash,
+            gate: Some(Arc::new(Gate::new(&api_options, &store))),
+            ..NfsOptions::default()
+        };
         let (served, metrics) = (Arc::clone(&store), Arc::new(NfsMetrics::new()));
         let forever = std::future::pending;
         runtime.spawn(slackwater_nfs::run(nfs, served, options, metrics, forever()));
         let served = Arc::clone(&store);
-        let router = slackwater_api::router(served, ApiOptions::default(), Arc::new(NoMetrics));
+        let router = slackwater_api::router(served, api_options, Arc::new(NoMetrics));
         runtime.spawn(slackwater_api::run(rest, router, None, forever()));
         Self { store, nfs: nfs_address, url, runtime: Some(runtime), _folder: folder }
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde::Serialize;
 use slackwater_benches::wire::{Handle, LAST_FRAGMENT, Session, call, random_xid};
 
-use super::worker::EXPORT;
+use super::target::EXPORT;
 
 /// The slow ones move a byte in this time.
 const BYTE_TIME: Duration = Duration::from_secs(1);

@@ -11,14 +11,19 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
+use slackwater_benches::wire::{Handle, Session};
 use slackwater_client::{Client, RetryPolicy, Token};
 use tokio::net::TcpSocket;
 use tokio::runtime::Runtime;
 
 use super::chance::Chance;
+use super::trouble::Trouble;
 use crate::failure::Failure;
 use crate::process;
 use crate::stop::Stop;
+
+/// The export's path, the server's default.
+pub(super) const EXPORT: &str = "/slackwater";
 
 /// Ports below those that outgoing connections get (from 32768 on), of which many are in use.
 const PORT_FIRST: u64 = 20_000;
@@ -44,6 +49,8 @@ pub(super) struct Target {
     pub(super) api: SocketAddr,
     /// Sent with each call over REST.
     pub(super) token: Option<Token>,
+    /// Whether its export is mounted by address, and not by secret paths.
+    pub(super) by_address: bool,
     ready_limit: Duration,
     _holders: [TcpSocket; 2],
 }
@@ -75,6 +82,7 @@ impl Target {
             nfs,
             api,
             token: None,
+            by_address: false,
             ready_limit,
             _holders: [nfs_holder, api_holder],
         })
@@ -154,6 +162,15 @@ impl Target {
             builder = builder.token(token.clone());
         }
         Ok(builder.timeout(timeout).build()?)
+    }
+
+    /// Mounts its export.
+    pub(super) fn mount(&self, client: &Client, runtime: &Runtime) -> Result<Handle, Trouble> {
+        let path = match self.by_address {
+            true => EXPORT.to_owned(),
+            false => runtime.block_on(client.mount_path())?.path,
+        };
+        Ok(Session::mount(self.nfs, &path)?)
     }
 
     /// Lines of the log that no life of a sound server writes.

@@ -24,9 +24,6 @@ use super::target::Target;
 use super::trouble::Trouble;
 use crate::failure::Failure;
 
-/// The export's path, the server's default.
-pub(super) const EXPORT: &str = "/slackwater";
-
 /// How much a worker has and does.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scale {
@@ -264,7 +261,7 @@ impl Worker {
     }
 
     fn try_live(&mut self, life: &Life<'_>) -> Result<(), Trouble> {
-        let mut line = Line::connect(life.target, self.scale)?;
+        let mut line = Line::connect(life.target, self.scale, &self.runtime)?;
         self.recover(&mut line, life.is_thorough)?;
         life.verified.fetch_add(1, Ordering::SeqCst);
         if self.scale.is_filled_first && !life.is_last {
@@ -295,12 +292,16 @@ impl Worker {
 }
 
 impl Line {
-    pub(super) fn connect(target: &Target, scale: Scale) -> Result<Self, Trouble> {
-        let root = Session::mount(target.nfs, EXPORT)?;
+    pub(super) fn connect(
+        target: &Target,
+        scale: Scale,
+        runtime: &Runtime,
+    ) -> Result<Self, Trouble> {
         let sessions = (0..scale.sessions).map(|_| Session::connect(target.nfs));
         let sessions = sessions.collect::<Result<_, _>>()?;
         let client = target.client(REST_LIMIT, scale.retry);
         let client = client.map_err(|failure| Trouble::broken(failure.to_string()))?;
+        let root = target.mount(&client, runtime)?;
         Ok(Self { sessions, root, client })
     }
 

@@ -138,9 +138,25 @@ async fn appliance(target: &Target, client: &Client) -> Vec<Line> {
         Err(error) => lines.push(Line::new(Level::Fail, "appliance, NFS", error.to_string())),
     }
     if reached {
+        lines.push(mount_path(target, client).await);
         lines.push(clock(client).await);
     }
     lines
+}
+
+/// Whether the appliance gives this machine a path to mount.
+async fn mount_path(target: &Target, client: &Client) -> Line {
+    let what = "appliance, a path to mount";
+    match tokio::time::timeout(TIMEOUT, client.path_to_mount(&target.export_path)).await {
+        Ok(Ok(path)) if path == target.export_path => Line::new(
+            Level::Warn,
+            what,
+            "none, as it is of release 0.2 and goes by the address of this machine",
+        ),
+        Ok(Ok(_)) => Line::new(Level::Ok, what, "a secret one, for a few minutes"),
+        Ok(Err(error)) => Line::new(Level::Fail, what, error.to_string()),
+        Err(_) => Line::new(Level::Warn, what, "the appliance takes long to answer"),
+    }
 }
 
 async fn rest(target: &Target, client: &Client) -> Line {

@@ -123,14 +123,13 @@ impl Target {
     }
 }
 
-/// Gives the path by which this machine mounts the export: a secret one, if it is a worker that joined.
+/// Gives the path by which this machine mounts the export: a secret one, of its worker or of its token.
 #[derive(Clone, Debug)]
 struct MountPath(Target);
 
 impl slackwater_attach::PathSource for MountPath {
-    fn is_secret(&self) -> bool {
-        let client = self.0.client_of_export();
-        client.is_ok_and(|client| client.has_credential().unwrap_or_default())
+    fn mounts_below(&self) -> Option<&'static str> {
+        self.0.client_of_export().ok()?.mounts_below().ok()
     }
 
     fn get(&self) -> Pin<Box<dyn Future<Output = Result<String, String>> + Send + '_>> {

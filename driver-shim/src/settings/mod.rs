@@ -44,7 +44,7 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_NFS", value_name = "ADDRESS")]
     pub nfs: Option<String>,
 
-    /// What of it is mounted [default: /slackwater]
+    /// Its export path, below which the secret path is that it gives [default: /slackwater]
     #[arg(long, env = "SLACKWATER_EXPORT_PATH", value_name = "PATH")]
     pub export_path: Option<String>,
 

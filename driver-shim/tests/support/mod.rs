@@ -31,6 +31,7 @@ use slackwater_client::{Client, RetryPolicy};
 pub use slackwater_driver::trust::Trust;
 use slackwater_driver::worker::{Worker, WorkerOptions};
 use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
+use slackwater_server::gate::Gate;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
@@ -185,6 +186,7 @@ impl Appliance {
             credential_grace: Duration::ZERO,
             ..ApiOptions::default()
         };
+        let gate = Arc::new(Gate::new(&options, &self.store));
         let router = slackwater_api::router(Arc::clone(&self.store), options, metrics);
         let ahead = self.clock_ahead;
         let router = router.layer(from_fn(move |request, next| answer_ahead(ahead, request, next)));
@@ -192,7 +194,13 @@ impl Appliance {
         let rest = self.runtime().spawn(async move {
             slackwater_api::run(api, router, None, shutdown).await.unwrap();
         });
-        let options = NfsOptions { squash: Squash::NoRootSquash, ..NfsOptions::default() };
+        // As it is by default: no mount by address.
+        let options = NfsOptions {
+            squash: Squash::NoRootSquash,
+            mounts_by_address: false,
+            gate: Some(gate),
+            ..NfsOptions::default()
+        };
         let (store, shutdown) = (Arc::clone(&self.store), wait(stopped));
         let export = self.runtime().spawn(async move {
             let metrics = Arc::new(NfsMetrics::new());

@@ -1,11 +1,13 @@
 //! Reads through a real mount: right bytes, and no more fetched than were read.
 
 use std::os::unix::fs::FileExt;
+use std::time::{Duration, Instant};
 
-use crate::support::appliance::Appliance;
-use crate::support::mount::{Mount, forget_pages};
+use crate::support::appliance::{Appliance, TOKEN};
+use crate::support::mount::{LIMIT, Mount, forget_pages};
 use crate::support::noise;
 use rustix::io::Errno;
+use slackwater_api::{Role, Secret, Token};
 
 const BLOCK: usize = 4096;
 
@@ -148,4 +150,28 @@ fn what_is_not_served_is_refused() {
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     assert!(names.contains(&".slackwater-stats".to_owned()), "{names:?}");
+}
+
+#[test]
+fn after_its_token_changed_it_mounts_again() {
+    let mut appliance = Appliance::start();
+    appliance.file("disks/one", &noise(1, 1 << 20));
+    let mount = Mount::new(&appliance);
+    let before = mount.open("disks/one");
+    appliance.crash();
+    // Until now no token was asked for, so that of the mount is gone.
+    let (name, role) = ("worker".to_owned(), Role::Worker);
+    appliance.restart_for(vec![Token { name, role, secret: Secret::new(TOKEN) }]);
+    let refused = before.read_at(&mut [0; BLOCK], 0).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(Errno::ACCESS.raw_os_error()), "{refused}");
+    // For a second the kernel takes a name for the file that it was, with the handle that is refused.
+    let deadline = Instant::now() + LIMIT;
+    let mut block = [0; BLOCK];
+    let read =
+        |block: &mut [u8]| std::fs::File::open(mount.path("disks/one"))?.read_exact_at(block, 0);
+    while let Err(error) = read(&mut block) {
+        assert!(Instant::now() < deadline, "{error}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(block == noise(1, 1 << 20)[..BLOCK]);
 }

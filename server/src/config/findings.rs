@@ -28,7 +28,7 @@ pub enum Finding {
     Changeable(PathBuf),
     /// A token file with secrets, where their hashes would do.
     PlainSecrets(TokenFile),
-    /// NFS at this address, by which other machines mount the whole export.
+    /// NFS at this address, where the address alone lets machines mount the whole export.
     AddressOnly(SocketAddr),
 }
 
@@ -45,8 +45,8 @@ impl fmt::Display for Finding {
             }
             Self::AddressOnly(address) => write!(
                 f,
-                "each address of --nfs-client mounts the whole export at {address}, and each container behind such an \
-                 address reads and writes every disk: let all workers join, also those with a token, then set --insecure-address-only false"
+                "--insecure-address-only is true: each user and container of a machine that --nfs-client lists mounts the \
+                 whole export at {address}: let workers join, mount by `slackwater mount-path`, then set it to false"
             ),
             Self::PlainSecrets(TokenFile { path, plain_secrets }) => {
                 let path = path.display();
@@ -79,10 +79,9 @@ pub(super) fn find(
     tokens.iter().flat_map(of_token_file).chain(with_secret).collect()
 }
 
-/// Whether other machines mount the whole export by their address alone.
+/// Whether machines mount the whole export by their address alone. On loopback too: each local user is there.
 pub(super) fn of_nfs(insecure_address_only: bool, nfs_listen: SocketAddr) -> Option<Finding> {
-    let is_reached = !nfs_listen.ip().to_canonical().is_loopback();
-    (insecure_address_only && is_reached).then_some(Finding::AddressOnly(nfs_listen))
+    insecure_address_only.then_some(Finding::AddressOnly(nfs_listen))
 }
 
 pub(crate) fn of_token_file(file: &TokenFile) -> impl Iterator<Item = Finding> {
@@ -131,16 +130,12 @@ mod tests {
     }
 
     #[test]
-    fn mounts_by_address_are_told_where_others_reach_them() {
-        for (address, insecure, is_told) in [
-            ("10.0.0.5:2049", true, true),
-            ("[::]:2049", true, true),
-            ("10.0.0.5:2049", false, false),
-            ("127.0.0.1:2049", true, false),
-            ("[::ffff:127.0.0.1]:2049", true, false),
-        ] {
-            let found = of_nfs(insecure, address.parse().unwrap());
-            assert_eq!(found.is_some(), is_told, "{address} {insecure}");
+    fn mounts_by_address_are_told() {
+        for address in ["10.0.0.5:2049", "127.0.0.1:2049"] {
+            let address: SocketAddr = address.parse().unwrap();
+            let told = of_nfs(true, address).unwrap().to_string();
+            assert!(told.contains(&address.to_string()), "{told}");
+            assert_eq!(of_nfs(false, address), None);
         }
     }
 

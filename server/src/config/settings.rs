@@ -133,12 +133,13 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_NFS_PRIVILEGED_PORT", value_name = "BOOL")]
     pub nfs_privileged_port: Option<bool>,
 
-    /// Let each address of --nfs-client mount the whole export [default: true]
+    /// Let each address of --nfs-client mount the whole export, as release 0.2 did [default: false]
     ///
-    /// All containers of a machine have its address: one of them can read and write every disk. With
-    /// false all mount by secret paths: workers that joined reach their own files and snapshots alone, and
-    /// their driver asks by itself; administrators mount the whole export (`slackwater mount-path`). Mounts
-    /// by address end, and so do those of drivers that have a token: let them join.
+    /// All users and containers of a machine have its address: with true each of them mounts the whole
+    /// export. With false all mount by secret paths, for which drivers ask by themselves: workers that
+    /// joined reach their own files and snapshots alone, tokens the whole export (`slackwater
+    /// mount-path`). Mounts by address, which drivers of release 0.2 make, are refused then, also those
+    /// from before a restart.
     #[arg(long, env = "SLACKWATER_INSECURE_ADDRESS_ONLY", value_name = "BOOL")]
     pub insecure_address_only: Option<bool>,
 
@@ -179,7 +180,7 @@ impl Settings {
             anonymous_uid: Some(65534),
             anonymous_gid: Some(65534),
             nfs_privileged_port: Some(false),
-            insecure_address_only: Some(true),
+            insecure_address_only: Some(false),
             nfs_connections: Some(512),
             nfs_io_threads: Some(16),
             log: "info".parse().ok(),

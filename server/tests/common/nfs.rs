@@ -19,6 +19,9 @@ const REMOVE: u32 = 12;
 /// The status of success (section 2.6).
 pub const OK: u32 = 0;
 
+/// Has a server be mounted by address, for tests of what is no question of who mounts.
+pub const BY_ADDRESS: [&str; 2] = ["--insecure-address-only", "true"];
+
 /// A file handle.
 pub type Handle = Vec<u8>;
 

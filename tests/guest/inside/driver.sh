@@ -16,13 +16,13 @@ driver() {
 
 # driver_join: becomes a worker of the appliance, by its administrator's token
 driver_join() {
-    (umask 077; echo "Authorization: Bearer $(cat /run/token)" >/run/authorization
+    (umask 077
         /tools/curl --silent --show-error --fail --data-binary '{"name": "guest"}' \
             --header @/run/authorization --header 'Content-Type: application/json' \
             "$SLACKWATER_API/v1/workers" >/run/added
         sed -n 's/.*"join_token":"\([^"]*\)".*/\1/p' /run/added >/run/join-token)
     driver join --join-token-file /run/join-token
-    rm /run/authorization /run/added /run/join-token
+    rm /run/added /run/join-token
 }
 
 # attached ARGUMENTS...: the program where no daemon is
@@ -47,6 +47,28 @@ driver_start() {
         kill -0 $! || fail "the driver ended; its log is on the console"
         sleep 0.1
     done
+}
+
+# other_once: a daemon with the token of /run/other-token, which mounts a disk, removes it and ends; prints by what
+# path the export stays mounted
+other_once() {
+    driver_socket=/run/plugins/other.sock
+    rm -f /run/other.ready
+    /tools/slackwater-driver --state-dir /run/other --token-file /run/other-token \
+        --docker-socket "$driver_socket" >/run/other.ready 2>/dev/console &
+    daemon=$!
+    while ! grep -q '^ready$' /run/other.ready 2>/dev/null; do
+        kill -0 $daemon || fail "the driver ended; its log is on the console"
+        sleep 0.1
+    done
+    for call in CreateReadWrite Get Put Remove; do
+        answer=$(plugin GraphDriver.$call '{"ID": "other", "Parent": "", "MountLabel": ""}')
+        case $answer in *'"Err":""'* | *'"Err":null'* | *'"Dir"'*) ;; *) fail "$call: $answer" ;; esac
+    done
+    while [ -n "$(driver_mounts /run/other)" ]; do sleep 0.2; done
+    kill $daemon
+    wait $daemon
+    awk '$2 == "/run/other/export" { print $1 }' /proc/mounts
 }
 
 # driver_end SIGNAL: returns when the process is gone

@@ -6,7 +6,7 @@ stat() { /tools/stat "$@"; }
 du() { /tools/du "$@"; }
 df() { /tools/df "$@"; }
 
-# Ports and export of the appliance, written by the host at the start.
+# Ports of the appliance, written by the host at the start.
 [ ! -e /run/appliance ] || . /run/appliance
 
 fail() {
@@ -32,12 +32,18 @@ refused() {
     esac
 }
 
-# export_mount DIRECTORY [MORE-OPTIONS [PATH-BELOW-EXPORT]]: of the appliance at $nfs_port
+# mount_path: a path by which the export of the appliance at $api_port is mounted, a secret one
+mount_path() {
+    /tools/curl --silent --show-error --fail --request POST --header @/run/authorization \
+        "http://10.0.2.2:$api_port/v1/mount-paths" | sed -n 's/.*"path":"\([^"]*\)".*/\1/p'
+}
+
+# export_mount DIRECTORY [MORE-OPTIONS [PATH-BELOW-EXPORT]]: of the appliance at $nfs_port and $api_port
 export_mount() {
     mkdir -p "$1"
     # -i: the kernel alone, without mount.nfs.
     mount -i -t nfs -o "nolock,vers=3,proto=tcp,mountproto=tcp,port=$nfs_port,mountport=$nfs_port,\
-rsize=1048576,wsize=1048576,addr=10.0.2.2,${2:-hard}" "10.0.2.2:$export_path${3:-}" "$1"
+rsize=1048576,wsize=1048576,addr=10.0.2.2,${2:-hard}" "10.0.2.2:$(mount_path)${3:-}" "$1"
 }
 
 # disk_mount IMAGE DIRECTORY: ext4 of an image through a loop device. A journal that was in use

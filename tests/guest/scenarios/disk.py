@@ -27,18 +27,20 @@ def mount(world):
 @scenario("mount.nfs mounts it with the line that the server prints", 60)
 def mount_helper(world):
     printed = re.search(
-        r"^mount -t nfs -o (\S+) 127\.0\.0\.1:(\S+) /mnt$",
+        r'^mount -t nfs -o (\S+) 127\.0\.0\.1:"\$\((.+)\)" /mnt$',
         world.appliance.log_path.read_text("utf-8", "replace"), re.MULTILINE,
     )
     require(printed, "the server printed no line to mount it with")
-    options, path = printed.groups()
+    options, command = printed.groups()
+    # The command asks for the path; its token is in the environment, as the server says.
+    made = [world.appliance.printed(command) for _ in range(2)]
     world.guest(f"""
         mkdir -p /helper
-        /tools/mount.nfs 10.0.2.2:{path} /helper -o {options}
+        /tools/mount.nfs 10.0.2.2:{made[0]} /helper -o {options}
         mkdir -p /helper/below/it
         # A directory of the export can be mounted on its own.
         mkdir -p /below
-        /tools/mount.nfs 10.0.2.2:{path}/below /below -o {options}
+        /tools/mount.nfs 10.0.2.2:{made[1]}/below /below -o {options}
         is "what the mount of a directory shows" "$(ls /below)" it
         umount /below
         rm -r /helper/below

@@ -31,6 +31,8 @@ MAKE_LAYER = """
     ln -s ../program/busybox /run/layer/etc/link
     tar -c -f /run/layer.tar -C /run/layer .
 """
+# Of one token, one after the other.
+OTHER_SECRETS = ("other-0123456789abcdef", "other-fedcba9876543210")
 
 
 def _call(world, call, **request):
@@ -213,6 +215,9 @@ def driver_attach(world):
     snapshot = _snapshot_of(world, "committed")
     clone = world.guest(f"""
         attached attach --snapshot {snapshot} /run/attach/seen
+        # With a token, by its secret path.
+        grep -q '/\\.export/[^ ]* /run/attach/attach/export nfs' /proc/mounts ||
+            fail "how it is mounted: $(grep /run/attach/export /proc/mounts)"
         pool 5 {DATA_BYTES} | cmp - /run/attach/seen/data
         refused 'Read-only file system' touch /run/attach/seen/new
         attached attach --clone {snapshot} /run/attach/clone""")
@@ -262,6 +267,30 @@ def driver_link(world):
         /tools/losetup --detach "$device"
         is "devices left" "$(grep -l -e /run/own -e /run/below /sys/block/loop*/loop/backing_file)" ""
         rm -r /n/linked /run/own /run/below""")
+
+
+@scenario("driver: when its token has changed, a driver without disks mounts again once it was restarted", 90)
+def driver_token(world):
+    sources = []
+    for secret in OTHER_SECRETS:
+        world.appliance.let_in(secret)
+        sources.append(world.guest(f"""
+            (umask 077; echo {secret} >/run/other-token
+                echo 'Authorization: Bearer {secret}' >/run/other-authorization)
+            # A refusal a second: more of them are counted as guesses.
+            while ! /tools/curl --silent --fail --output /run/other-stats \
+                --header @/run/other-authorization "$SLACKWATER_API/v1/stats"; do sleep 1; done
+            [ ! -e /run/other ] || refused 'denied' stat -f /run/other/export
+            first=$(other_once)
+            is "the path after another start" "$(other_once)" "$first"
+            stat -f /run/other/export >/run/other-stats
+            echo "$first" """))
+    require(all("/.export/" in source for source in sources), f"mounted were {sources}")
+    require(sources[0] != sources[1], "it is mounted by the path of the token that is gone")
+    world.guest("""
+        umount /run/other/export.snapshot
+        umount /run/other/export
+        rm /run/other-*""")
 
 
 @scenario("driver: everything removed leaves no mount, no loop device, and no file", 90)

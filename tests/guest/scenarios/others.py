@@ -26,7 +26,7 @@ def squash(world):
     for mode in ("root_squash", "all_squash"):
         with _another(world, mode, squash=mode) as server:
             world.guest(f"""
-                nfs_port={server.nfs_port}
+                nfs_port={server.nfs_port} api_port={server.api_port}
                 export_mount /squashed
                 is "bytes that everybody may read" "$(wc -c </squashed/file)" {FILE_BYTES}
                 refused 'denied' dd if=/pool of=/squashed/file bs=4096 count=1 conv=notrunc
@@ -40,7 +40,7 @@ def squash(world):
 def addresses(world):
     with _another(world, "read-only", client="127.0.0.0/8:ro") as server:
         world.guest(f"""
-            nfs_port={server.nfs_port}
+            nfs_port={server.nfs_port} api_port={server.api_port}
             export_mount /listed
             is "bytes read" "$(wc -c </listed/file)" {FILE_BYTES}
             # ACCESS offers no writing, so the client does not even try.
@@ -52,15 +52,28 @@ def addresses(world):
     with _another(world, "strangers", client="192.0.2.0/24:rw") as server:
         world.guest(f"""
             mkdir -p /stranger
-            refused 'denied' /tools/mount.nfs 10.0.2.2:$export_path /stranger -o \
+            # It has the secret path, and comes from the wrong address.
+            path=$(api_port={server.api_port} mount_path)
+            case $path in */.export/?*) ;; *) fail "no path: '$path'" ;; esac
+            refused 'denied' /tools/mount.nfs "10.0.2.2:$path" /stranger -o \
                 vers=3,proto=tcp,port={server.nfs_port},mountport={server.nfs_port},nolock""")
+
+
+@scenario("an address that is listed mounts nothing without a secret path", 60)
+def by_address(world):
+    world.guest("""
+        mkdir -p /addressed
+        for path in /slackwater /slackwater/.export /slackwater/.export/x /slackwater/.snapshot; do
+            refused 'denied' /tools/mount.nfs "10.0.2.2:$path" /addressed -o \
+                "vers=3,proto=tcp,port=$nfs_port,mountport=$nfs_port,nolock"
+        done""")
 
 
 @scenario("four writers over four connections (nconnect=4)", 60)
 def four_connections(world):
     with _another(world, "wide") as server:
         world.guest(f"""
-            nfs_port={server.nfs_port}
+            nfs_port={server.nfs_port} api_port={server.api_port}
             export_mount /wide hard,nconnect=4
             for number in 1 2 3 4; do
                 (

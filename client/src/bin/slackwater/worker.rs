@@ -35,8 +35,8 @@ pub(crate) enum WorkerCommand {
     List,
     /// Revoke workers: their credentials and their mounts are refused from then on
     ///
-    /// Running containers get I/O errors. Their files stay. Mounts of the whole export, by address or by a token, go on:
-    /// take the address from `nfs-client`, and the token, too. Layers that they registered stay trusted where
+    /// Running containers get I/O errors. Their files stay. Mounts by a token go on: take the token away, too; so do
+    /// those by address, if the server has `insecure-address-only`. Layers that they registered stay trusted where
     /// `trusted-makers` has their names. To delete the disks of one that is gone for good: `slackwater-driver workers
     /// sweep`.
     Revoke {

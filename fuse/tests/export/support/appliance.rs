@@ -4,16 +4,20 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_api::{ApiOptions, MetricsSource};
+use slackwater_api::{ApiOptions, MetricsSource, Token, Tokens};
 use slackwater_blockstore::{Options, Store};
 use slackwater_client::types::{CreateSnapshot, SnapshotId};
 use slackwater_client::{ByteRange, Client, DataSource};
 use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
+use slackwater_server::gate::Gate;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 
 use super::held_port::HeldPort;
+
+/// What all calls carry, whether the appliance asks for tokens or not.
+pub const TOKEN: &str = "token-of-tests-0123456789";
 
 /// Longer than any test's store needs to end.
 const END_MAX: Duration = Duration::from_secs(60);
@@ -49,8 +53,10 @@ impl Appliance {
         let ports = [HeldPort::new(), HeldPort::new()];
         let [nfs_address, api_address] = ports.each_ref().map(HeldPort::address);
         let data = tempfile::tempdir().unwrap();
-        let server = Some(serve(&data, nfs_address, api_address));
-        let client = Client::builder(format!("http://{api_address}")).build().unwrap();
+        let server = Some(serve(&data, nfs_address, api_address, Vec::new()));
+        let token = slackwater_client::Token::new(TOKEN).unwrap();
+        let client = Client::builder(format!("http://{api_address}")).token(token);
+        let client = client.build().unwrap();
         Self { server, nfs_address, api_address, client, calls, data, _ports: ports }
     }
 
@@ -63,8 +69,13 @@ impl Appliance {
 
     /// Starts it again, at the same addresses.
     pub fn restart(&mut self) {
+        self.restart_for(Vec::new());
+    }
+
+    /// Starts it again, and it asks for these tokens from now on.
+    pub fn restart_for(&mut self, tokens: Vec<Token>) {
         assert!(self.server.is_none(), "it is running");
-        self.server = Some(serve(&self.data, self.nfs_address, self.api_address));
+        self.server = Some(serve(&self.data, self.nfs_address, self.api_address, tokens));
     }
 
     /// A file with this content.
@@ -104,7 +115,7 @@ impl Appliance {
     }
 }
 
-fn serve(data: &TempDir, nfs: SocketAddr, api: SocketAddr) -> Runtime {
+fn serve(data: &TempDir, nfs: SocketAddr, api: SocketAddr, tokens: Vec<Token>) -> Runtime {
     let mut options = Options::new(data.path());
     options.memory_bytes = 128 << 20;
     // At the first try: a server that was ended has let it go.
@@ -112,9 +123,15 @@ fn serve(data: &TempDir, nfs: SocketAddr, api: SocketAddr) -> Runtime {
     let runtime = runtime();
     let bind = |address| runtime.block_on(TcpListener::bind(address)).unwrap();
     let (nfs, api) = (bind(nfs), bind(api));
-    let nfs_options = NfsOptions { squash: Squash::NoRootSquash, ..NfsOptions::default() };
-    let router =
-        slackwater_api::router(Arc::clone(&store), ApiOptions::default(), Arc::new(NoMetrics));
+    let options = ApiOptions { tokens: Tokens::new(tokens).into(), ..ApiOptions::default() };
+    // As it is by default: no mount by address.
+    let nfs_options = NfsOptions {
+        squash: Squash::NoRootSquash,
+        mounts_by_address: false,
+        gate: Some(Arc::new(Gate::new(&options, &store))),
+        ..NfsOptions::default()
+    };
+    let router = slackwater_api::router(Arc::clone(&store), options, Arc::new(NoMetrics));
     let metrics = Arc::new(NfsMetrics::new());
     runtime.spawn(slackwater_nfs::run(nfs, store, nfs_options, metrics, std::future::pending()));
     runtime.spawn(slackwater_api::run(api, router, None, std::future::pending()));
