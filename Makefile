@@ -39,7 +39,7 @@ build: needs ## Compile everything, optimized
 	cargo build --release --workspace --bins
 
 # Root of a client is root here: containers mount and write as root. Only this machine can
-# connect, as both addresses are loopback.
+# connect, as both addresses are loopback, and its users need the token in $(DATA_DIR)/admin-token.
 run: build ## Install what is missing, build, and serve on storage under ./data
 	exec $(RELEASE)/slackwaterd --data-dir $(DATA_DIR) --squash no_root_squash $(ARGS)
 

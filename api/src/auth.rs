@@ -261,8 +261,8 @@ fn caller(
                 Ok(Caller::anonymous())
             }
             _ => Err(Failure::unauthenticated(
-                "send the header `Authorization: Bearer TOKEN`: a token of the server's configuration, or the credential \
-                 of a worker, which `slackwater-driver join` makes",
+                "send the header `Authorization: Bearer TOKEN`: a token of the server's token files, or that of `admin-token` \
+                 in its data directory if it has none, or the credential of a worker, which `slackwater-driver join` makes",
             )),
         },
     }

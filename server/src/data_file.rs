@@ -75,11 +75,41 @@ pub(crate) fn sync(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }
 
+/// Whether a file could not be made because there is no room for it.
+pub(crate) fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    /// A file system with room for one file; unmounted when dropped.
+    pub(crate) struct OneFile(tempfile::TempDir);
+
+    impl OneFile {
+        pub(crate) fn new() -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let mut command = std::process::Command::new("mount");
+            // Its root is the other inode.
+            command.args(["-t", "tmpfs", "-o", "nr_inodes=2", "none"]).arg(directory.path());
+            assert!(command.status().unwrap().success());
+            Self(directory)
+        }
+
+        pub(crate) fn path(&self) -> &Path {
+            self.0.path()
+        }
+    }
+
+    impl Drop for OneFile {
+        fn drop(&mut self) {
+            let mut command = std::process::Command::new("umount");
+            let _ = command.arg("--lazy").arg(self.0.path()).status();
+        }
+    }
 
     #[test]
     fn a_file_is_replaced_as_a_whole_and_is_its_users_alone() {
@@ -102,5 +132,13 @@ mod tests {
         std::fs::create_dir(directory.path().join("name.new")).unwrap();
         replace(directory.path(), "name", b"after").unwrap_err();
         assert_eq!(std::fs::read(&path).unwrap(), b"before");
+    }
+
+    #[test]
+    fn a_full_disk_is_told_from_a_faulty_one() {
+        let error = |number| io::Error::from_raw_os_error(number);
+        // ENOSPC, EDQUOT, EIO, EROFS.
+        let found = [28, 122, 5, 30].map(|number| is_full(&error(number)));
+        assert_eq!(found, [true, true, false, false]);
     }
 }

@@ -78,6 +78,18 @@ pub enum ServerError {
         /// What is wrong.
         source: io::Error,
     },
+    /// The administrator's token cannot be read or made.
+    #[error(
+        "the administrator's token, {}, cannot be used: {source}; or give token files by --token-file (`slackwaterd token \
+         add` makes them)",
+        path.display()
+    )]
+    AdminToken {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        source: io::Error,
+    },
     /// There is no store to check.
     #[error("there is no store in {}: name its directory by --data-dir", data_dir.display())]
     NoStore {
@@ -154,7 +166,8 @@ impl ServerError {
             | Self::Nfs(_)
             | Self::Api(_)
             | Self::Ended { .. }
-            | Self::Panicked { .. } => EXIT_FAILURE,
+            | Self::Panicked { .. }
+            | Self::AdminToken { .. } => EXIT_FAILURE,
         }
     }
 }

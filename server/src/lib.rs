@@ -19,6 +19,7 @@ pub mod metrics;
 pub mod run;
 pub mod token_command;
 
+mod admin_token;
 mod data_file;
 mod listen;
 mod logs;

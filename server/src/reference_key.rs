@@ -83,7 +83,7 @@ fn load(data_dir: &Path) -> Result<Option<ReferenceKey>, ServerError> {
         // The process that made it may have been killed before its name was on the disk.
         Ok(file) => read(file).and_then(|key| data_file::sync(data_dir).map(|()| key)),
         Err(error) if error.kind() == ErrorKind::NotFound => match make(data_dir) {
-            Err(error) if is_full(&error) => return Ok(None),
+            Err(error) if data_file::is_full(&error) => return Ok(None),
             made => made,
         },
         Err(error) => Err(error),
@@ -117,15 +117,12 @@ fn make(data_dir: &Path) -> io::Result<ReferenceKey> {
     Ok(ReferenceKey::from_bytes(bytes))
 }
 
-fn is_full(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+    use crate::data_file::tests::OneFile;
 
     #[test]
     fn it_is_made_once_and_stays() {
@@ -163,39 +160,10 @@ mod tests {
         assert!(matches!(load(missing), Err(ServerError::ReferenceKey { .. })));
     }
 
-    #[test]
-    fn a_full_disk_is_told_from_a_faulty_one() {
-        let error = |number| io::Error::from_raw_os_error(number);
-        // ENOSPC, EDQUOT, EIO, EROFS.
-        let found = [28, 122, 5, 30].map(|number| is_full(&error(number)));
-        assert_eq!(found, [true, true, false, false]);
-    }
-
-    /// A file system with room for one file; unmounted when dropped.
-    struct Small(tempfile::TempDir);
-
-    impl Small {
-        fn new() -> Self {
-            let directory = tempfile::tempdir().unwrap();
-            let mut command = std::process::Command::new("mount");
-            // Its root is the other inode.
-            command.args(["-t", "tmpfs", "-o", "nr_inodes=2", "none"]).arg(directory.path());
-            assert!(command.status().unwrap().success());
-            Self(directory)
-        }
-    }
-
-    impl Drop for Small {
-        fn drop(&mut self) {
-            let mut command = std::process::Command::new("umount");
-            let _ = command.arg("--lazy").arg(self.0.path()).status();
-        }
-    }
-
     #[tokio::test]
     async fn as_root_a_key_is_made_once_there_is_room() {
-        let small = Small::new();
-        let path = small.0.path();
+        let small = OneFile::new();
+        let path = small.path();
         let filler = path.join("filler");
         std::fs::write(&filler, "").unwrap();
         let cell = Arc::default();

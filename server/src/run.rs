@@ -1,7 +1,7 @@
 //! The life of the server.
 //!
 //! ```text
-//! logs -> signals -> bind both addresses -> open the store -> key of references, workers -> serve -> ready
+//! logs -> signals -> bind both addresses -> open the store -> token, key of references, workers -> serve -> ready
 //!      signal, or a server that fails -> stop accepting -> drain -> close the store
 //! ```
 //!
@@ -26,7 +26,7 @@ use crate::metrics::Page;
 use crate::signals::{self, Stop};
 use crate::token_files::TokenFiles;
 use crate::welcome::Welcome;
-use crate::{logs, open_files, options, reference_key, systemd, workers};
+use crate::{admin_token, logs, open_files, options, reference_key, systemd, workers};
 
 /// Time for calls that are under way when the stop begins. Both servers bound their own
 /// drain below this; what outlives it waits for a disk that does not answer, and the client
@@ -59,7 +59,7 @@ async fn start(config: Config) -> Result<(), ServerError> {
     let stop = signals::stop_on_signal()?;
     let listeners = listen::bind(&config).await?;
     let store = open(&config).await?;
-    let served = serve(&config, listeners, &store, stop).await;
+    let served = serve(config, listeners, &store, stop).await;
     let closed = close(store).await;
     // The first failure is the cause; the second is at most its consequence.
     served.and(closed)
@@ -67,15 +67,26 @@ async fn start(config: Config) -> Result<(), ServerError> {
 
 /// Serves until the stop.
 async fn serve(
-    config: &Config,
+    mut config: Config,
     listeners: Listeners,
     store: &Arc<Store>,
     stop: Stop,
 ) -> Result<(), ServerError> {
+    let mut without_room = None;
+    if let Some(path) = &config.admin_token_file {
+        let (token, is_made) = admin_token::provide(path).await?;
+        config.tokens.push(token);
+        without_room = (!is_made).then(|| path.clone());
+    }
+    let config = &config;
     let api_options = options::api(config, &store.handle_key());
     reference_key::provide(&config.data_dir, &api_options.reference_key).await?;
     let workers = workers(config, &api_options.tokens).await?;
     let api_options = ApiOptions { workers: Arc::new(workers), ..api_options };
+    if let Some(path) = without_room {
+        let (tokens, workers) = (Arc::clone(&api_options.tokens), Arc::clone(&api_options.workers));
+        tokio::spawn(admin_token::provide_later(path, tokens, workers));
+    }
     let addresses = listeners.addresses;
     let servers = Servers::start(config, listeners, store, api_options);
     announce(config, addresses, store);

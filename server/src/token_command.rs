@@ -172,7 +172,7 @@ fn check_name(name: &str) -> Result<(), ServerError> {
     Err(ConfigError::Value { key: NAME_KEY, got, expected }.into())
 }
 
-fn new_secret() -> io::Result<String> {
+pub(crate) fn new_secret() -> io::Result<String> {
     let mut bytes = [0; SECRET_BYTES];
     getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
     let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();

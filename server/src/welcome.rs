@@ -49,11 +49,26 @@ impl<'a> Welcome<'a> {
 
     /// Says that calls need a token, if they do.
     fn token_lines(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(path) = &self.config.admin_token_file {
+            // For a shell in any directory.
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            let path = quoted(&path.display().to_string());
+            writeln!(
+                f,
+                "\n# What follows needs the administrator's token, as root or as the user of the server:"
+            )?;
+            return writeln!(f, "export SLACKWATER_TOKEN=\"$(cat {path})\"");
+        }
         if self.config.tokens.is_empty() {
             return Ok(());
         }
         writeln!(f, "\n# What follows needs a token of the token file:")?;
         writeln!(f, "export SLACKWATER_TOKEN=...")
+    }
+
+    /// Whether calls need a token.
+    fn asks_for_tokens(&self) -> bool {
+        self.config.admin_token_file.is_some() || !self.config.tokens.is_empty()
     }
 
     /// The command line client with what it needs to reach this server.
@@ -71,8 +86,9 @@ impl<'a> Welcome<'a> {
         if let Some(tls) = &self.config.tls {
             curl.push_str(&format!(" --cacert {}", tls.certificate.display()));
         }
-        if !self.config.tokens.is_empty() {
-            curl.push_str(" -H \"Authorization: Bearer $SLACKWATER_TOKEN\"");
+        if self.asks_for_tokens() {
+            // Not as an argument, which all users of the machine see.
+            curl.push_str(" -H @<(printf 'Authorization: Bearer %s' \"$SLACKWATER_TOKEN\")");
         }
         curl.push_str(" -H 'Content-Type: application/json'");
         curl
@@ -102,7 +118,7 @@ impl fmt::Display for Welcome<'_> {
         writeln!(f, "{client} file create disks/one.img 1GiB")?;
         writeln!(f, "snapshot=$({client} snapshot create disks/one.img)")?;
         writeln!(f, "{client} clone \"$snapshot\" disks/two.img")?;
-        writeln!(f, "\n# The same snapshot and clone with curl:")?;
+        writeln!(f, "\n# The same snapshot and clone with curl (in bash or zsh):")?;
         writeln!(
             f,
             "snapshot=$({curl} {url}/v1/snapshots -d '{{\"path\":\"disks/one.img\"}}' \
@@ -176,12 +192,21 @@ mod tests {
              127.0.0.1:\"$(slackwater --api http://127.0.0.1:8049 mount-path)\" /mnt",
             "snapshot=$(slackwater --api http://127.0.0.1:8049 snapshot create disks/one.img)",
             "slackwater --api http://127.0.0.1:8049 clone \"$snapshot\" disks/two.img",
-            "curl -fsS -H 'Content-Type: application/json' http://127.0.0.1:8049/v1/clones \
+            "curl -fsS -H @<(printf 'Authorization: Bearer %s' \"$SLACKWATER_TOKEN\") -H 'Content-Type: application/json' \
+             http://127.0.0.1:8049/v1/clones \
              -d \"{\\\"snapshot_id\\\":\\\"$snapshot\\\",\\\"path\\\":\\\"disks/three.img\\\"}\"",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
         }
-        assert!(!text.contains("TOKEN"));
+        let token = std::path::absolute("data/admin-token").unwrap();
+        let line = format!("export SLACKWATER_TOKEN=\"$(cat {})\"", token.display());
+        assert!(text.lines().any(|found| found == line), "{line} is not in:\n{text}");
+    }
+
+    #[test]
+    fn says_nothing_of_tokens_where_none_is_asked_for() {
+        let text = text(|config| config.admin_token_file = None);
+        assert!(!text.contains("TOKEN"), "{text}");
     }
 
     #[test]
@@ -189,6 +214,7 @@ mod tests {
         let text = text(|config| {
             config.nfs_listen = "[::]:700".parse().unwrap();
             config.api_listen = "0.0.0.0:800".parse().unwrap();
+            config.admin_token_file = None;
             config.tls = Some(TlsPaths { certificate: "/c.pem".into(), key: "/k.pem".into() });
             config.tokens = vec![Token {
                 name: "ops".to_owned(),
@@ -198,7 +224,9 @@ mod tests {
         });
         assert!(text.contains("port=700,mountport=700,nolock,hard [::1]:\"$(slackw"), "{text}");
         assert!(text.contains("--api https://127.0.0.1:800 --ca /c.pem"), "{text}");
-        assert!(text.contains("--cacert /c.pem -H \"Authorization: Bearer $SLACKWATER_TOKEN\""));
+        assert!(text.contains(
+            "--cacert /c.pem -H @<(printf 'Authorization: Bearer %s' \"$SLACKWATER_TOKEN\")"
+        ));
     }
 
     #[test]

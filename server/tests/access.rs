@@ -10,7 +10,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use common::nfs::{BY_ADDRESS, Client};
-use common::{Server, on_free_ports, run_to_end, slackwaterd};
+use common::{Server, on_free_ports, run_to_end, slackwaterd, with_its_token};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -349,6 +349,101 @@ fn the_export_path_is_the_configured_one() {
     assert!(!client.mount(&path).is_empty());
     assert_eq!(client.try_mount(&path.replace("/other/name", "/slackwater")), Err(2));
     assert!(server.stop().success());
+}
+
+/// The token that a server on this data directory made.
+fn admin_token(data_dir: &Path) -> String {
+    let path = data_dir.join("admin-token");
+    assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
+    std::fs::read_to_string(path).unwrap().trim_end().to_owned()
+}
+
+#[test]
+fn without_token_files_the_server_makes_a_token_of_its_own() {
+    let directory = TempDir::new().unwrap();
+    let data_dir = directory.path().join("store");
+    let start = || Server::start_with(slackwaterd().args(with_its_token(&data_dir)));
+    let server = start();
+    let token = admin_token(&data_dir);
+    // As all local users who do not read it.
+    for (method, path) in [("GET", "/v1/stats"), ("POST", "/v1/mount-paths"), ("GET", "/metrics")] {
+        assert_eq!(server.http(method, path, "").0, 401, "{path}");
+    }
+    let guessed = format!("/slackwater/.export/{}", "5a".repeat(32));
+    assert_eq!(Client::connect(server.nfs).try_mount(&guessed), Err(13));
+    assert_eq!(status_of(&server, &token, "/v1/workers"), "200");
+    let made = call(&server, &token, &["-X", "POST"], "/v1/mount-paths");
+    let root = Client::connect(server.nfs).mount(&field(&made.1, "path"));
+    assert!(server.stop().success());
+    // It is the same after a restart, and so is what was mounted by it.
+    let server = start();
+    assert_eq!(status_of(&server, &token, "/v1/workers"), "200");
+    assert_eq!(Client::connect(server.nfs).getattr(&root), 0);
+    assert!(server.stop().success());
+    // Another one ends both.
+    std::fs::remove_file(data_dir.join("admin-token")).unwrap();
+    let server = start();
+    assert_eq!(status_of(&server, &token, "/v1/workers"), "401");
+    assert_ne!(Client::connect(server.nfs).getattr(&root), 0);
+    assert_eq!(status_of(&server, &admin_token(&data_dir), "/v1/workers"), "200");
+    assert!(server.stop().success());
+}
+
+#[test]
+fn with_token_files_its_own_token_counts_no_more_unless_they_have_it() {
+    let directory = TempDir::new().unwrap();
+    let data_dir = directory.path().join("store");
+    let server = Server::start_with(slackwaterd().args(with_its_token(&data_dir)));
+    let token = admin_token(&data_dir);
+    let made = call(&server, &token, &["-X", "POST"], "/v1/mount-paths");
+    let root = Client::connect(server.nfs).mount(&field(&made.1, "path"));
+    assert!(server.stop().success());
+    let with_it = format!("ops admin {ADMIN}\n@local-admin admin {token}\n");
+    for (lines, status, mounted) in
+        [(with_it, "200", 0), (format!("ops admin {ADMIN}\n"), "401", 13)]
+    {
+        let tokens = write(&directory, "tokens", &lines);
+        let mut command = slackwaterd();
+        command.args(with_its_token(&data_dir)).args(["--token-file", text(&tokens)]);
+        let server = Server::start_with(&mut command);
+        assert_eq!(status_of(&server, &token, "/v1/workers"), status);
+        assert_eq!(status_of(&server, ADMIN, "/v1/workers"), "200");
+        assert_eq!(Client::connect(server.nfs).getattr(&root), mounted);
+        assert!(server.stop().success());
+    }
+}
+
+#[test]
+fn only_an_option_that_names_it_lets_all_in_and_each_start_says_so() {
+    let directory = TempDir::new().unwrap();
+    let data_dir = directory.path().join("store");
+    let is_told = |line: &str| line.contains("WARN") && line.contains("--insecure-no-tokens");
+    let is_told_by = |mut server: Server| {
+        server.signal(Signal::TERM);
+        assert!(server.wait().success());
+        server.log().lines().any(is_told)
+    };
+    for _ in 0..2 {
+        let server = Server::start(&data_dir);
+        assert_eq!(server.http("GET", "/v1/workers", "").0, 200);
+        assert!(!data_dir.join("admin-token").exists(), "nothing needs it");
+        assert!(is_told_by(server));
+    }
+    let server = Server::start_with(slackwaterd().args(with_its_token(&data_dir)));
+    assert!(!is_told_by(server));
+}
+
+#[test]
+fn a_bad_admin_token_file_ends_the_start_and_is_named() {
+    let directory = TempDir::new().unwrap();
+    let mut command = slackwaterd();
+    command.args(with_its_token(directory.path()));
+    assert!(Server::start_with(&mut command).stop().success());
+    let path = write(&directory, "admin-token", "short\n");
+    let output = run_to_end(&mut command);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains(text(&path)) && said.contains("remove the file"), "{said}");
 }
 
 #[test]

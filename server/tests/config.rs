@@ -210,6 +210,10 @@ fn what_cannot_be_served_is_refused() {
         (&[][..], "data-dir is not set"),
         (&["--data-dir", "/d", "--nfs-listen", "0.0.0.0:2049"], "--nfs-client"),
         (&["--data-dir", "/d", "--api-listen", "[::]:8049"], "--token-file"),
+        (
+            &["--data-dir", "/d", "--api-listen", "[::]:8049", "--insecure-no-tokens", "true"],
+            "--token-file",
+        ),
         (&["--data-dir", "/d", "--memory", "1MiB"], "at least"),
         (&["--data-dir", "/d", "--tls-cert", "/c"], "without tls-key"),
         (&["--data-dir", "/d", "--export-path", "slack"], "begins with /"),

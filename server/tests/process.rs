@@ -9,7 +9,7 @@ use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Server, connect, on_free_ports, run_to_end, slackwaterd};
+use common::{PATIENCE, Server, connect, on_free_ports, run_to_end, slackwaterd, with_its_token};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -217,7 +217,8 @@ fn a_second_signal_ends_at_once() {
 #[test]
 fn the_printed_lines_work_as_they_stand() {
     let directory = TempDir::new().unwrap();
-    let server = Server::start(directory.path());
+    let data_dir = directory.path().join("it's new");
+    let server = Server::start_with(slackwaterd().args(with_its_token(&data_dir)));
     let port = server.nfs.port();
     let mount = format!(
         "mount -t nfs -o vers=3,proto=tcp,port={port},mountport={port},nolock,hard 127.0.0.1:"
@@ -228,9 +229,15 @@ fn the_printed_lines_work_as_they_stand() {
     assert!(line.ends_with(&expected), "{}", server.welcome);
 
     let body = r#"{"path":"disks/one.img","size_bytes":1073741824}"#;
-    assert_eq!(server.http("POST", "/v1/files", body).0, 201);
-    let (_, lines) = server.welcome.split_once("with curl:\n").unwrap();
-    let output = run_to_end(Command::new("bash").args(["-euo", "pipefail", "-c", lines]));
+    assert_eq!(server.http("POST", "/v1/files", body).0, 401, "it asks for a token");
+    let is_token = |line: &&str| line.starts_with("export SLACKWATER_TOKEN=");
+    let token = server.welcome.lines().find(is_token).unwrap();
+    let (_, lines) = server.welcome.split_once("with curl (in bash or zsh):\n").unwrap();
+    let make = "curl -fsS -H @<(printf 'Authorization: Bearer %s' \"$SLACKWATER_TOKEN\") \
+                -H 'Content-Type: application/json'";
+    let make = format!("{make} http://{}/v1/files -d '{body}' >/dev/null", server.api);
+    let lines = format!("{token}\n{make}\n{lines}");
+    let output = run_to_end(Command::new("bash").args(["-euo", "pipefail", "-c", &lines]));
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{lines}\n{error}");
     let clone: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();

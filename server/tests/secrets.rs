@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::nfs::Client;
-use common::{Server, on_free_ports, run_to_end, slackwaterd};
+use common::{Server, on_free_ports, run_to_end, slackwaterd, with_its_token};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -42,6 +42,29 @@ fn curl(arguments: &[&str]) -> String {
 /// Secrets that are in `text`.
 fn found<'a>(text: &str, secrets: &'a [String]) -> Vec<&'a String> {
     secrets.iter().filter(|secret| text.contains(secret.as_str())).collect()
+}
+
+#[test]
+fn the_token_that_the_server_makes_is_not_logged_or_shown() {
+    let directory = TempDir::new().unwrap();
+    let data_dir = directory.path().join("store");
+    let mut command = slackwaterd();
+    command.args(with_its_token(&data_dir)).args(["--log", "trace"]);
+    let mut server = Server::start_with(&mut command);
+    let token = std::fs::read_to_string(data_dir.join("admin-token")).unwrap();
+    let token = token.trim_end();
+    let header = format!("Authorization: Bearer {token}");
+    let url = |path: &str| format!("http://{}{path}", server.api);
+    let pages = ["/v1/stats", "/metrics", "/", "/openapi.json", "/v1/workers"];
+    let mut shown: String = pages.map(|path| curl(&["-H", &header, &url(path)])).concat();
+    shown.push_str(&server.welcome);
+    server.signal(Signal::TERM);
+    assert!(server.wait().success());
+    let log = server.log();
+    assert!(log.contains("admin-token"), "{log}");
+    shown.push_str(&log);
+    let secrets = [token.to_owned(), blake3::hash(token.as_bytes()).to_hex().to_string()];
+    assert_eq!(found(&shown, &secrets), Vec::<&String>::new(), "{shown}");
 }
 
 #[test]

@@ -117,6 +117,15 @@ appliance_healthy() {
     curl --silent --show-error --fail --max-time 60 "$SLACKWATER_API/readyz"
 }
 
+token_read() {
+    [ "$(curl --silent --output /dev/null --write-out '%{http_code}' --max-time 60 "$SLACKWATER_API/v1/stats")" = 401 ]
+    # As docker-compose.yml says.
+    (umask 077
+        compose exec -T slackwater cat /var/lib/slackwater/admin-token >"$scratch/token"
+        echo "Authorization: Bearer $(cat "$scratch/token")" >"$scratch/authorization")
+    curl --silent --show-error --fail --max-time 60 --header "@$scratch/authorization" "$SLACKWATER_API/v1/stats"
+}
+
 appliance_confined() {
     local name
     name=$(container slackwater)
@@ -165,7 +174,7 @@ import_disk() {
 change() {
     head --bytes="$CHANGE_BYTES" /dev/urandom >"$scratch/change"
     curl --silent --show-error --fail --max-time 150 --request PUT \
-        --header 'Content-Type: application/octet-stream' \
+        --header 'Content-Type: application/octet-stream' --header "@$scratch/authorization" \
         --data-binary "@$scratch/change" "$SLACKWATER_API/v1/files/$1/data?offset=$3"
     dd if="$scratch/change" of="$2" oflag=seek_bytes seek="$3" conv=notrunc status=none
 }
@@ -185,6 +194,7 @@ make_clone() {
 # Three ways to read; three different contents.
 all_equal() {
     curl --silent --show-error --fail --max-time 300 --output "$scratch/read.img" \
+        --header "@$scratch/authorization" \
         "$SLACKWATER_API/v1/snapshots/$(cat "$scratch/snapshot")/data"
     cmp "$scratch/original.img" "$scratch/read.img"
     "$slackwater" export --force before "$scratch/read.img"

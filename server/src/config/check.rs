@@ -42,7 +42,11 @@ impl TryFrom<Settings> for Config {
     fn try_from(settings: Settings) -> Result<Self, ConfigError> {
         let settings = settings.or(Settings::defaults());
         let (tokens, token_files) = tokens::read(settings.token_file.as_deref().unwrap_or(&[]))?;
+        let data_dir = given(settings.data_dir.clone(), "data-dir")?;
+        let is_open = given(settings.insecure_no_tokens, "insecure-no-tokens")?;
+        let makes_token = tokens.is_empty() && !is_open;
         let config = Self {
+            admin_token_file: makes_token.then(|| data_dir.join(tokens::ADMIN_TOKEN_FILE)),
             tls: tls(&settings)?,
             tokens,
             token_files,
@@ -62,7 +66,7 @@ impl TryFrom<Settings> for Config {
             nfs_clients: settings
                 .nfs_client
                 .map(|rules| rules.iter().map(|rule| *rule.value()).collect()),
-            data_dir: given(settings.data_dir, "data-dir")?,
+            data_dir,
             nfs_listen: given(settings.nfs_listen, "nfs-listen")?,
             api_listen: given(settings.api_listen, "api-listen")?,
             compress: given(settings.compress, "compress")?,

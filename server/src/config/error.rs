@@ -118,8 +118,8 @@ pub enum ConfigError {
     },
     /// The REST API would be open to every machine that reaches it.
     #[error(
-        "api-listen is {address}, which other machines reach, and there is no token: give \
-         --token-file"
+        "api-listen is {address}, which other machines reach, and there is no token file: \
+         give --token-file"
     )]
     OpenApi {
         /// The address.

@@ -9,8 +9,9 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
+use super::Config;
 use super::settings::Settings;
-use super::tokens::TokenFile;
+use super::tokens::{ADMIN_TOKEN_FILE, TokenFile};
 
 /// Permission bits that expose a secret: any for others, and writing for the group. A group
 /// that may read is a common way to share a key among services.
@@ -30,6 +31,8 @@ pub enum Finding {
     PlainSecrets(TokenFile),
     /// NFS at this address, where the address alone lets machines mount the whole export.
     AddressOnly(SocketAddr),
+    /// REST at this address, where no token is asked for.
+    NoTokens(SocketAddr),
 }
 
 impl fmt::Display for Finding {
@@ -47,6 +50,12 @@ impl fmt::Display for Finding {
                 f,
                 "--insecure-address-only is true: each user and container of a machine that --nfs-client lists mounts the \
                  whole export at {address}: let workers join, mount by `slackwater mount-path`, then set it to false"
+            ),
+            Self::NoTokens(address) => write!(
+                f,
+                "--insecure-no-tokens is true: each user of this machine is administrator by REST at {address}, and can \
+                 mount all files: set it to false, and calls need the token in `{}` of the data directory",
+                ADMIN_TOKEN_FILE
             ),
             Self::PlainSecrets(TokenFile { path, plain_secrets }) => {
                 let path = path.display();
@@ -82,6 +91,14 @@ pub(super) fn find(
 /// Whether machines mount the whole export by their address alone. On loopback too: each local user is there.
 pub(super) fn of_nfs(insecure_address_only: bool, nfs_listen: SocketAddr) -> Option<Finding> {
     insecure_address_only.then_some(Finding::AddressOnly(nfs_listen))
+}
+
+/// What is unsafe about the token that the server makes itself, or about that there is none.
+pub(super) fn of_tokens(config: &Config) -> Option<Finding> {
+    match &config.admin_token_file {
+        Some(path) => has_bits(path, EXPOSING_BITS).then(|| Finding::Exposed(path.clone())),
+        None => config.tokens.is_empty().then_some(Finding::NoTokens(config.api_listen)),
+    }
 }
 
 pub(crate) fn of_token_file(file: &TokenFile) -> impl Iterator<Item = Finding> {
@@ -127,6 +144,24 @@ mod tests {
             let expected = is_exposed.then(|| Finding::Exposed(path.clone()));
             assert_eq!(find(&settings, &[], None), Vec::from_iter(expected), "{mode:o}");
         }
+    }
+
+    #[test]
+    fn that_no_token_is_asked_for_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let found = |is_open| {
+            let data_dir = Some(directory.path().to_owned());
+            let insecure_no_tokens = Some(is_open);
+            let settings = Settings { data_dir, insecure_no_tokens, ..Settings::default() };
+            of_tokens(&Config::try_from(settings).unwrap())
+        };
+        assert_eq!(found(false), None, "there is no file yet");
+        let told = found(true).unwrap().to_string();
+        assert!(told.contains("127.0.0.1:8049") && told.contains(ADMIN_TOKEN_FILE), "{told}");
+        let path = file(&directory, ADMIN_TOKEN_FILE, 0o644);
+        assert_eq!(found(false), Some(Finding::Exposed(path.clone())));
+        set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
+        assert_eq!(found(false), None);
     }
 
     #[test]

@@ -49,7 +49,9 @@ pub struct Config {
     pub api_listen: SocketAddr,
     /// Certificate and key, if the REST API speaks TLS.
     pub tls: Option<TlsPaths>,
-    /// Who may use the REST API; empty: everybody on loopback.
+    /// The file of the token that the server makes itself, if it has no token files.
+    pub admin_token_file: Option<PathBuf>,
+    /// Who may use the REST API; empty: the bearer of [`Self::admin_token_file`], or else all users on loopback.
     pub tokens: Vec<Token>,
     /// The files that these are from, which are read again when they change.
     pub token_files: Vec<TokenFile>,
@@ -127,6 +129,7 @@ pub fn load(parsed: &ParsedCommandLine) -> Result<Loaded, ConfigError> {
     let config = Config::try_from(effective.clone())?;
     let mut findings = findings::find(&effective, &config.token_files, file);
     findings.extend(findings::of_nfs(config.insecure_address_only, config.nfs_listen));
+    findings.extend(findings::of_tokens(&config));
     Ok(Loaded { config: Config { findings, ..config }, shown })
 }
 

@@ -55,10 +55,17 @@ pub struct Settings {
     ///
     /// `slackwaterd token add` writes such lines. ROLE is admin, worker or read-only. A plain SECRET
     /// of at least 16 characters is taken in the place of its hash, too. Empty lines and lines that
-    /// begin with # are skipped. The file is read again when it changes. Without tokens the API
-    /// serves loopback only.
+    /// begin with # are skipped. The file is read again when it changes. Without this option the API
+    /// serves loopback only, and calls need the token that the server makes: `admin-token` in its data
+    /// directory, which its user and root alone read.
     #[arg(long, env = "SLACKWATER_TOKEN_FILE", value_name = "FILE", value_delimiter = ',')]
     pub token_file: Option<Vec<PathBuf>>,
+
+    /// Without --token-file, let all users of this machine in as administrators [default: false]
+    ///
+    /// Also all containers on its network. Beside --token-file it has no effect.
+    #[arg(long, env = "SLACKWATER_INSECURE_NO_TOKENS", value_name = "BOOL")]
+    pub insecure_no_tokens: Option<bool>,
 
     /// User of the VMstore-compatible API; it is off without
     #[arg(long, env = "SLACKWATER_VMSTORE_USER", value_name = "NAME")]
@@ -181,6 +188,7 @@ impl Settings {
             anonymous_gid: Some(65534),
             nfs_privileged_port: Some(false),
             insecure_address_only: Some(false),
+            insecure_no_tokens: Some(false),
             nfs_connections: Some(512),
             nfs_io_threads: Some(16),
             log: "info".parse().ok(),
@@ -222,6 +230,7 @@ impl Settings {
             nfs_client: self.nfs_client.or(lower.nfs_client),
             nfs_privileged_port: self.nfs_privileged_port.or(lower.nfs_privileged_port),
             insecure_address_only: self.insecure_address_only.or(lower.insecure_address_only),
+            insecure_no_tokens: self.insecure_no_tokens.or(lower.insecure_no_tokens),
             nfs_connections: self.nfs_connections.or(lower.nfs_connections),
             nfs_io_threads: self.nfs_io_threads.or(lower.nfs_io_threads),
             log: self.log.or(lower.log),

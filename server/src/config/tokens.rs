@@ -31,6 +31,9 @@ pub const TOKEN_DIFFERENT_CHARACTERS_MIN: usize = 6;
 /// every request's, so the number bounds that work.
 pub const TOKENS_MAX: usize = 1024;
 
+/// The file of the token that a server without token files makes, in its data directory.
+pub(crate) const ADMIN_TOKEN_FILE: &str = "admin-token";
+
 /// What stands before the hash of a secret.
 const HASH_PREFIX: &str = "blake3:";
 
@@ -177,7 +180,10 @@ impl<'a> Line<'a> {
 }
 
 /// The secret that is this text.
-fn plain(text: &str) -> Result<Secret, String> {
+///
+/// # Errors
+/// It can be none; the error does not show it.
+pub(crate) fn plain(text: &str) -> Result<Secret, String> {
     let length = text.chars().count();
     if length < TOKEN_CHARACTERS_MIN {
         return Err(format!(

@@ -29,8 +29,15 @@ pub fn slackwaterd() -> Command {
     command
 }
 
-/// The arguments of a server on free ports.
+/// The arguments of a server on free ports, which asks for no token unless it has a token file.
 pub fn on_free_ports(data_dir: &Path) -> Vec<String> {
+    let mut arguments = with_its_token(data_dir);
+    arguments.extend(["--insecure-no-tokens", "true"].map(str::to_owned));
+    arguments
+}
+
+/// The arguments of a server on free ports, which makes its own token.
+pub fn with_its_token(data_dir: &Path) -> Vec<String> {
     let data_dir = data_dir.to_str().unwrap();
     ["--data-dir", data_dir, "--nfs-listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0"]
         .map(str::to_owned)

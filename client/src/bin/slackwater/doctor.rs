@@ -171,11 +171,7 @@ async fn appliance_findings(context: &Context) -> [Finding; 2] {
             ready.map_err(|error| error.to_string()),
             "start slackwaterd, or set --api (and --ca where it has a certificate of its own)",
         ),
-        Finding::new(
-            TOKEN,
-            stats.map_err(|error| error.to_string()),
-            "give a valid token by --token-file or SLACKWATER_TOKEN",
-        ),
+        Finding::new(TOKEN, stats.map_err(|error| error.to_string()), crate::failure::TOKEN_ADVICE),
     ]
 }
 

@@ -6,6 +6,10 @@ use std::path::PathBuf;
 use serde_json::json;
 use slackwater_client::{ClientError, ProblemCode};
 
+/// What to do where a token is missing or wrong.
+pub(crate) const TOKEN_ADVICE: &str = "give a token by --token-file FILE or SLACKWATER_TOKEN; a server without token files \
+                                       has one in `admin-token` of its data directory";
+
 /// The exit codes, as `--help` lists them.
 pub(crate) const EXIT_CODES_HELP: &str = "\
 Exit codes:
@@ -118,9 +122,7 @@ impl Failure {
             ),
             ClientError::Tls { .. } => Some("name the authority's certificate by --ca FILE"),
             ClientError::Timeout { .. } => Some("--timeout SECONDS allows more time"),
-            ClientError::Api { code: ProblemCode::Unauthenticated, .. } => {
-                Some("give a token by --token-file FILE or SLACKWATER_TOKEN")
-            }
+            ClientError::Api { code: ProblemCode::Unauthenticated, .. } => Some(TOKEN_ADVICE),
             ClientError::Api { code: ProblemCode::Forbidden, .. } => {
                 Some("use a token whose role allows this (check, gc and worker need admin)")
             }
