@@ -56,6 +56,8 @@ pub mod options;
 #[cfg(feature = "server")]
 mod patient;
 #[cfg(feature = "server")]
+mod readable;
+#[cfg(feature = "server")]
 mod references;
 #[cfg(feature = "server")]
 mod reserved;
@@ -84,6 +86,8 @@ pub use metrics::MetricsSource;
 pub use mount_paths::{Holder, MountPaths};
 #[cfg(feature = "server")]
 pub use options::ApiOptions;
+#[cfg(feature = "server")]
+pub use readable::worker_reads;
 #[cfg(feature = "server")]
 pub use references::ReferenceKey;
 #[cfg(feature = "server")]

@@ -16,7 +16,10 @@ use crate::tokens::Role;
 const COMMON_STATUSES: [(&str, &str); 11] = [
     ("400", "The request cannot be read"),
     ("401", "A valid bearer token is needed"),
-    ("403", "The token's role does not allow the call, or the worker does not reach the file"),
+    (
+        "403",
+        "The token's role does not allow the call, or the worker does not reach the file or snapshot",
+    ),
     ("408", "The body was not sent in time"),
     ("413", "The body is too large"),
     ("415", "The body's media type is not taken"),

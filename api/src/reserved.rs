@@ -63,6 +63,11 @@ fn refused(what: &str, got: &str) -> Failure {
     ))
 }
 
+/// Whether the snapshot with these labels is registered as a chain.
+pub(crate) fn is_registered(labels: &Labels) -> bool {
+    labels.keys().any(|label| label.starts_with(CHAIN))
+}
+
 /// Parts the labels of a snapshot into those that callers set, and the chains with their makers.
 pub(crate) fn part(labels: Labels) -> (Labels, BTreeMap<ChainId, BTreeSet<String>>) {
     let mut shown = Labels::new();

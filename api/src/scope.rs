@@ -3,23 +3,26 @@
 //! ```text
 //! caller                      reads                                changes
 //! token, or none is asked     all                                  all, as its role allows
-//! worker that joined          its files, published/, all           its files, published/SNAPSHOT, snapshots of its
-//!                             snapshots                            files; registers chains
+//! worker that joined          its files, published/, the           its files, published/SNAPSHOT, snapshots of its
+//!                             snapshots that `readable` says       files; registers chains
 //! ```
 //! A worker's files are those below `workers/ID/`, where ID is that of its driver. What is published keeps snapshots for
-//! all workers: each may add what it made or pulled, and take it away again. Snapshots are read by all workers, as they
-//! share unpacked layers.
+//! all workers: each may add what it made or pulled, and take it away again.
 //!
-//! Invariant: a handler takes the [`FilePath`] of a request from here. `state` has no other way to one.
+//! Invariant: a handler takes the [`FilePath`] and the snapshot of a request from here. `state` has no other way to a
+//! path.
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use slackwater_blockstore::{FilePath, Name, Snapshot as StoreSnapshot};
+use slackwater_blockstore::{
+    FilePath, Name, Snapshot as StoreSnapshot, SnapshotId as StoreSnapshotId, Store,
+};
 use uuid::Uuid;
 
 use crate::auth::{Caller, Machine};
 use crate::error::ProblemCode;
 use crate::failure::Failure;
+use crate::readable::WorkerReads;
 use crate::state::Shared;
 use crate::types::SnapshotId;
 
@@ -27,7 +30,7 @@ use crate::types::SnapshotId;
 pub(crate) const WORKERS: &str = "workers";
 
 /// In it is a file for each snapshot that is kept for images in registries.
-const PUBLISHED: &str = "published";
+pub(crate) const PUBLISHED: &str = "published";
 
 /// What a caller reaches.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -125,6 +128,46 @@ impl Scope {
                 (false, false) => None,
             };
         reached.into_iter().filter_map(both).collect()
+    }
+
+    /// A snapshot that is to be looked at, or cloned.
+    ///
+    /// # Errors
+    /// There is none, or the caller does not reach it.
+    pub(crate) async fn snapshot(
+        &self,
+        state: &Shared,
+        id: StoreSnapshotId,
+    ) -> Result<StoreSnapshot, Failure> {
+        let mut reads = self.worker_reads();
+        let look_up = move |store: &Store| {
+            let snapshot = store.snapshot_info(id)?;
+            let is_read = reads.as_mut().map(|reads| reads.reads(store, &snapshot)).transpose()?;
+            Ok((snapshot, is_read.unwrap_or(true)))
+        };
+        match state.call(look_up).await? {
+            (snapshot, true) => Ok(snapshot),
+            (_, false) => Err(self.refused_snapshot(id)),
+        }
+    }
+
+    /// What tells which snapshots the caller reads; `None`: all.
+    pub(crate) fn worker_reads(&self) -> Option<WorkerReads> {
+        match self {
+            Self::All => None,
+            Self::Worker { id, .. } => Some(WorkerReads::new(*id)),
+        }
+    }
+
+    fn refused_snapshot(&self, id: StoreSnapshotId) -> Failure {
+        let Self::Worker { name, .. } = self else {
+            return Failure::new(ProblemCode::Forbidden, "the caller does not reach it");
+        };
+        let detail = format!(
+            "worker `{name}` may not read snapshot {id}: it is neither of its own files, nor registered as a layer, nor \
+             published, and no file of the worker is a clone of it; a token reaches all"
+        );
+        Failure::new(ProblemCode::Forbidden, detail)
     }
 
     /// Whether a snapshot may be deleted or labelled: it is one of a file that may be changed.

@@ -5,7 +5,7 @@
 //! MNT EXPORT/.export/SECRET  \ MountGate::enter --> handles with a scope: all of the store
 //! MNT EXPORT/.worker/SECRET  /                                          what one worker reaches
 //!
-//! worker's root -+- .snapshot/ID         all snapshots, read-only
+//! worker's root -+- .snapshot/ID         the snapshots that it reads, read-only
 //!                +- workers -- ID -+- ... its own files
 //! ```
 //! A handle with a scope leads to handles of the same scope alone. A worker's root and `workers` are not the store's
@@ -17,6 +17,7 @@
 
 use std::fmt;
 
+use slackwater_blockstore::{Result as StoreResult, SnapshotId};
 use uuid::Uuid;
 
 /// The name below the export under which workers mount.
@@ -33,7 +34,7 @@ pub(crate) const WORKERS_NAME: &[u8] = b"workers";
 pub enum MountScope {
     /// All of the store, for the holder with this id.
     Export([u8; 16]),
-    /// The files of the worker with this id, which is the name of their directory, and all snapshots.
+    /// The files of the worker with this id, which is the name of their directory, and the snapshots that it reads.
     Worker(Uuid),
 }
 
@@ -54,4 +55,11 @@ pub trait MountGate: fmt::Debug + Send + Sync {
 
     /// Whether what was mounted with this scope may still be reached.
     fn is_admitted(&self, scope: MountScope) -> bool;
+
+    /// Whether the worker with this id reads the snapshot. Asked when the snapshot is looked up: its handle is good from
+    /// then on. May wait for the disk.
+    ///
+    /// # Errors
+    /// The store's, also if there is no such snapshot.
+    fn reads_snapshot(&self, worker_id: Uuid, snapshot: SnapshotId) -> StoreResult<bool>;
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use slackwater_api::types::Timestamp;
-use slackwater_api::{ApiOptions, Holder, MountPaths, TokenId, Tokens, Workers};
-use slackwater_blockstore::Store;
+use slackwater_api::{ApiOptions, Holder, MountPaths, TokenId, Tokens, Workers, worker_reads};
+use slackwater_blockstore::{Result as StoreResult, SnapshotId, Store};
 use slackwater_nfs::{MountGate, MountScope};
+use uuid::Uuid;
 
 /// The workers, tokens and secret paths of the appliance, by the store's clock.
 #[derive(Debug)]
@@ -46,5 +47,8 @@ impl MountGate for Gate {
             MountScope::Export(token) => self.tokens.may_mount(TokenId::from_bytes(token)),
             MountScope::Worker(worker_id) => self.workers.is_worker(worker_id),
         }
+    }
+    fn reads_snapshot(&self, worker_id: Uuid, snapshot: SnapshotId) -> StoreResult<bool> {
+        worker_reads(&self.store, worker_id, snapshot)
     }
 }

@@ -276,6 +276,14 @@ fn a_worker_mounts_by_a_secret_path_and_is_cut_off_when_it_is_revoked() {
         assert_eq!(call(&server, ADMIN, &["-d", &body], "/v1/files").0, "201");
     }
     assert_eq!(client.try_lookup(&root, "foreign"), Err(2));
+    // Of an administrator's file it reads no snapshot, until that is published.
+    let taken = call(&server, ADMIN, &["-d", r#"{"path":"foreign"}"#], "/v1/snapshots");
+    let snapshot = field(&taken.1, "id");
+    let snapshots = client.lookup(&root, ".snapshot");
+    assert_eq!(client.try_lookup(&snapshots, &snapshot), Err(13));
+    let clone = format!(r#"{{"snapshot_id":"{snapshot}","path":"published/{snapshot}"}}"#);
+    assert_eq!(call(&server, ADMIN, &["-d", &clone], "/v1/clones").0, "201");
+    client.lookup(&snapshots, &snapshot);
     let disk = client.lookup(&home, "disk");
     client.write(&disk, 0, b"content");
     client.commit(&disk);

@@ -127,13 +127,14 @@ pub(crate) async fn get_file(
 )]
 pub(crate) async fn get_snapshot(
     State(state): State<Shared>,
+    scope: Scope,
     Segment(id): Segment,
     standing: Option<Extension<Arc<Standing>>>,
     method: Method,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     let id = parse_snapshot_id(&id)?;
-    let snapshot = state.call(move |store| store.snapshot_info(id)).await?;
+    let snapshot = scope.snapshot(&state, id).await?;
     let readable = Readable {
         source: Source::Snapshot(id),
         size_bytes: snapshot.size_bytes,

@@ -16,6 +16,7 @@ use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
 use crate::paths;
 use crate::query::{Diff, ListSnapshots, QueryError, page_limit};
+use crate::readable::WorkerReads;
 use crate::reserved;
 use crate::router::Mount;
 use crate::scope::Scope;
@@ -31,6 +32,9 @@ const BATCH: usize = 64;
 /// large labels stays an answer of a few MiB.
 const PAGE_BYTES_MAX: usize = 4 << 20;
 
+/// Snapshots that are looked at for one page of a worker, which reads some of them.
+const LOOKED_AT_MAX: usize = 10_000;
+
 pub(crate) fn mount(mount: Mount) -> Mount {
     mount
         .at(Method::GET, paths::SNAPSHOTS, list)
@@ -44,8 +48,8 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 
 /// Lists snapshots
 ///
-/// In order of their ids. A page may hold fewer items than asked for; only a page without
-/// `next` is the last one.
+/// In order of their ids, those that the caller reads. A page may hold fewer items than asked for, or none; only a page
+/// without `next` is the last one.
 #[utoipa::path(
     get, path = paths::SNAPSHOTS, tag = "snapshots", operation_id = "listSnapshots",
     params(
@@ -62,6 +66,7 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 )]
 pub(crate) async fn list(
     State(state): State<Shared>,
+    scope: Scope,
     RawQuery(query): RawQuery,
 ) -> Result<Json<SnapshotPage>, Failure> {
     let query = ListSnapshots::decode(query.as_deref().unwrap_or_default())?;
@@ -73,23 +78,37 @@ pub(crate) async fn list(
         labels: query.labels,
         after: query.after.as_deref().map(parse_cursor).transpose()?,
     };
-    Ok(Json(state.call(move |store| page(store, filter, limit)).await?))
+    let reads = scope.worker_reads();
+    Ok(Json(state.call(move |store| page(store, filter, limit, reads)).await?))
 }
 
-fn page(store: &Store, mut filter: SnapshotFilter, limit: usize) -> StoreResult<SnapshotPage> {
+fn page(
+    store: &Store,
+    mut filter: SnapshotFilter,
+    limit: usize,
+    mut reads: Option<WorkerReads>,
+) -> StoreResult<SnapshotPage> {
     let mut items: Vec<Snapshot> = Vec::new();
-    let mut bytes = 0;
+    let (mut bytes, mut looked_at) = (0, 0);
     loop {
         // One more than asked for tells whether a next page has anything.
-        let wanted = BATCH.min(limit - items.len() + 1);
+        let wanted = match reads {
+            None => BATCH.min(limit - items.len() + 1),
+            Some(_) => BATCH,
+        };
         let batch = store.list_snapshots(&filter, wanted)?;
         let exhausted = batch.len() < wanted;
         for snapshot in batch {
-            if items.len() == limit || bytes > PAGE_BYTES_MAX {
-                let next = items.last().map(|last| last.id.to_string());
+            if items.len() == limit || bytes > PAGE_BYTES_MAX || looked_at == LOOKED_AT_MAX {
+                let next = filter.after.map(|after| after.to_string());
                 return Ok(SnapshotPage { items, next });
             }
             filter.after = Some(snapshot.id);
+            looked_at += 1;
+            let is_read = reads.as_mut().map(|reads| reads.reads(store, &snapshot)).transpose()?;
+            if is_read == Some(false) {
+                continue;
+            }
             let snapshot = convert::snapshot(snapshot);
             bytes += weight(&snapshot);
             items.push(snapshot);
@@ -189,10 +208,11 @@ fn expiry(
 )]
 pub(crate) async fn get(
     State(state): State<Shared>,
+    scope: Scope,
     Segment(id): Segment,
 ) -> Result<Json<Snapshot>, Failure> {
     let id = parse_snapshot_id(&id)?;
-    let snapshot = state.call(move |store| store.snapshot_info(id)).await?;
+    let snapshot = scope.snapshot(&state, id).await?;
     Ok(Json(convert::snapshot(snapshot)))
 }
 
@@ -277,6 +297,7 @@ pub(crate) async fn delete(
 )]
 pub(crate) async fn diff(
     State(state): State<Shared>,
+    scope: Scope,
     Segment(id): Segment,
     RawQuery(query): RawQuery,
 ) -> Result<Json<DiffPage>, Failure> {
@@ -289,6 +310,9 @@ pub(crate) async fn diff(
         Some(Ok(offset_bytes)) => offset_bytes,
         Some(Err(_)) => return Err(QueryError::new("after", "is not the `next` of a page").into()),
     };
+    for id in [Some(target), base].into_iter().flatten() {
+        scope.snapshot(&state, id).await?;
+    }
     let page = state.call(move |store| store.diff(base, target, offset_bytes, limit)).await?;
     Ok(Json(DiffPage {
         items: page.extents.iter().map(convert::diff_extent).collect(),
@@ -312,10 +336,11 @@ pub(crate) async fn diff(
 )]
 pub(crate) async fn reference(
     State(state): State<Shared>,
+    scope: Scope,
     Segment(id): Segment,
 ) -> Result<Json<SnapshotReference>, Failure> {
     let id = parse_snapshot_id(&id)?;
-    let snapshot = state.call(move |store| store.snapshot_info(id)).await?;
+    let snapshot = scope.snapshot(&state, id).await?;
     let Some(key) = state.options.reference_key.get() else {
         let advice = "the data directory's disk had no room for the key of references: make room, which the server sees within seconds";
         return Err(Failure::new(ProblemCode::NoSpace, advice));

@@ -10,6 +10,7 @@ mod guard;
 mod guessing;
 mod harness;
 mod idempotency;
+mod readable;
 mod schema;
 mod snapshots;
 mod socket;

@@ -13,16 +13,24 @@ use slackwater_api::listen::ConnectionInfo;
 use slackwater_api::paths::encode_component;
 use slackwater_api::types::{FilePage, Snapshot, Timestamp};
 use slackwater_api::worker::{AddedWorker, CREDENTIAL_PREFIX, MountPath, Worker, WorkerList};
-use slackwater_api::{ApiOptions, Holder, MountPaths, TokenId, Workers};
+use slackwater_api::{ApiOptions, Holder, MountPaths, ReferenceKey, TokenId, Workers};
 
 use crate::harness::{Answer, Face, with_each_role};
 
 /// A face with a token of each role, on which a previous credential ends with the first use of the new one.
-fn face() -> Face {
-    Face::with(ApiOptions { credential_grace: Duration::ZERO, ..with_each_role() })
+pub fn face() -> Face {
+    let reference_key = ReferenceKey::from_bytes([7; ReferenceKey::BYTES]).into();
+    let credential_grace = Duration::ZERO;
+    Face::with(ApiOptions { credential_grace, reference_key, ..with_each_role() })
 }
 
-async fn call(face: &Face, secret: &str, method: Method, uri: &str, body: Option<Value>) -> Answer {
+pub async fn call(
+    face: &Face,
+    secret: &str,
+    method: Method,
+    uri: &str,
+    body: Option<Value>,
+) -> Answer {
     let bearer = format!("Bearer {secret}");
     face.call(method, uri, &[("authorization", &bearer)], body).await
 }
@@ -38,7 +46,7 @@ fn credential(number: u8) -> (String, String) {
     (secret.clone(), blake3::hash(secret.as_bytes()).to_hex().to_string())
 }
 
-fn id(number: u8) -> String {
+pub fn id(number: u8) -> String {
     format!("6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c{number:02x}")
 }
 
@@ -48,7 +56,7 @@ async fn join(face: &Face, join_token: &str, number: u8) -> Answer {
 }
 
 /// A worker of this name that joined, by the credential of this number.
-async fn joined(face: &Face, name: &str, number: u8) -> String {
+pub async fn joined(face: &Face, name: &str, number: u8) -> String {
     let added = add(face, name).await;
     join(face, &added.join_token, number).await.expect(200);
     credential(number).0
@@ -218,7 +226,7 @@ async fn a_worker_is_added_joins_and_is_known_by_its_credential() {
 }
 
 /// A file of the worker that has this number, and a snapshot of it.
-async fn disk(face: &Face, machine: &str, number: u8) -> (String, Snapshot) {
+pub async fn disk(face: &Face, machine: &str, number: u8) -> (String, Snapshot) {
     let path = format!("workers/{}/disks/a", id(number));
     let file = json!({"path": path, "size_bytes": 8192});
     call(face, machine, Method::POST, "/v1/files", Some(file)).await.expect(201);
@@ -312,35 +320,6 @@ async fn a_machine_cannot_take_the_id_of_another_one() {
     call(&face, &added.join_token, Method::POST, "/v1/join", Some(body)).await.expect(200);
     let route = format!("/v1/files/{}", path.replace('/', "%2F"));
     call(&face, &credential(3).0, Method::GET, &route, None).await.expect(200);
-}
-
-#[tokio::test]
-async fn workers_share_snapshots_and_what_is_published() {
-    let face = face();
-    let [one, two] = [joined(&face, "one", 1).await, joined(&face, "two", 2).await];
-    let (_, snapshot) = disk(&face, &one, 1).await;
-    for part in ["", "/data", "/map", "/diff"] {
-        let uri = format!("/v1/snapshots/{}{part}", snapshot.id);
-        call(&face, &two, Method::GET, &uri, None).await.expect(200);
-    }
-    let clone = |path: String| json!({"snapshot_id": snapshot.id, "path": path});
-    let own = Some(clone(format!("workers/{}/holds/a", id(2))));
-    call(&face, &two, Method::POST, "/v1/clones", own).await.expect(201);
-    let published = format!("published/{}", snapshot.id);
-    let publish = Some(clone(published.clone()));
-    call(&face, &one, Method::POST, "/v1/clones", publish).await.expect(201);
-    for other in
-        ["published/x".to_owned(), format!("{published}/x"), format!("published/{}", id(9))]
-    {
-        let refused = call(&face, &one, Method::POST, "/v1/clones", Some(clone(other))).await;
-        refused.problem(ProblemCode::Forbidden);
-    }
-    let route = format!("/v1/files/published%2F{}", snapshot.id);
-    call(&face, &two, Method::GET, &route, None).await.expect(200);
-    call(&face, &two, Method::GET, "/v1/files?prefix=published/", None).await.expect(200);
-    let resize = Some(json!({"size_bytes": 1}));
-    call(&face, &two, Method::PATCH, &route, resize).await.problem(ProblemCode::Forbidden);
-    call(&face, &two, Method::DELETE, &route, None).await.expect(204);
 }
 
 /// The paths that a list in pages has.

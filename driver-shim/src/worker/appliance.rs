@@ -72,9 +72,16 @@ impl Worker {
             Ok(_) => Ok(making),
             // Nobody else knows the name: an earlier try was carried out, and its answer lost.
             Err(error) if error.code() == Some(ProblemCode::Exists) => Ok(making),
-            Err(error) if error.is_not_found() => Err(self.unknown(snapshot)),
+            Err(error) if self.is_out_of_reach(&error) => Err(self.unknown(snapshot)),
             Err(source) => Err(source.into()),
         }
+    }
+
+    /// Whether a call failed because there is no such snapshot, or none that this worker reads.
+    pub(super) fn is_out_of_reach(&self, error: &ClientError) -> bool {
+        let is_refused = error.code() == Some(ProblemCode::Forbidden);
+        // To a token that says what its role lacks.
+        error.is_not_found() || (is_refused && self.client().has_credential().unwrap_or(false))
     }
 
     pub(super) fn unknown(&self, id: SnapshotId) -> WorkerError {
@@ -88,7 +95,7 @@ impl Worker {
     pub(crate) async fn look_up(&self, id: SnapshotId) -> Result<Snapshot, WorkerError> {
         match self.client().snapshot(id).await {
             Ok(snapshot) => Ok(snapshot),
-            Err(error) if error.is_not_found() => Err(self.unknown(id)),
+            Err(error) if self.is_out_of_reach(&error) => Err(self.unknown(id)),
             Err(source) => Err(source.into()),
         }
     }
@@ -149,7 +156,7 @@ impl Worker {
         match self.client().create_clone(snapshot, &path).await {
             Ok(_) => Ok(()),
             Err(error) if error.code() == Some(ProblemCode::Exists) => Ok(()),
-            Err(error) if error.is_not_found() => Err(self.unknown(snapshot)),
+            Err(error) if self.is_out_of_reach(&error) => Err(self.unknown(snapshot)),
             Err(source) => Err(source.into()),
         }
     }

@@ -120,7 +120,7 @@ impl Worker {
         }
         match is_same {
             // The other one is gone.
-            Err(error) if error.is_not_found() => Ok(false),
+            Err(error) if self.is_out_of_reach(&error) => Ok(false),
             outcome => Ok(outcome?),
         }
     }

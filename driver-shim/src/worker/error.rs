@@ -59,7 +59,7 @@ pub enum WorkerError {
     },
     /// The appliance has no such snapshot.
     #[error(
-        "the appliance at {appliance} has no snapshot {id}: the image was made on another appliance, or its snapshot was deleted there; push the image again from a worker that has it"
+        "the appliance at {appliance} has no snapshot {id} for this worker: the image was made on another appliance, or its snapshot was deleted there, or is not published; push the image again from a worker that has it"
     )]
     UnknownSnapshot {
         /// The snapshot.

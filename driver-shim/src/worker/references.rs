@@ -9,7 +9,7 @@ use slackwater_client::types::SnapshotId;
 
 use super::reap::CAPTURE_AGE_MAX;
 use super::{Worker, WorkerError};
-use crate::trust::reference;
+use crate::trust::{TrustError, reference};
 
 /// How many references that were not unpacked yet are remembered: far more than an engine commits
 /// at once.
@@ -56,6 +56,10 @@ impl Worker {
         let made = match self.client().snapshot_reference(snapshot).await {
             Ok(made) => made,
             Err(error) if error.is_not_found() => return Err(self.unknown(snapshot)),
+            // It is there, and was shared with this worker if it was published.
+            Err(error) if self.is_out_of_reach(&error) => {
+                return Err(TrustError::NotPublished { id: snapshot }.into());
+            }
             Err(error) => return Err(self.refused(error)),
         };
         let mac =

@@ -401,7 +401,7 @@ impl Worker {
         };
         match self.client().snapshot(below.id).await {
             Ok(below) => Ok(snapshot.used_bytes.saturating_sub(below.used_bytes)),
-            Err(error) if error.is_not_found() => Ok(snapshot.used_bytes),
+            Err(error) if self.is_out_of_reach(&error) => Ok(snapshot.used_bytes),
             Err(source) => Err(source.into()),
         }
     }

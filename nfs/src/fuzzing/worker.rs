@@ -4,7 +4,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use slackwater_blockstore::{Attributes, FilePath, InodeId, Source, Stability, Store};
+use slackwater_blockstore::{
+    Attributes, FilePath, InodeId, Result as StoreResult, SnapshotId, Source, Stability, Store,
+};
 use uuid::Uuid;
 
 use super::{Service, Words};
@@ -59,6 +61,10 @@ impl MountGate for Gate {
 
     fn is_admitted(&self, scope: MountScope) -> bool {
         scope == SCOPE
+    }
+
+    fn reads_snapshot(&self, _: Uuid, _: SnapshotId) -> StoreResult<bool> {
+        Ok(true)
     }
 }
 

@@ -102,8 +102,21 @@ impl Call<'_> {
                 let id = text.and_then(|text| SnapshotId::from_str(text).ok());
                 // Other names than ids simply do not exist here.
                 let id = id.ok_or(nfsstat3::NFS3ERR_NOENT)?;
+                self.check_reads(id)?;
                 Ok(Object { target: Target::Snapshot(id), attributes: self.snapshot(id)? })
             }
+        }
+    }
+
+    /// Refuses a snapshot that the caller does not read.
+    fn check_reads(&self, snapshot: SnapshotId) -> Result<(), nfsstat3> {
+        let Some(MountScope::Worker(worker_id)) = self.scope else { return Ok(()) };
+        let gate = self.shared.options.gate.as_ref().ok_or(nfsstat3::NFS3ERR_ACCES)?;
+        match gate.reads_snapshot(worker_id, snapshot) {
+            Ok(true) => Ok(()),
+            // It is there, and may be published later.
+            Ok(false) => Err(nfsstat3::NFS3ERR_ACCES),
+            Err(error) => Err(status::of_error(&error)),
         }
     }
 

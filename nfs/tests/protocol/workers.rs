@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use slackwater_blockstore::{FilePath, SnapshotRequest};
+use slackwater_blockstore::{FilePath, Result as StoreResult, SnapshotId, SnapshotRequest};
 use slackwater_nfs::{MountGate, MountScope, NfsOptions};
 use uuid::Uuid;
 
@@ -16,17 +16,21 @@ const SECRET: &[u8] = b"a-secret-that-is-hard-to-guess";
 const WORKER: Uuid = Uuid::from_u128(0x1111_1111_1111_4111_8111_1111_1111_1111);
 const OTHER: Uuid = Uuid::from_u128(0x2222_2222_2222_4222_8222_2222_2222_2222);
 
-/// One worker, as long as it is one.
+/// One worker, as long as it is one, and the snapshots that it does not read.
 #[derive(Debug)]
-struct Gate(Mutex<Option<MountScope>>);
+struct Gate(Mutex<Option<MountScope>>, Mutex<Vec<SnapshotId>>);
 
 impl Gate {
     fn new() -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Some(MountScope::Worker(WORKER)))))
+        Arc::new(Self(Mutex::new(Some(MountScope::Worker(WORKER))), Mutex::default()))
     }
 
     fn set(&self, scope: Option<MountScope>) {
         *self.0.lock().unwrap() = scope;
+    }
+
+    fn hide(&self, snapshots: Vec<SnapshotId>) {
+        *self.1.lock().unwrap() = snapshots;
     }
 }
 
@@ -37,6 +41,11 @@ impl MountGate for Gate {
 
     fn is_admitted(&self, scope: MountScope) -> bool {
         *self.0.lock().unwrap() == Some(scope)
+    }
+
+    fn reads_snapshot(&self, worker_id: Uuid, snapshot: SnapshotId) -> StoreResult<bool> {
+        assert_eq!(worker_id, WORKER);
+        Ok(!self.1.lock().unwrap().contains(&snapshot))
     }
 }
 
@@ -218,7 +227,7 @@ async fn handles_of_a_worker_and_of_the_export_do_not_mix() {
 }
 
 #[tokio::test]
-async fn all_snapshots_are_read_and_none_is_changed() {
+async fn the_snapshots_that_it_reads_are_there_and_none_is_changed() {
     let gate = Gate::new();
     let server = Server::with(options(&gate)).await;
     files(&server).await;
@@ -235,6 +244,12 @@ async fn all_snapshots_are_read_and_none_is_changed() {
     assert_eq!(client.mount(&path(&format!("/.snapshot/{id}"))).await.as_ref(), Ok(&image));
     assert_eq!(client.read(&image, 0, 36).await, Ok((OTHER.to_string().into_bytes(), false)));
     assert_eq!(client.write(&image, 0, b"x", FILE_SYNC).await.unwrap_err(), status::ROFS);
+    gate.hide(vec![taken.id]);
+    assert_eq!(client.lookup(&directory, id.as_bytes()).await, Err(status::ACCES));
+    let mounted = client.mount(&path(&format!("/.snapshot/{id}"))).await;
+    assert_eq!(mounted, Err(status::ACCES));
+    // What was looked up is like an open file.
+    assert_eq!(client.read(&image, 0, 1).await.map(|(data, _)| data.len()), Ok(1));
     gate.set(None);
     assert_eq!(client.read(&image, 0, 36).await, Err(status::ACCES));
 }

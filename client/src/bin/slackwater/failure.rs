@@ -123,9 +123,9 @@ impl Failure {
             ClientError::Tls { .. } => Some("name the authority's certificate by --ca FILE"),
             ClientError::Timeout { .. } => Some("--timeout SECONDS allows more time"),
             ClientError::Api { code: ProblemCode::Unauthenticated, .. } => Some(TOKEN_ADVICE),
-            ClientError::Api { code: ProblemCode::Forbidden, .. } => {
-                Some("use a token whose role allows this (check, gc and worker need admin)")
-            }
+            ClientError::Api { code: ProblemCode::Forbidden, .. } => Some(
+                "use a token whose role allows this (check, gc and worker need admin; a worker's credential reaches its own)",
+            ),
             _ => None,
         }
     }
