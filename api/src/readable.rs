@@ -13,7 +13,8 @@
 use std::collections::HashSet;
 
 use slackwater_blockstore::{
-    Error as StoreError, FilePath, Result as StoreResult, Snapshot, SnapshotId, Store,
+    Error as StoreError, FilePath, Result as StoreResult, Snapshot, SnapshotFilter, SnapshotId,
+    Store,
 };
 use uuid::Uuid;
 
@@ -26,6 +27,9 @@ const FILES_MAX: usize = 16_384;
 
 /// Files that are read from the store in one go: a few MiB.
 const BATCH: usize = 4096;
+
+/// Snapshots that are read in one go: with all their labels at most 32 MiB.
+pub(crate) const SNAPSHOT_BATCH: usize = 64;
 
 /// With what the names of empty disks begin.
 const EMPTY_DISKS: &str = "slackwater-empty-";
@@ -73,6 +77,25 @@ impl WorkerReads {
             self.bound = Some(origins(store, &self.home)?);
         }
         Ok(self.bound.as_ref().is_some_and(|bound| bound.contains(&snapshot)))
+    }
+}
+
+/// Whether there is a snapshot of a file of the worker with this id, also of one that is gone. Looks at all snapshots.
+///
+/// # Errors
+/// The common ones.
+pub(crate) fn has_snapshots(store: &Store, worker_id: Uuid) -> StoreResult<bool> {
+    let home = format!("{WORKERS}/{worker_id}/");
+    let mut filter = SnapshotFilter::default();
+    loop {
+        let batch = store.list_snapshots(&filter, SNAPSHOT_BATCH)?;
+        if batch.iter().any(|snapshot| snapshot.path.starts_with(home.as_bytes())) {
+            return Ok(true);
+        }
+        match batch.last() {
+            Some(last) if batch.len() == SNAPSHOT_BATCH => filter.after = Some(last.id),
+            _ => return Ok(false),
+        }
     }
 }
 

@@ -130,7 +130,7 @@ impl Scope {
         reached.into_iter().filter_map(both).collect()
     }
 
-    /// A snapshot that is to be looked at, or cloned.
+    /// A snapshot that is to be looked at.
     ///
     /// # Errors
     /// There is none, or the caller does not reach it.
@@ -151,6 +151,21 @@ impl Scope {
         }
     }
 
+    /// Whether a snapshot may be read, for a call that looks it up itself: nothing is asked for a token.
+    ///
+    /// # Errors
+    /// It may not, or there is none.
+    pub(crate) async fn require_snapshot(
+        &self,
+        state: &Shared,
+        id: StoreSnapshotId,
+    ) -> Result<(), Failure> {
+        match self {
+            Self::All => Ok(()),
+            Self::Worker { .. } => self.snapshot(state, id).await.map(drop),
+        }
+    }
+
     /// What tells which snapshots the caller reads; `None`: all.
     pub(crate) fn worker_reads(&self) -> Option<WorkerReads> {
         match self {
@@ -160,14 +175,12 @@ impl Scope {
     }
 
     fn refused_snapshot(&self, id: StoreSnapshotId) -> Failure {
-        let Self::Worker { name, .. } = self else {
-            return Failure::new(ProblemCode::Forbidden, "the caller does not reach it");
-        };
-        let detail = format!(
-            "worker `{name}` may not read snapshot {id}: it is neither of its own files, nor registered as a layer, nor \
-             published, and no file of the worker is a clone of it; a token reaches all"
-        );
-        Failure::new(ProblemCode::Forbidden, detail)
+        self.forbidden(|name, _| {
+            format!(
+                "worker `{name}` may not read snapshot {id}: it is neither of its own files, nor registered as a layer, \
+                 nor published, and no file of the worker is a clone of it; a token reaches all"
+            )
+        })
     }
 
     /// Whether a snapshot may be deleted or labelled: it is one of a file that may be changed.
@@ -185,15 +198,20 @@ impl Scope {
     }
 
     fn refused(&self, action: &str, what: &str) -> Failure {
-        let Self::Worker { name, id } = self else {
-            return Failure::new(ProblemCode::Forbidden, "the caller does not reach it");
-        };
         let shown: String = what.chars().take(128).collect();
-        let detail = format!(
-            "worker `{name}` may not {action} `{}`: its files are below {WORKERS}/{id}/; a token of the server's \
-             configuration reaches the others",
-            shown.escape_debug()
-        );
+        self.forbidden(|name, id| {
+            format!(
+                "worker `{name}` may not {action} `{}`: its files are below {WORKERS}/{id}/; a token reaches the others",
+                shown.escape_debug()
+            )
+        })
+    }
+
+    fn forbidden(&self, detail: impl FnOnce(&str, Uuid) -> String) -> Failure {
+        let detail = match self {
+            Self::All => "the caller does not reach it".to_owned(),
+            Self::Worker { name, id } => detail(name, *id),
+        };
         Failure::new(ProblemCode::Forbidden, detail)
     }
 }

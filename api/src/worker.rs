@@ -210,8 +210,8 @@ pub struct AddWorker {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "server", schema(minimum = 1, maximum = 2_592_000))]
     pub join_token_seconds: Option<u64>,
-    /// The id that the machine's driver has, where the appliance has files of it already: another machine cannot join by
-    /// the token then.
+    /// The id that the machine's driver has, where the appliance has files or snapshots of it already: another machine
+    /// cannot join by the token then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub worker_id: Option<uuid::Uuid>,
 }

@@ -102,8 +102,12 @@ fn load(path: &Path) -> io::Result<Option<Token>> {
 }
 
 fn read(path: &Path) -> io::Result<Token> {
-    let mut text = String::new();
-    File::open(path)?.take(FILE_BYTES_MAX).read_to_string(&mut text)?;
+    let mut bytes = Vec::new();
+    File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?;
+    let text = String::from_utf8(bytes).map_err(|_| bad("it is no text"))?;
+    if u64::try_from(text.len()).is_ok_and(|length| length > FILE_BYTES_MAX) {
+        return Err(bad(&format!("it has more than {FILE_BYTES_MAX} bytes")));
+    }
     let secret = text.trim();
     // As a client takes the file.
     tokens::plain(secret).map_err(|reason| bad(&reason))?;
@@ -172,6 +176,10 @@ mod tests {
             assert!(error.contains("remove the file"), "{error}");
             assert!(!error.contains("0123456789"), "{error}");
             assert_eq!(std::fs::read_to_string(&path).unwrap(), content);
+        }
+        for content in [vec![b'a'; 1 << 20], vec![0xff; 20]] {
+            std::fs::write(&path, content).unwrap();
+            assert!(load(&path).unwrap_err().to_string().contains("remove the file"));
         }
         std::fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/dev/zero", &path).unwrap();

@@ -80,8 +80,8 @@ pub enum ServerError {
     },
     /// The administrator's token cannot be read or made.
     #[error(
-        "the administrator's token, {}, cannot be used: {source}; or give token files by --token-file (`slackwaterd token \
-         add` makes them)",
+        "the administrator's token, {}, cannot be used: {source}; a token file, which `slackwaterd token add` makes, does \
+         instead (--token-file)",
         path.display()
     )]
     AdminToken {

@@ -150,7 +150,7 @@ pub(crate) async fn add(
     Segment((id, chain)): Segment<(String, String)>,
 ) -> Result<Json<Snapshot>, Failure> {
     let (id, chain) = (parse_snapshot_id(&id)?, parse_chain_id(&chain)?);
-    scope.snapshot(&state, id).await?;
+    scope.require_snapshot(&state, id).await?;
     let add = {
         let (chain, maker) = (chain.clone(), maker.clone());
         Box::new(move |labels| reserved::with_chain(labels, &chain, &maker))

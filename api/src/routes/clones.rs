@@ -39,7 +39,7 @@ pub(crate) async fn create(
 ) -> Result<CreatedFile, Failure> {
     let path = scope.clones(&request.path, request.snapshot_id)?;
     let id = convert::store_snapshot_id(request.snapshot_id);
-    scope.snapshot(&state, id).await?;
+    scope.require_snapshot(&state, id).await?;
     let info = state.call(move |store| store.clone_snapshot(id, &path)).await?;
     Ok(created(&info))
 }

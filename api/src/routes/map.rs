@@ -92,8 +92,11 @@ pub(crate) async fn of_snapshot(
 ) -> Result<MapAnswer, Failure> {
     let id = parse_snapshot_id(&id)?;
     let query = Map::decode(query.as_deref().unwrap_or_default())?;
-    let size_bytes = scope.snapshot(&state, id).await?.size_bytes;
-    let read = move |store: &Store| encode(store, Source::Snapshot(id), size_bytes, query);
+    scope.require_snapshot(&state, id).await?;
+    let read = move |store: &Store| {
+        let size_bytes = store.snapshot_info(id)?.size_bytes;
+        encode(store, Source::Snapshot(id), size_bytes, query)
+    };
     Ok(answer(state.call(read).await?))
 }
 

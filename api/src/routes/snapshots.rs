@@ -16,7 +16,7 @@ use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
 use crate::paths;
 use crate::query::{Diff, ListSnapshots, QueryError, page_limit};
-use crate::readable::WorkerReads;
+use crate::readable::{SNAPSHOT_BATCH, WorkerReads};
 use crate::reserved;
 use crate::router::Mount;
 use crate::scope::Scope;
@@ -24,9 +24,6 @@ use crate::state::Shared;
 use crate::types::{
     ChainId, CreateSnapshot, DiffPage, Snapshot, SnapshotPage, SnapshotReference, UpdateSnapshot,
 };
-
-/// Snapshots that are read from the store in one go: with all their labels at most 32 MiB.
-const BATCH: usize = 64;
 
 /// Bytes of labels and names after which a page ends early, so that a page of snapshots with
 /// large labels stays an answer of a few MiB.
@@ -93,8 +90,8 @@ fn page(
     loop {
         // One more than asked for tells whether a next page has anything.
         let wanted = match reads {
-            None => BATCH.min(limit - items.len() + 1),
-            Some(_) => BATCH,
+            None => SNAPSHOT_BATCH.min(limit - items.len() + 1),
+            Some(_) => SNAPSHOT_BATCH,
         };
         let batch = store.list_snapshots(&filter, wanted)?;
         let exhausted = batch.len() < wanted;
@@ -311,7 +308,7 @@ pub(crate) async fn diff(
         Some(Err(_)) => return Err(QueryError::new("after", "is not the `next` of a page").into()),
     };
     for id in [Some(target), base].into_iter().flatten() {
-        scope.snapshot(&state, id).await?;
+        scope.require_snapshot(&state, id).await?;
     }
     let page = state.call(move |store| store.diff(base, target, offset_bytes, limit)).await?;
     Ok(Json(DiffPage {

@@ -14,6 +14,7 @@ use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
 use crate::mount_paths::Holder;
 use crate::paths;
+use crate::readable;
 use crate::router::Mount;
 use crate::scope;
 use crate::state::Shared;
@@ -50,9 +51,9 @@ pub(crate) async fn list(State(state): State<Shared>) -> Json<WorkerList> {
 
 /// Adds a worker, and makes a join token for its machine
 ///
-/// Where the appliance has files of the machine's driver already, `worker_id` has to name it: else no machine can take
-/// that id. The join token is answered this once, and to the same call by its idempotency key. It can be used once, by
-/// `joinWorker`. A worker whose token was lost or has expired is revoked and added again.
+/// Where the appliance has files or snapshots of the machine's driver already, `worker_id` has to name it: else no machine
+/// can take that id. The join token is answered this once, and to the same call by its idempotency key. It can be used
+/// once, by `joinWorker`. A worker whose token was lost or has expired is revoked and added again.
 #[utoipa::path(
     post, path = paths::WORKERS, tag = "workers", operation_id = "addWorker",
     request_body = AddWorker,
@@ -148,15 +149,15 @@ pub(crate) async fn revoke(
 /// Joins, as the worker that the join token was made for
 ///
 /// Safe to repeat: the same token, id and hash are answered again with the worker, as long as the token's time has not
-/// passed. The token is taken for nothing else. An id of which the appliance has files is taken only if the worker was added
-/// with it.
+/// passed. The token is taken for nothing else. An id of which the appliance has files or snapshots is taken only if the
+/// worker was added with it.
 #[utoipa::path(
     post, path = paths::JOIN, tag = "workers", operation_id = "joinWorker",
     request_body = JoinWorker,
     responses(
         (status = 200, description = "The worker", body = Worker),
         (status = 401, description = "The join token is not known, was used or has expired"),
-        (status = 409, description = "Another worker has the id or the credential, there are files of that id, or the worker was added with another id"),
+        (status = 409, description = "Another worker has the id or the credential, there are files or snapshots of that id, or the worker was added with another id"),
         (status = 422, description = "The id or the hash has no meaning"),
     ),
 )]
@@ -171,8 +172,11 @@ pub(crate) async fn join(
     let now = now(&state);
     let id = request.worker_id;
     let files = format!("{}/{id}/", scope::WORKERS);
-    let is_in_use =
-        state.call(move |store| Ok(!store.list_files(&files, None, 1)?.is_empty())).await?;
+    // Its snapshots outlive its files, and who has the id reads them.
+    let is_in_use = move |store: &Store| {
+        Ok(!store.list_files(&files, None, 1)?.is_empty() || readable::has_snapshots(store, id)?)
+    };
+    let is_in_use = state.call(is_in_use).await?;
     let worker =
         change(&state, move |workers| workers.join(&name, join_token, &request, is_in_use, now))
             .await?;

@@ -67,9 +67,9 @@ pub enum WorkersError {
         /// The one that it was added with.
         expected: uuid::Uuid,
     },
-    /// There are files of the id.
+    /// There are files or snapshots of the id.
     #[error(
-        "the appliance has files of a worker with the id {worker_id}: if they are this machine's, revoke `{name}` and add \
+        "the appliance has files or snapshots of a worker with the id {worker_id}: if they are this machine's, revoke `{name}` and add \
          it by `slackwater worker add {name} --id {worker_id}`; else give the machine an empty state directory"
     )]
     IdInUse {

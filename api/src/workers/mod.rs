@@ -215,7 +215,8 @@ impl Workers {
     }
 
     /// Makes the bearer of a join token the worker `name`. The same call again changes nothing. An id that is in use, as
-    /// there are files of it, is taken only if the worker was added with it: else a machine could name that of another.
+    /// there are files or snapshots of it, is taken only if the worker was added with it: else a machine could name that of
+    /// another.
     pub(crate) fn join(
         &self,
         name: &WorkerName,

@@ -70,16 +70,35 @@ async fn snapshot(face: &Face, caller: &str, route: &str, request: Value) -> Str
     snapshot.id.to_string()
 }
 
+/// Two workers, with a snapshot of a disk of each.
+struct Workers {
+    face: Face,
+    one: String,
+    two: String,
+    /// The disk of the first, and its snapshot.
+    path: String,
+    of_one: String,
+    /// The snapshot of the second.
+    own: String,
+}
+
+impl Workers {
+    async fn new() -> Self {
+        let face = face();
+        let [one, two] = [joined(&face, "one", 1).await, joined(&face, "two", 2).await];
+        let (path, of_one) = disk(&face, &one, 1).await;
+        let (_, of_two) = disk(&face, &two, 2).await;
+        let [of_one, own] = [of_one, of_two].map(|snapshot| snapshot.id.to_string());
+        Self { face, one, two, path, of_one, own }
+    }
+}
+
 #[tokio::test]
 async fn a_worker_reads_no_snapshot_that_was_not_shared() {
-    let face = face();
-    let [one, two] = [joined(&face, "one", 1).await, joined(&face, "two", 2).await];
-    let (path, of_one) = disk(&face, &one, 1).await;
-    let (_, of_two) = disk(&face, &two, 2).await;
-    let own = of_two.id.to_string();
+    let Workers { face, one, two, path, of_one, own } = Workers::new().await;
     let file = json!({"path": "backup", "size_bytes": 1});
     call(&face, ADMIN, Method::POST, "/v1/files", Some(file)).await.expect(201);
-    let mut unshared = vec![of_one.id.to_string()];
+    let mut unshared = vec![of_one.clone()];
     for (caller, file) in [(ADMIN, "backup"), (ADMIN, path.as_str()), (one.as_str(), &path)] {
         let named = json!({"path": file, "name": format!("nightly-{}", unshared.len())});
         unshared.push(snapshot(&face, caller, "/v1/snapshots", named).await);
@@ -91,7 +110,7 @@ async fn a_worker_reads_no_snapshot_that_was_not_shared() {
     assert_eq!(listed(&face, &two, 100).await, std::slice::from_ref(&own));
     // The one whose file it is, and tokens, read it.
     for caller in [&one, "viewer-secret"] {
-        let uri = format!("/v1/snapshots/{}", of_one.id);
+        let uri = format!("/v1/snapshots/{of_one}");
         call(&face, caller, Method::GET, &uri, None).await.expect(200);
     }
     // Drivers find each other's empty disks by this name.
@@ -112,11 +131,7 @@ async fn a_worker_reads_no_snapshot_that_was_not_shared() {
 
 #[tokio::test]
 async fn a_worker_reads_what_is_published_and_goes_on_with_what_it_cloned() {
-    let face = face();
-    let [one, two] = [joined(&face, "one", 1).await, joined(&face, "two", 2).await];
-    let (_, of_one) = disk(&face, &one, 1).await;
-    let (_, of_two) = disk(&face, &two, 2).await;
-    let (shared, own) = (of_one.id.to_string(), of_two.id.to_string());
+    let Workers { face, one, two, of_one: shared, own, .. } = Workers::new().await;
     let clone = |path: String| json!({"snapshot_id": shared, "path": path});
     let published = format!("published/{shared}");
     // It cannot publish for itself what it does not read.

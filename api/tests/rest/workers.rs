@@ -313,6 +313,14 @@ async fn a_machine_cannot_take_the_id_of_another_one() {
     let refused = call(&face, &thief, Method::POST, "/v1/join", Some(body.clone())).await;
     let refused = refused.problem(ProblemCode::Exists);
     assert!(refused.detail.contains(&format!("--id {}", id(1))), "{}", refused.detail);
+    // Nor once its files are gone: its snapshots are read by the id that took them.
+    let route = format!("/v1/files/{}", path.replace('/', "%2F"));
+    let admin = "root-secret";
+    call(&face, admin, Method::DELETE, &route, None).await.expect(204);
+    let refused = call(&face, &thief, Method::POST, "/v1/join", Some(body.clone())).await;
+    refused.problem(ProblemCode::Exists);
+    let again = json!({"path": path, "size_bytes": 4096});
+    call(&face, admin, Method::POST, "/v1/files", Some(again)).await.expect(201);
     // The machine itself, as an administrator says.
     let with_id = json!({"name": "again", "worker_id": id(1)});
     let added = call(&face, "root-secret", Method::POST, "/v1/workers", Some(with_id)).await;

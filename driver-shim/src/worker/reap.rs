@@ -327,6 +327,12 @@ pub(super) mod tests {
     }
 
     pub(in crate::worker) fn worker(url: &str, disk: &FailingDisk) -> Worker {
+        let client = Client::builder(url).retry(RetryPolicy::never()).build().unwrap();
+        worker_with(client, disk)
+    }
+
+    /// A worker whose calls are those of this client.
+    pub(in crate::worker) fn worker_with(client: Client, disk: &FailingDisk) -> Worker {
         let attach = slackwater_attach::Options {
             method: None,
             nfs_address: ([127, 0, 0, 1], 1).into(),
@@ -338,7 +344,7 @@ pub(super) mod tests {
             rights: slackwater_attach::Rights::CONTAINER,
         };
         let options = WorkerOptions {
-            client: Client::builder(url).retry(RetryPolicy::never()).build().unwrap(),
+            client,
             attach,
             state_directory: "/nonexistent".into(),
             disk_size_bytes: 1 << 20,

@@ -88,8 +88,11 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
+    use slackwater_client::{Client, RetryPolicy, Token};
+
     use super::*;
-    use crate::worker::reap::tests::{answering, problem, worker};
+    use crate::worker::reap::tests::{answering, problem, worker, worker_with};
+    use crate::worker::state::FileKind;
     use crate::worker::state::failing::FailingDisk;
 
     #[test]
@@ -133,6 +136,32 @@ mod tests {
         let good = asked(answer(&"07".repeat(32))).await.unwrap();
         assert_eq!((good.snapshot_id, good.size_bytes), (id, 4096));
         assert_eq!(good.mac, Some("07".repeat(32).parse().unwrap()));
+    }
+
+    #[tokio::test]
+    async fn a_snapshot_that_is_not_shared_is_none_for_a_worker() {
+        let credential = format!("slackwater-worker-{}", "5a".repeat(32));
+        for (token, is_worker) in [(credential.as_str(), true), ("a-token-0123456789", false)] {
+            let (url, _) = answering(problem(403, "forbidden"), || {}).await;
+            let client = Client::builder(url).retry(RetryPolicy::never());
+            let client = client.token(Token::new(token).unwrap()).build().unwrap();
+            let worker = worker_with(client, &FailingDisk::new());
+            let id = SnapshotId::from_bytes([7; 16]);
+            let unknown = |error: WorkerError| {
+                let is_unknown = matches!(error, WorkerError::UnknownSnapshot { .. });
+                assert_eq!(is_unknown, is_worker, "{token}: {error}");
+            };
+            // As of one that was deleted: what falls back to unpacking then, does here as well.
+            unknown(worker.look_up(id).await.unwrap_err());
+            unknown(worker.publish(id).await.unwrap_err());
+            unknown(worker.clone_as(FileKind::Hold, id).await.map(drop).unwrap_err());
+            let refused = worker.reference_to(id).await.unwrap_err();
+            let is_unpublished = matches!(
+                refused,
+                WorkerError::Untrusted { source: TrustError::NotPublished { .. } }
+            );
+            assert_eq!(is_unpublished, is_worker, "{token}: {refused}");
+        }
     }
 
     #[test]

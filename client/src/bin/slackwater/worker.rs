@@ -25,8 +25,8 @@ pub(crate) enum WorkerCommand {
         /// How long the token can be used: 1h, 7d; 30 days at most
         #[arg(long, value_name = "DURATION", value_parser = name::duration, default_value = "24h")]
         expires_in: Duration,
-        /// The id of its driver, where the appliance has files of it: of a machine that joins again, or that had a token
-        /// before. `slackwater-driver status` tells it
+        /// The id of its driver, where the appliance has files or snapshots of it: of a machine that joins again,
+        /// or that had a token before. `slackwater-driver status` tells it
         #[arg(long, value_name = "UUID")]
         id: Option<Uuid>,
     },
