@@ -61,13 +61,14 @@ pub(crate) fn path_text(bytes: &[u8]) -> String {
 }
 
 pub(crate) fn snapshot(snapshot: store::Snapshot) -> types::Snapshot {
-    let (labels, chains) = reserved::part(snapshot.labels);
+    let reserved::Parted { labels, chains, restricted } = reserved::part(snapshot.labels);
     types::Snapshot {
         id: snapshot_id(snapshot.id),
         path: path_text(&snapshot.path),
         name: snapshot.name,
         labels,
         chains,
+        restricted_chains: restricted,
         size_bytes: snapshot.size_bytes,
         used_bytes: snapshot.used_bytes,
         created_at: timestamp(snapshot.created_at),

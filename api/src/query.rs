@@ -7,7 +7,7 @@
 use std::fmt;
 
 use crate::paths::{decode_component, encode_component};
-use crate::types::{Labels, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, SnapshotId};
+use crate::types::{Labels, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, RegistryBlob, SnapshotId};
 
 /// Which files to list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -60,6 +60,16 @@ pub struct Map {
 pub struct PutData {
     /// Where the first byte goes.
     pub offset_bytes: u64,
+}
+
+/// For whom a layer is, when a snapshot that there is is registered as a chain; without either, for those whom the
+/// snapshot was for, and for all if it was no chain.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AddChain {
+    /// Those, too, who may read this blob of a registry.
+    pub blob: Option<RegistryBlob>,
+    /// All.
+    pub is_for_all: bool,
 }
 
 /// A query that a route does not take.
@@ -188,6 +198,36 @@ impl Map {
             offset_bytes: reader.parsed("offset")?.unwrap_or(0),
             length_bytes: reader.parsed("length")?,
         };
+        reader.finish(read)
+    }
+}
+
+impl AddChain {
+    /// The query, with its `?`, or nothing.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut query = Writer::default();
+        query.add("blob", self.blob.as_ref());
+        query.add("for_all", self.is_for_all.then_some(true));
+        query.0
+    }
+
+    /// Reads the part after the `?`.
+    ///
+    /// # Errors
+    /// Unknown, repeated or unreadable parameters; both.
+    pub fn decode(query: &str) -> Result<Self, QueryError> {
+        let mut reader = Reader::new(query)?;
+        let read = Self {
+            blob: reader.parsed("blob")?,
+            is_for_all: reader.parsed("for_all")?.unwrap_or(false),
+        };
+        if read.is_for_all && read.blob.is_some() {
+            return Err(QueryError::new(
+                "for_all",
+                "a layer for all needs no blob: give one of the two",
+            ));
+        }
         reader.finish(read)
     }
 }

@@ -4,6 +4,8 @@
 //! name   slackwater:chain:CHAIN:SIZE           the snapshot that workers with disks of that size take for the chain
 //! label  slackwater:chain:CHAIN  =  MAKERS     the snapshot is that chain, say these: names of tokens, which hold no
 //!                                              space, with one in between; empty where none is asked for
+//! label  slackwater:blobs:CHAIN  =  BLOBS      as that chain it is for those who may read one of these blobs of
+//!                                              registries, a space in between; without this label it is for all
 //! ```
 //! Workers take layers from each other by these. So they are made by calls of their own (`routes/chains.rs`), which
 //! record who made them; the others refuse what begins with `slackwater:`, and neither show such a label among the
@@ -13,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use slackwater_blockstore::Labels;
 
-use crate::chain::ChainId;
+use crate::chain::{ChainId, RegistryBlob};
 use crate::failure::Failure;
 
 /// With what the names and labels begin.
@@ -21,22 +23,87 @@ const PREFIX: &str = "slackwater:";
 
 const CHAIN: &str = "slackwater:chain:";
 
-/// What parts the names of makers.
-const BETWEEN_MAKERS: char = ' ';
+const BLOBS: &str = "slackwater:blobs:";
+
+/// What parts the names of makers, and blobs.
+const BETWEEN: char = ' ';
+
+/// Most blobs of a chain: a layer that is in more private repositories is found by the first of them. A label's value
+/// has 4,096 bytes.
+const BLOBS_MAX: usize = 6;
+
+/// For whom a registering call wants a layer to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Audience {
+    /// For those whom it was for. If it is not registered yet, for those whom the snapshot is for as other chains; for
+    /// all, if it is no chain, or one that is for all.
+    Same,
+    /// For all.
+    All,
+    /// For those, too, who may read this blob.
+    Readers(RegistryBlob),
+}
 
 /// The name of the snapshot that is registered for a chain and a size of disk.
 pub(crate) fn chain_name(chain: &ChainId, size_bytes: u64) -> String {
     format!("{CHAIN}{chain}:{size_bytes}")
 }
 
-/// The labels of a snapshot that this maker registers as a chain.
-pub(crate) fn with_chain(mut labels: Labels, chain: &ChainId, maker: &str) -> Labels {
-    let makers = labels.entry(format!("{CHAIN}{chain}")).or_insert_with(|| maker.to_owned());
-    if !makers.split(BETWEEN_MAKERS).any(|other| other == maker) {
-        makers.push(BETWEEN_MAKERS);
-        makers.push_str(maker);
+/// The labels of a snapshot that this maker registers as a chain. A chain that is for all stays for all: it is known.
+pub(crate) fn with_chain(
+    mut labels: Labels,
+    chain: &ChainId,
+    maker: &str,
+    audience: &Audience,
+) -> Labels {
+    let (registered, restricted) = (format!("{CHAIN}{chain}"), format!("{BLOBS}{chain}"));
+    let is_for_all = labels.contains_key(&registered) && !labels.contains_key(&restricted);
+    match audience {
+        Audience::Same if labels.contains_key(&registered) => {}
+        Audience::Same => {
+            // What it holds is known to those who have it as another chain, and to no more.
+            if let Some(blobs) = blobs_of_all(&labels) {
+                labels.insert(restricted, blobs);
+            }
+        }
+        Audience::All => {
+            labels.remove(&restricted);
+        }
+        Audience::Readers(_) if is_for_all => {}
+        Audience::Readers(blob) => match labels.get_mut(&restricted) {
+            Some(blobs) if blobs.split(BETWEEN).count() >= BLOBS_MAX => {}
+            Some(blobs) => push_once(blobs, blob.as_str()),
+            None => {
+                labels.insert(restricted, blob.to_string());
+            }
+        },
     }
+    push_once(labels.entry(registered).or_insert_with(|| maker.to_owned()), maker);
     labels
+}
+
+/// The blobs of a snapshot that has chains, none of which is for all.
+fn blobs_of_all(labels: &Labels) -> Option<String> {
+    let chains = labels.keys().filter_map(|label| label.strip_prefix(CHAIN));
+    let mut known = String::new();
+    for chain in chains {
+        for blob in labels.get(&format!("{BLOBS}{chain}"))?.split(BETWEEN) {
+            match known.is_empty() {
+                true => blob.clone_into(&mut known),
+                false if known.split(BETWEEN).count() < BLOBS_MAX => push_once(&mut known, blob),
+                false => {}
+            }
+        }
+    }
+    (!known.is_empty()).then_some(known)
+}
+
+/// Adds one to a list of words, unless it is there.
+fn push_once(words: &mut String, word: &str) {
+    if !words.split(BETWEEN).any(|other| other == word) {
+        words.push(BETWEEN);
+        words.push_str(word);
+    }
 }
 
 /// Refuses a name that only a registering call gives.
@@ -68,18 +135,33 @@ pub(crate) fn is_registered(labels: &Labels) -> bool {
     labels.keys().any(|label| label.starts_with(CHAIN))
 }
 
-/// Parts the labels of a snapshot into those that callers set, and the chains with their makers.
-pub(crate) fn part(labels: Labels) -> (Labels, BTreeMap<ChainId, BTreeSet<String>>) {
-    let mut shown = Labels::new();
-    let mut chains = BTreeMap::new();
+/// The labels of a snapshot, by who wrote them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Parted {
+    /// Those that callers set.
+    pub(crate) labels: Labels,
+    /// The chains with their makers.
+    pub(crate) chains: BTreeMap<ChainId, BTreeSet<String>>,
+    /// The chains that are not for all, with the blobs that one has to be able to read one of.
+    pub(crate) restricted: BTreeMap<ChainId, BTreeSet<RegistryBlob>>,
+}
+
+/// Parts the labels of a snapshot.
+pub(crate) fn part(labels: Labels) -> Parted {
+    let mut parted = Parted::default();
+    let chain_of = |label: &str, prefix| label.strip_prefix(prefix)?.parse().ok();
     for (label, value) in labels {
-        if let Some(chain) = label.strip_prefix(CHAIN).and_then(|chain| chain.parse().ok()) {
-            chains.insert(chain, value.split(BETWEEN_MAKERS).map(str::to_owned).collect());
+        if let Some(chain) = chain_of(&label, CHAIN) {
+            let makers = value.split(BETWEEN).map(str::to_owned).collect();
+            parted.chains.insert(chain, makers);
+        } else if let Some(chain) = chain_of(&label, BLOBS) {
+            let blobs = value.split(BETWEEN).filter_map(|blob| blob.parse().ok()).collect();
+            parted.restricted.insert(chain, blobs);
         } else if !label.starts_with(PREFIX) {
-            shown.insert(label, value);
+            parted.labels.insert(label, value);
         }
     }
-    (shown, chains)
+    parted
 }
 
 /// The labels of a snapshot after a caller replaced those that he sets.
@@ -116,21 +198,68 @@ mod tests {
     #[test]
     fn reserved_labels_are_shown_apart_and_stay() {
         let chain: ChainId = format!("sha256:{}", "a".repeat(64)).parse().unwrap();
-        let all = with_chain(labels(&[("a", "1"), ("slackwater:later", "x")]), &chain, "node");
-        let (shown, chains) = part(all.clone());
-        assert_eq!(shown, labels(&[("a", "1")]));
-        assert_eq!(chains, BTreeMap::from([(chain.clone(), makers(&["node"]))]));
-        let (shown, chains) = part(replaced(all, labels(&[("b", "2")])));
-        assert_eq!(shown, labels(&[("b", "2")]));
-        assert_eq!(chains.len(), 1);
+        let set = labels(&[("a", "1"), ("slackwater:later", "x")]);
+        let all = with_chain(set, &chain, "node", &Audience::Readers(blob(0)));
+        let expected = Parted {
+            labels: labels(&[("a", "1")]),
+            chains: [(chain.clone(), makers(&["node"]))].into(),
+            restricted: [(chain.clone(), [blob(0)].into())].into(),
+        };
+        assert_eq!(part(all.clone()), expected);
+        let replaced = part(replaced(all, labels(&[("b", "2")])));
+        assert_eq!(replaced, Parted { labels: labels(&[("b", "2")]), ..expected });
+    }
+
+    #[test]
+    fn another_chain_of_a_snapshot_is_for_no_more_than_the_others() {
+        let chains = ["a", "b", "c"]
+            .map(|digit| format!("sha256:{}", digit.repeat(64)).parse::<ChainId>().unwrap());
+        let [first, second, third] = &chains;
+        let readers = |number| Audience::Readers(blob(number));
+        let one = with_chain(Labels::new(), first, "node", &readers(1));
+        let two = with_chain(one.clone(), second, "node", &readers(2));
+        let restricted =
+            |labels| part(with_chain(labels, third, "node", &Audience::Same)).restricted;
+        assert_eq!(restricted(one)[third], [blob(1)].into());
+        assert_eq!(restricted(two.clone())[third], [blob(1), blob(2)].into());
+        let open = with_chain(two, second, "node", &Audience::All);
+        assert_eq!(restricted(open).get(third), None);
+        let many = (0..9).map(readers);
+        let add = |labels, audience| with_chain(labels, first, "node", &audience);
+        assert_eq!(restricted(many.fold(Labels::new(), add))[third].len(), BLOBS_MAX);
+    }
+
+    fn blob(number: usize) -> RegistryBlob {
+        let digits = "a".repeat(64);
+        format!("registry.example.com/{number}@sha256:{digits}").parse().unwrap()
+    }
+
+    #[test]
+    fn a_layer_is_for_those_whom_each_registration_adds_and_once_for_all_stays_so() {
+        let chain: ChainId = format!("sha256:{}", "a".repeat(64)).parse().unwrap();
+        let after = |audiences: &[Audience]| {
+            let add = |labels, audience: &Audience| with_chain(labels, &chain, "node", audience);
+            let parted = part(audiences.iter().fold(Labels::new(), add));
+            parted.restricted.get(&chain).map(|blobs| blobs.iter().cloned().collect::<Vec<_>>())
+        };
+        let readers = |number| Audience::Readers(blob(number));
+        assert_eq!(after(&[Audience::Same]), None);
+        assert_eq!(after(&[readers(1)]), Some(vec![blob(1)]));
+        assert_eq!(after(&[readers(1), Audience::Same]), Some(vec![blob(1)]));
+        let two = Some(vec![blob(1), blob(2)]);
+        assert_eq!(after(&[readers(2), readers(1), readers(2)]), two);
+        assert_eq!(after(&[readers(1), Audience::All, readers(2), Audience::Same]), None);
+        assert_eq!(after(&[Audience::Same, readers(1)]), None);
+        let many: Vec<_> = (0..9).map(readers).collect();
+        assert_eq!(after(&many).unwrap(), (0..BLOBS_MAX).map(blob).collect::<Vec<_>>());
     }
 
     #[test]
     fn each_maker_is_there_once() {
         let chain: ChainId = format!("sha256:{}", "a".repeat(64)).parse().unwrap();
         let told = |names: &[&str]| {
-            let add = |labels, name: &&str| with_chain(labels, &chain, name);
-            part(names.iter().fold(Labels::new(), add)).1.remove(&chain).unwrap()
+            let add = |labels, name: &&str| with_chain(labels, &chain, name, &Audience::Same);
+            part(names.iter().fold(Labels::new(), add)).chains.remove(&chain).unwrap()
         };
         for names in [&[""][..], &["one"], &["", "one"], &["one", "", "on"]] {
             assert_eq!(told(names), makers(names), "{names:?}");

@@ -11,7 +11,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-pub use crate::chain::{ChainId, ChainIdParseError, RegisterChain};
+pub use crate::chain::{
+    ChainId, ChainIdParseError, RegisterChain, RegistryBlob, RegistryBlobParseError,
+};
 
 /// Items of a page when the request names no limit.
 pub const PAGE_LIMIT_DEFAULT: usize = 100;
@@ -244,6 +246,10 @@ pub struct Snapshot {
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "server", schema(value_type = BTreeMap<String, Vec<String>>))]
     pub chains: BTreeMap<ChainId, BTreeSet<String>>,
+    /// Those of them that are not for all, each with blobs of registries: it is for those who may read one.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "server", schema(value_type = BTreeMap<String, Vec<String>>))]
+    pub restricted_chains: BTreeMap<ChainId, BTreeSet<RegistryBlob>>,
     /// The file's size.
     pub size_bytes: u64,
     /// Bytes of blocks that are not holes.

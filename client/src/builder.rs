@@ -97,9 +97,7 @@ impl ClientBuilder {
     /// `Address`, `Certificate`, `Token` and `Setup`.
     pub fn build(self) -> Result<Client, ClientError> {
         let url = parse_address(&self.url)?;
-        // reqwest is built without a cryptography of its own choice; a program that installed
-        // another one keeps it, so an error here means only that there is one.
-        let _ = rustls::crypto::ring::default_provider().install_default();
+        use_default_cryptography();
         let mut http = reqwest::Client::builder()
             .user_agent(concat!("slackwater/", env!("CARGO_PKG_VERSION")))
             .connect_timeout(self.timeout.min(CONNECT_TIMEOUT_MAX))
@@ -136,6 +134,13 @@ impl ClientBuilder {
             retry: self.retry,
         })
     }
+}
+
+/// Gives TLS its cryptography, if the program has not chosen another one: `reqwest` and `rustls` are built without
+/// one of their own choice. To be called before either is used otherwise than by this crate.
+pub fn use_default_cryptography() {
+    // An error means only that there is one.
+    let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 /// Whether what is sent to the appliance at `url` can be read on the way: without TLS, beyond this machine.

@@ -38,7 +38,9 @@ mod token;
 mod transport;
 mod workers;
 
-pub use builder::{ClientBuilder, TIMEOUT_DEFAULT, is_readable_on_the_way};
+pub use builder::{
+    ClientBuilder, TIMEOUT_DEFAULT, is_readable_on_the_way, use_default_cryptography,
+};
 pub use credential::{Credential, CredentialError};
 pub use data::{ByteRange, DataSource, DataStream};
 pub use error::ClientError;

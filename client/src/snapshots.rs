@@ -2,7 +2,7 @@
 
 use reqwest::Method;
 use slackwater_api::paths;
-use slackwater_api::query::{Diff, ListSnapshots};
+use slackwater_api::query::{AddChain, Diff, ListSnapshots};
 use slackwater_api::types::{
     ChainId, CreateClone, CreateSnapshot, DiffPage, File, Labels, RegisterChain, Snapshot,
     SnapshotId, SnapshotPage, SnapshotReference, UpdateSnapshot,
@@ -96,7 +96,8 @@ impl Client {
         self.call(Call::get(paths::chain(chain, size_bytes))).await
     }
 
-    /// `PUT /v1/snapshots/{id}/chains/{chain_id}`: registers a snapshot as a chain, too.
+    /// `PUT /v1/snapshots/{id}/chains/{chain_id}`: registers a snapshot as a chain, too, and says for
+    /// whom the layer is.
     ///
     /// # Errors
     /// [`ClientError`]; code `not_found`, `unknown_route` of a server of release 0.2.
@@ -104,8 +105,10 @@ impl Client {
         &self,
         id: SnapshotId,
         chain: &ChainId,
+        query: &AddChain,
     ) -> Result<Snapshot, ClientError> {
-        self.call(Call::new(Method::PUT, paths::snapshot_chain(id, chain))).await
+        let path = format!("{}{}", paths::snapshot_chain(id, chain), query.encode());
+        self.call(Call::new(Method::PUT, path)).await
     }
 
     /// `POST /v1/clones`: makes a writable file with the snapshot's content.

@@ -249,11 +249,8 @@ async fn layer(
         name.starts_with(&prefix) && name.ends_with(&suffix)
     };
     let mut candidates = worker.list(Engine::Containerd);
-    let is_private = worker.trust().private_layers;
-    candidates.retain(|volume| {
-        unpacking::is_visible_to(&volume.key.name, &prefix, is_private)
-            && is_layer(volume, is_own(volume), &chain_id)
-    });
+    let is_kept = worker.trust().private_layers;
+    candidates.retain(|volume| is_layer(volume, is_own(volume), &chain_id, &prefix, is_kept));
     candidates.sort_by_key(|volume| !is_own(volume));
     for volume in candidates {
         if let Some(snapshot) = worker.snapshot_of(&volume.key).await? {
@@ -265,11 +262,12 @@ async fn layer(
     Ok(Json(worker.find_chain(&chain).await?))
 }
 
-fn is_layer(volume: &Volume, is_own: bool, chain_id: &str) -> bool {
+fn is_layer(volume: &Volume, is_own: bool, chain_id: &str, prefix: &str, is_kept: bool) -> bool {
     let Extra::Containerd(extra) = &volume.extra else {
         return false;
     };
     extra.kind == Kind::Committed
+        && unpacking::is_visible_to(&volume.key.name, prefix, is_kept || extra.is_private)
         && unpacking::is_of_image(extra.chain.as_deref(), is_own, chain_id)
 }
 
@@ -286,7 +284,10 @@ async fn publish(
     Json(request): Json<PublishRequest>,
 ) -> Answer<()> {
     control.worker.publish(request.snapshot).await?;
-    if let Some(chain) = request.chain_id {
+    // Else an image with the hashes of this one, and the snapshot's id, would be given it without its reference. Those
+    // who pull this one fetch its references, of some hundred bytes.
+    let shares = control.worker.trust().shares_all();
+    if let Some(chain) = request.chain_id.filter(|_| shares) {
         control.worker.add_chain(request.snapshot, &chain).await?;
     }
     Ok(Json(()))

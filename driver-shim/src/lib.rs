@@ -6,6 +6,7 @@
 //!       \      /
 //!       worker/  <--- control     volumes: what is stored where, what is mounted, what is held
 //!       /      \         ^        trust/: what counts of what images and others say
+//!      |        |        |        registry/: whether a registry lets this worker read a blob
 //!   client      attach   |        the appliance's verbs;  mounts on this machine
 //!                        |
 //! settings -> daemon     +--- command: image/ with engine/, status, ...
@@ -23,7 +24,9 @@ pub mod image;
 pub mod logs;
 pub mod metrics;
 mod private;
+pub mod registry;
 pub mod settings;
+mod small_file;
 pub mod socket;
 pub mod trust;
 pub mod worker;

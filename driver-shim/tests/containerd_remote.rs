@@ -19,6 +19,8 @@ use support::{Appliance, Machine, Trust};
 
 #[path = "containerd_remote/hostile.rs"]
 mod hostile;
+#[path = "containerd_remote/registries.rs"]
+mod registries;
 mod support;
 #[path = "containerd_remote/trust.rs"]
 mod trust;

@@ -142,6 +142,7 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
             updated_at: Timestamp::from_nanos(1),
             is_shared: false,
             chain: None,
+            is_private: false,
         })
     };
     assert_eq!(daemon.layer("default", &chain_id).await.unwrap(), None);

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use slackwater_client::query::{ListFiles, ListSnapshots};
 use slackwater_client::types::{ChainId, CreateSnapshot};
 use slackwater_driver::worker::{
-    Access, Content, DockerExtra, Extra, Key, SnapshotRef, Worker, WorkerError,
+    Access, Content, DockerExtra, Extra, Key, Registration, SnapshotRef, Worker, WorkerError,
 };
 use support::{Appliance, Machine, mounts_below};
 
@@ -329,7 +329,12 @@ async fn a_chain_is_one_snapshot_for_all_workers() {
         let path = worker.ensure_mounted(&key, Access::ReadWrite).await.unwrap();
         std::fs::write(path.join("file"), "content").unwrap();
         let committed = worker
-            .commit(&key, Key::docker("committed"), Some(chain.clone()), extra())
+            .commit(
+                &key,
+                Key::docker("committed"),
+                Some(Registration { chain: chain.clone(), pulled: None, is_for_all: true }),
+                extra(),
+            )
             .await
             .unwrap();
         assert!(worker.get(&key).is_none());

@@ -126,6 +126,10 @@ class Registry:
         self._send("PUT", f"{upload}{joint}digest={digest}", data, "application/octet-stream")
         return digest
 
+    def delete_blob(self, path, digest):
+        """Takes a blob away from a repository."""
+        self._send("DELETE", f"/v2/{path}/blobs/{digest}", b"", "")
+
     def put_manifest(self, image, manifest):
         """Uploads the manifest of `path:tag`; the image's full name."""
         path, tag = image.rsplit(":", 1)

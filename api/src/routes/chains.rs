@@ -1,6 +1,6 @@
 //! Chains: which snapshot holds the layers that a chain id names, and who said so.
 
-use axum::extract::State;
+use axum::extract::{RawQuery, State};
 use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::{Extension, Json};
 use slackwater_blockstore::{
@@ -14,7 +14,8 @@ use crate::error::ProblemCode;
 use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
 use crate::paths;
-use crate::reserved;
+use crate::query::AddChain;
+use crate::reserved::{self, Audience};
 use crate::router::Mount;
 use crate::scope::Scope;
 use crate::state::Shared;
@@ -34,9 +35,10 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 /// Takes a snapshot of a file and registers it as a chain
 ///
 /// There is one snapshot for each chain id and size of disk: a second request is refused with `exists`, and the
-/// problem names the first snapshot in `existing_snapshot_id`. The snapshot's `chains` tell the names of the tokens
-/// and workers that registered it; a name is empty where the server asks for no token. It goes with its last clone, or after an
-/// hour without one.
+/// problem names the first snapshot in `existing_snapshot_id`. With a `blob` the layer is for those alone who may read
+/// that blob of a registry: workers ask the registry. The appliance does not, and shows the snapshot to all who may
+/// read chains. The snapshot's `chains` tell the names of the tokens and workers that registered it; a name is empty
+/// where the server asks for no token. It goes with its last clone, or after an hour without one.
 #[utoipa::path(
     post, path = paths::CHAINS, tag = "chains", operation_id = "registerChain",
     request_body = RegisterChain,
@@ -56,7 +58,8 @@ pub(crate) async fn register(
     reserved::refuse_labels(&request.labels)?;
     let path = scope.changes(&request.path)?;
     let chain = request.chain_id;
-    let labels = reserved::with_chain(request.labels, &chain, &maker);
+    let audience = request.blob.map_or(Audience::All, Audience::Readers);
+    let labels = reserved::with_chain(request.labels, &chain, &maker, &audience);
     let expires_at = convert::moment_after(state.store.now(), WITHOUT_CLONE_SECONDS);
     let wanted = chain.clone();
     let take = move |store: &Store| -> StoreResult<(String, StoreResult<_>)> {
@@ -130,15 +133,19 @@ pub(crate) async fn find(
 /// Registers a snapshot that there is as a chain
 ///
 /// Beside the chains that it is registered as already; it is not found by its chain, only told by its `chains`.
-/// Registered again, it has the new caller's name as well.
+/// Registered again, it has the new caller's name as well. For whom the layer is stays as it was, unless a parameter
+/// says otherwise; what is for all once stays so.
 #[utoipa::path(
     put, path = paths::SNAPSHOT_CHAIN, tag = "chains", operation_id = "addChain",
     params(
         ("id" = String, Path, format = Uuid, description = "The snapshot's id"),
         ("chain_id" = String, Path, description = "`sha256:` and 64 digits"),
+        ("blob" = Option<String>, Query, description = "`HOST/REPOSITORY@sha256:DIGITS`: the layer is for those, too, who may read this blob"),
+        ("for_all" = Option<bool>, Query, description = "`true`: the layer is for all from now on"),
     ),
     responses(
         (status = 200, description = "The snapshot as it is now", body = Snapshot),
+        (status = 400, description = "A parameter that there is not, or both"),
         (status = 404, description = "There is no such snapshot"),
         (status = 422, description = "An id has no meaning, or the snapshot has as many chains and labels as it can have"),
     ),
@@ -148,12 +155,19 @@ pub(crate) async fn add(
     Extension(Caller { name: maker, .. }): Extension<Caller>,
     scope: Scope,
     Segment((id, chain)): Segment<(String, String)>,
+    RawQuery(query): RawQuery,
 ) -> Result<Json<Snapshot>, Failure> {
+    let AddChain { blob, is_for_all } = AddChain::decode(query.as_deref().unwrap_or_default())?;
+    let audience = match blob {
+        Some(blob) => Audience::Readers(blob),
+        None if is_for_all => Audience::All,
+        None => Audience::Same,
+    };
     let (id, chain) = (parse_snapshot_id(&id)?, parse_chain_id(&chain)?);
     scope.require_snapshot(&state, id).await?;
     let add = {
         let (chain, maker) = (chain.clone(), maker.clone());
-        Box::new(move |labels| reserved::with_chain(labels, &chain, &maker))
+        Box::new(move |labels| reserved::with_chain(labels, &chain, &maker, &audience))
     };
     let snapshot = state.call(move |store| store.change_snapshot_labels(id, add)).await?;
     tracing::info!(%chain, snapshot = %id, maker = &*maker, "a snapshot is registered as a chain");

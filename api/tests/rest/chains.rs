@@ -198,3 +198,60 @@ async fn chains_and_labels_that_come_at_once_all_stay() {
     let after: Snapshot = face.get(&uri).await.parse();
     assert_eq!((after.chains.len(), after.labels.len()), (40, 1));
 }
+
+/// For whom a snapshot is, as each of its chains.
+fn restricted(snapshot: &Snapshot) -> Vec<(String, Vec<String>)> {
+    let text =
+        |blobs: &std::collections::BTreeSet<_>| blobs.iter().map(ToString::to_string).collect();
+    snapshot
+        .restricted_chains
+        .iter()
+        .map(|(chain, blobs)| (chain.to_string(), text(blobs)))
+        .collect()
+}
+
+#[tokio::test]
+async fn a_layer_is_for_those_who_may_read_a_blob_until_it_is_for_all() {
+    let face = face();
+    file(&face, "a").await;
+    let blob = |name: &str| format!("registry.example.com:5000/{name}@{}", chain('b'));
+    for bad in ["", "x", "registry.example.com/a", &format!("{}0", blob("a")), &blob("A")] {
+        let body = json!({"path": "a", "chain_id": chain('1'), "blob": bad});
+        post(&face, "one", "/v1/chains", body).await.problem(ProblemCode::InvalidValue);
+    }
+    let body = json!({"path": "a", "chain_id": chain('1'), "blob": blob("team/a")});
+    let made: Snapshot = post(&face, "one", "/v1/chains", body).await.expect(201).parse();
+    assert_eq!(restricted(&made), [(chain('1'), vec![blob("team/a")])]);
+    assert!(made.labels.is_empty(), "{:?}", made.labels);
+    let put = async |uri: &str| {
+        let uri = format!("/v1/snapshots/{}/chains/{uri}", made.id);
+        call(&face, "two", Method::PUT, &uri, None).await
+    };
+    let changed = async |query: &str| -> Snapshot {
+        let answer = put(&format!("{}{query}", chain('1'))).await;
+        answer.expect(200).parse()
+    };
+    assert_eq!(restricted(&changed("").await), restricted(&made));
+    let escaped = blob("b").replace('@', "%40").replace('/', "%2F");
+    let two = changed(&format!("?blob={escaped}")).await;
+    assert_eq!(restricted(&two), [(chain('1'), vec![blob("b"), blob("team/a")])]);
+    let uri = format!("/v1/chains/{}/{SIZE_BYTES}", chain('1'));
+    assert_eq!(get(&face, &uri).await.expect(200).parse::<Snapshot>(), two);
+    for bad in [
+        "?blob=x".to_owned(),
+        "?for_all=yes".to_owned(),
+        "?for_all=true&for_all=true".to_owned(),
+        "?for=all".to_owned(),
+        format!("?for_all=true&blob={escaped}"),
+    ] {
+        put(&format!("{}{bad}", chain('1'))).await.problem(ProblemCode::BadQuery);
+    }
+    // Each of its chains for itself.
+    let both: Snapshot = put(&format!("{}?blob={escaped}", chain('2'))).await.expect(200).parse();
+    assert_eq!(restricted(&both)[1], (chain('2'), vec![blob("b")]));
+    let opened = changed("?for_all=true").await;
+    assert_eq!(restricted(&opened), [(chain('2'), vec![blob("b")])]);
+    assert_eq!(makers(&opened)[0], (chain('1'), vec!["one".to_owned(), "two".to_owned()]));
+    let again = changed(&format!("?blob={escaped}")).await;
+    assert_eq!(restricted(&again), restricted(&opened), "it is known to all");
+}

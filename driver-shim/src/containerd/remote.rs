@@ -5,7 +5,8 @@
 //!   a committed snapshot of this worker has that chain id and parent?   it is the one
 //!   the manifest's annotation names a snapshot, and the appliance says
 //!     that this snapshot is that chain?                                 adopt it
-//!   a snapshot of the appliance is registered as the chain?             adopt it
+//!   a snapshot of the appliance is registered as the chain, for all,
+//!     or the registry lets this worker read the blob?                   adopt it
 //!   else                                                                unpack as usual
 //!
 //! Commit, of a client that fetched and unpacked a reference as if it were a layer
@@ -31,7 +32,7 @@ use uuid::Uuid;
 use super::error::CallError;
 use super::snapshotter::extra;
 use crate::trust::annotation::{self, Located};
-use crate::trust::{reference, unpacking};
+use crate::trust::{TrustError, reference, unpacking};
 use crate::worker::{
     Access, ContainerdExtra, Content, Engine, Extra, Key, Kind, SnapshotRef, Volume, Worker,
     WorkerError, now,
@@ -81,6 +82,7 @@ pub(super) async fn adopt(
         updated_at: now(),
         is_shared: false,
         chain: Some(chain.to_string()),
+        is_private: false,
     };
     let layer = Layer { unpack: unpack.clone(), chain: chain.clone(), parent, extra };
     let worker = worker.clone();
@@ -149,12 +151,13 @@ async fn finish(
 
 /// The committed snapshot of this worker that is this layer above this parent.
 fn local(worker: &Worker, unpack: &Key, chain: &ChainId, parent: Option<&Key>) -> Option<String> {
-    let is_private = worker.trust().private_layers;
+    let is_kept = worker.trust().private_layers;
     let is_it = |volume: &Volume| {
         volume.parent.as_ref() == parent
-            && unpacking::is_visible_to(&volume.key.name, &unpack.name, is_private)
             && extra(volume).is_ok_and(|extra| {
+                let is_private = is_kept || extra.is_private;
                 extra.kind == Kind::Committed
+                    && unpacking::is_visible_to(&volume.key.name, &unpack.name, is_private)
                     && unpacking::is_wanted(extra.chain.as_deref(), &extra.labels, chain)
             })
     };
@@ -193,9 +196,13 @@ async fn proven(
 ) -> Result<SnapshotId, WorkerError> {
     reference::verify_store(&located.store_id, &worker.store_id().await?)?;
     let id = located.snapshot;
-    worker.trust().verify_annotation(located, chain, &worker.look_up(id).await?)?;
+    let snapshot = worker.look_up(id).await?;
+    worker.trust().verify_annotation(located, chain, &snapshot)?;
     reference::verify_published(id, worker.is_published(id).await?)?;
-    Ok(id)
+    match worker.may_have(&snapshot, chain).await {
+        true => Ok(id),
+        false => Err(TrustError::NotForThisWorker { id, chain: chain.clone() }.into()),
+    }
 }
 
 /// The snapshot that was meant, where a reference was unpacked as if it were a layer: the

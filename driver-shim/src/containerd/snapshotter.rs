@@ -17,9 +17,11 @@ use super::proto::{
 };
 use super::{labels, remote};
 use crate::metrics::Metrics;
+use crate::trust::sharing::Sharing;
 use crate::trust::unpacking::{self, Below, Root};
 use crate::worker::{
-    Access, ContainerdExtra, Engine, Extra, Key, Kind, Usage, Volume, Worker, WorkerError, now,
+    Access, ContainerdExtra, Engine, Extra, Key, Kind, Registration, Usage, Volume, Worker,
+    WorkerError, now,
 };
 
 /// Longest name. containerd's own are at most a few hundred bytes.
@@ -122,8 +124,20 @@ impl Snapshotter {
         let below = parent.map_or(Below::Nothing, |parent| self.below(parent));
         let chain = unpacking::unpacked_chain(&volume.key.name, &name.name, below);
         let known = chain.as_ref().map(ToString::to_string);
-        let registered = chain.filter(|_| !self.worker.trust().private_layers);
-        let committed = ContainerdExtra { chain: known, ..new_extra(Kind::Committed, labels) };
+        let sharing = match &chain {
+            Some(_) => self.sharing(active, parent).await?,
+            None => Sharing::Kept,
+        };
+        let is_private = known.is_some() && !matches!(sharing, Sharing::All(_));
+        let registered = chain.and_then(|chain| match sharing {
+            Sharing::All(pulled) => Some(Registration { chain, pulled, is_for_all: true }),
+            Sharing::Readers(blob) => {
+                Some(Registration { chain, pulled: Some(blob), is_for_all: false })
+            }
+            Sharing::Kept => None,
+        });
+        let fresh = new_extra(Kind::Committed, labels);
+        let committed = ContainerdExtra { chain: known, is_private, ..fresh };
         let committed = Extra::Containerd(committed);
         // What runs in one may write what looks like a reference, too.
         let reference = match unpacking::is_unpacking(&volume.key.name) {
@@ -278,6 +292,21 @@ impl Snapshotter {
         Ok(Some(parent))
     }
 
+    /// For whom a layer is that was unpacked with these labels, above this one.
+    async fn sharing(
+        &self,
+        layer: &ContainerdExtra,
+        parent: Option<&Key>,
+    ) -> Result<Sharing, CallError> {
+        let own = self.worker.trust().sharing(&layer.labels);
+        let Some(volume) = parent.and_then(|parent| self.worker.get(parent)) else {
+            return Ok(own);
+        };
+        let extra = extra(&volume)?;
+        let chain = extra.chain.as_ref().and_then(|chain| chain.parse().ok());
+        Ok(own.above(&self.worker.below_is(&volume, chain.as_ref(), extra.is_private).await?))
+    }
+
     /// What a layer above a committed snapshot is above.
     fn below(&self, parent: &Key) -> Below {
         let is_chain = |volume: Volume| extra(&volume).is_ok_and(|extra| extra.chain.is_some());
@@ -296,7 +325,14 @@ fn named(what: &'static str, name: String) -> Result<Key, CallError> {
 }
 
 fn new_extra(kind: Kind, labels: BTreeMap<String, String>) -> ContainerdExtra {
-    ContainerdExtra { kind, labels, updated_at: now(), is_shared: false, chain: None }
+    ContainerdExtra {
+        kind,
+        labels,
+        updated_at: now(),
+        is_shared: false,
+        chain: None,
+        is_private: false,
+    }
 }
 
 /// containerd's part of a volume of containerd.

@@ -11,7 +11,8 @@ use slackwater_attach::{Options as AttachOptions, Rights};
 use slackwater_client::{Client, ClientBuilder, Token};
 
 use crate::credential;
-use crate::trust::{Trust, TrustedMakers};
+use crate::registry::Registries;
+use crate::trust::{PrivateRegistry, PrivateRegistryParseError, Trust, TrustedMakers};
 use crate::worker::WorkerOptions;
 
 use super::{AttachChoice, LogFilter, LogFormat, Settings, SettingsError, Size, read_bounded};
@@ -158,6 +159,8 @@ pub struct Config {
     /// Whose unpacked layers are taken, whether images that release 0.2 made by reference are, and whether its own
     /// layers are kept from others.
     pub trust: Trust,
+    /// How registries are asked for whom a layer is.
+    pub registries: Registries,
     /// How disks are attached.
     pub attach: AttachChoice,
     /// Where Docker's plugin is served.
@@ -203,7 +206,12 @@ impl Config {
                 references_without_mac: settings.references_without_mac.unwrap_or_default(),
                 makers: trusted_makers(settings.trusted_makers.as_deref())?,
                 private_layers: settings.private_layers.unwrap_or_default(),
+                private_registries: private_registries(settings.private_registries.as_deref())?,
             },
+            registries: Registries::new(
+                settings.registry_credentials.clone(),
+                settings.registry_ca.clone(),
+            ),
             attach: given(settings.attach, "attach")?,
             docker_socket: settings.docker_socket.clone(),
             containerd_socket: settings.containerd_socket.clone(),
@@ -253,6 +261,7 @@ impl Config {
             state_directory: self.state_dir.clone(),
             disk_size_bytes: self.disk_size.bytes(),
             trust: self.trust.clone(),
+            registries: self.registries.clone(),
         })
     }
 
@@ -327,6 +336,16 @@ fn trusted_makers(names: Option<&[String]>) -> Result<TrustedMakers, SettingsErr
         return Err(value("trusted-makers", &names.join(","), expected));
     }
     Ok(TrustedMakers::Named(names.iter().cloned().collect()))
+}
+
+/// Registries whose layers are for those who may pull them.
+fn private_registries(texts: Option<&[String]>) -> Result<Vec<PrivateRegistry>, SettingsError> {
+    let parse = |text: &String| {
+        text.parse().map_err(|error: PrivateRegistryParseError| {
+            value("private-registries", text, &error.to_string())
+        })
+    };
+    texts.unwrap_or_default().iter().map(parse).collect()
 }
 
 fn value(key: &'static str, got: &str, expected: &str) -> SettingsError {
@@ -414,6 +433,24 @@ mod tests {
         let lower = Settings { trusted_makers: owned(&["b"]), ..Settings::default() };
         assert_eq!(upper.clone().or(lower).trusted_makers, upper.trusted_makers);
         assert_eq!(Settings::default().or(upper.clone()).trusted_makers, upper.trusted_makers);
+    }
+
+    #[tokio::test]
+    async fn private_registries_are_registries() {
+        let with = |texts: &[&str]| {
+            let owned = texts.iter().map(|text| (*text).to_owned()).collect();
+            checked(|settings| settings.private_registries = Some(owned))
+        };
+        let config = with(&["registry.example.com/team", "localhost:5000"]).unwrap();
+        assert_eq!(config.worker_options().await.unwrap().trust.private_registries.len(), 2);
+        assert_eq!(checked(|_| {}).unwrap().trust.private_registries, []);
+        for bad in ["", "team", "https://registry.example.com"] {
+            let error = with(&["localhost:5000", bad]).unwrap_err().to_string();
+            assert!(
+                error.contains("private-registries is") && error.contains("HOST:PORT"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -12,8 +12,6 @@
 mod config;
 mod size;
 
-use std::fs::File;
-use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -24,13 +22,11 @@ use slackwater_attach::Method;
 use slackwater_client::{ClientError, TokenError};
 use tracing_subscriber::EnvFilter;
 
+use crate::small_file;
+
 pub(crate) use config::read_token;
 pub use config::{Config, Target};
 pub use size::{Size, SizeError};
-
-/// Longest configuration, token or certificate file: a bundle of a whole system's authorities
-/// has some 200 KiB.
-const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// One layer of settings; `None` leaves a setting to the layer below.
 #[derive(Args, Clone, Debug, Default, Deserialize, Serialize)]
@@ -99,6 +95,30 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_PRIVATE_LAYERS", value_name = "BOOL")]
     pub private_layers: Option<bool>,
 
+    /// Registries whose layers are for those who may pull them, separated by commas [default: none]
+    ///
+    /// Each as it stands in names of images: HOST, HOST:PORT, or with a repository behind it, such as
+    /// registry.example.com/team. A layer that was pulled from one of these goes to another worker only if that
+    /// lists the registry, too, and the registry shows it the blob: list the same on all workers. Layers whose
+    /// registry the engine does not tell are kept on this worker.
+    #[arg(
+        long,
+        env = "SLACKWATER_PRIVATE_REGISTRIES",
+        value_name = "REGISTRIES",
+        value_delimiter = ','
+    )]
+    pub private_registries: Option<Vec<String>>,
+
+    /// File with this worker's credentials for them, in the form of Docker's config.json [default: none]
+    ///
+    /// It may name credential helpers, which are run. Without it registries are asked without a name.
+    #[arg(long, env = "SLACKWATER_REGISTRY_CREDENTIALS", value_name = "FILE")]
+    pub registry_credentials: Option<PathBuf>,
+
+    /// File with certificates (PEM) of authorities to trust for them, beside the system's
+    #[arg(long, env = "SLACKWATER_REGISTRY_CA", value_name = "FILE")]
+    pub registry_ca: Option<PathBuf>,
+
     /// How disks are attached [default: auto]
     #[arg(long, env = "SLACKWATER_ATTACH", value_name = "METHOD")]
     pub attach: Option<AttachChoice>,
@@ -163,6 +183,9 @@ impl Settings {
             references_without_mac: self.references_without_mac.or(lower.references_without_mac),
             trusted_makers: self.trusted_makers.or(lower.trusted_makers),
             private_layers: self.private_layers.or(lower.private_layers),
+            private_registries: self.private_registries.or(lower.private_registries),
+            registry_credentials: self.registry_credentials.or(lower.registry_credentials),
+            registry_ca: self.registry_ca.or(lower.registry_ca),
             attach: self.attach.or(lower.attach),
             docker_socket: self.docker_socket.or(lower.docker_socket),
             containerd_socket: self.containerd_socket.or(lower.containerd_socket),
@@ -186,15 +209,9 @@ impl Settings {
 }
 
 /// The content of a small file.
-pub(crate) fn read_bounded(path: &Path) -> Result<Vec<u8>, SettingsError> {
-    let unreadable = |source| SettingsError::Unreadable { path: path.to_owned(), source };
-    let file = File::open(path).map_err(unreadable)?;
-    let mut bytes = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    if u64::try_from(bytes.len()).is_ok_and(|length| length <= FILE_BYTES_MAX) {
-        return Ok(bytes);
-    }
-    Err(SettingsError::TooLong { path: path.to_owned() })
+fn read_bounded(path: &Path) -> Result<Vec<u8>, SettingsError> {
+    small_file::read(path)
+        .map_err(|source| SettingsError::Unreadable { path: path.to_owned(), source })
 }
 
 /// How disks are to be attached.
@@ -284,12 +301,6 @@ pub enum SettingsError {
         path: PathBuf,
         /// Why not.
         source: std::io::Error,
-    },
-    /// A file far too long to be the right one.
-    #[error("{}: over {FILE_BYTES_MAX} bytes; is it the right file?", path.display())]
-    TooLong {
-        /// The file.
-        path: PathBuf,
     },
     /// A file of bytes.
     #[error("{}: it is not text", path.display())]

@@ -117,6 +117,7 @@ pub(super) mod tests {
             name: None,
             labels: Labels::new(),
             chains: BTreeMap::new(),
+            restricted_chains: BTreeMap::new(),
             size_bytes,
             used_bytes: 0,
             created_at: Timestamp::from_nanos(0),

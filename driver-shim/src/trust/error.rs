@@ -49,6 +49,16 @@ pub enum TrustError {
         /// The layer.
         chain: ChainId,
     },
+    /// An annotation names a layer that is for those who may pull it.
+    #[error(
+        "snapshot {id} is layer {chain} of a registry that does not let this worker read it: see private-registries"
+    )]
+    NotForThisWorker {
+        /// The snapshot.
+        id: SnapshotId,
+        /// The layer.
+        chain: ChainId,
+    },
     /// An annotation gives another size than the snapshot has.
     #[error("snapshot {id} has {expected} bytes, and not {got} as the image says")]
     OtherSize {

@@ -23,7 +23,13 @@
 //!                                                               elsewhere nothing
 //!  hashes in a configuration       an image's author            which layers an image is given that are registered,
 //!                                                               or on this worker; with private-layers only in the
-//!                                                               namespace that unpacked them
+//!                                                               namespace that unpacked them; those of a registry that
+//!                                                               private-registries lists, if it lets this worker read
+//!                                                               the blob
+//!  labels .../cri.image-ref and    the client that pulls; an    from which registry a layer was unpacked: whether it
+//!    .../cri.layer-digest          image's author where that    is for all, for those who may read the blob, or for
+//!                                  says nothing                 this worker
+//!  blobs of a chain                who may register, by a call  which registry is asked, if it is listed
 //!  chain of a snapshot             who has a token, by a call   what it holds, for those who trust the maker
 //!                                  that records the maker
 //!  names, other labels of a        who has a token              nothing; `slackwater.chain`, with
@@ -31,12 +37,14 @@
 //! ```
 //! The functions take the input and the facts to compare it with, and make no calls. Their callers collect the facts:
 //! `containerd/remote.rs` whether a disk holds a reference and nothing else, `worker/references.rs` which references
-//! this worker has just written. An empty disk, which is taken by its name, is compared
-//! (`worker/empty_disk.rs`), and files that tars and disks hold are the concern of the crates `archive` and `attach`.
+//! this worker has just written, `registry/` what registries answer. An empty disk, which is taken by its name, is
+//! compared (`worker/empty_disk.rs`), and files that tars and disks hold are the concern of the crates `archive` and
+//! `attach`.
 
 pub(crate) mod annotation;
 mod error;
 pub(crate) mod reference;
+pub(crate) mod sharing;
 pub(crate) mod unpacking;
 
 use std::collections::BTreeSet;
@@ -44,6 +52,7 @@ use std::collections::BTreeSet;
 use slackwater_client::types::{ChainId, Labels, Snapshot};
 
 pub use self::error::TrustError;
+pub use self::sharing::{PrivateRegistry, PrivateRegistryParseError};
 
 /// Names the chain of an image by reference, as release 0.2 said it on a snapshot of the appliance: a label, by
 /// itself or followed by a dot and more. All who know the ids of an image's snapshots can tell its chain ids then,
@@ -59,6 +68,8 @@ pub struct Trust {
     pub makers: TrustedMakers,
     /// Whether layers that this worker unpacked are for its own containers alone.
     pub private_layers: bool,
+    /// The registries whose layers are for those who may pull them.
+    pub private_registries: Vec<PrivateRegistry>,
 }
 
 /// Whose registrations of chains are trusted, by the names of their tokens.
@@ -81,6 +92,12 @@ impl TrustedMakers {
 }
 
 impl Trust {
+    /// Whether all that this worker unpacks is for all.
+    #[must_use]
+    pub fn shares_all(&self) -> bool {
+        !self.private_layers && self.private_registries.is_empty()
+    }
+
     /// Whether a snapshot was registered as a chain by a maker that is trusted.
     #[must_use]
     pub fn is_chain(&self, snapshot: &Snapshot, chain: &ChainId) -> bool {

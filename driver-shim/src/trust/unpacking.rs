@@ -69,12 +69,12 @@ pub(crate) fn is_wanted(
     recorded == Some(wanted.as_str()) && chain(labels).as_ref() == Some(wanted)
 }
 
-/// Whether a committed snapshot may be a layer for the namespace of containerd that a key begins with. Snapshots that
-/// were unpacked on this worker begin with their namespace. Those that were adopted begin with a chain id: they are
-/// registered, so every namespace may have them.
-pub(crate) fn is_visible_to(name: &str, key: &str, private_layers: bool) -> bool {
+/// Whether a committed snapshot may be a layer for the namespace of containerd that a key begins with; one that is not
+/// for all, only in its own. Snapshots that were unpacked on this worker begin with their namespace. Those that were
+/// adopted begin with a chain id: they are for this worker, so every namespace may have them.
+pub(crate) fn is_visible_to(name: &str, key: &str, is_private: bool) -> bool {
     let namespace = |name: &str| name.split_once('/').map(|(namespace, _)| namespace.to_owned());
-    !private_layers || name.starts_with("sha256:") || namespace(name) == namespace(key)
+    !is_private || name.starts_with("sha256:") || namespace(name) == namespace(key)
 }
 
 /// Whether a committed snapshot is the layer `wanted` for an image by reference that is made in some namespace of

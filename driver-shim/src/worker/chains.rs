@@ -5,23 +5,44 @@
 //! an image by reference is made           PUT .../chains/ID   a snapshot that there is
 //!
 //! a layer is wanted                       GET /v1/chains/ID   or the snapshot that the manifest names
-//!   one who registered it is trusted?     take it
+//!   one who registered it is trusted, and it is for all, or the registry
+//!     lets this worker read its blob?     take it
 //!   else                                  unpack
 //! ```
 //! A chain id says what a layer holds, and nothing proves that a snapshot holds that: it is the word of the worker
 //! that unpacked it. The appliance records whose token gave it, and `trusted-makers` says whose word counts.
 
-use slackwater_client::types::{ChainId, Labels, RegisterChain, Snapshot, SnapshotId};
+use std::time::Duration;
+
+use slackwater_client::query::AddChain;
+use slackwater_client::types::{
+    ChainId, Labels, RegisterChain, RegistryBlob, Snapshot, SnapshotId,
+};
 use slackwater_client::{ClientError, ProblemCode};
 use uuid::Uuid;
 
 use super::appliance::WORKER_LABEL;
-use super::volume::SnapshotRef;
+use super::volume::{SnapshotRef, Volume};
 use super::{Worker, WorkerError};
+use crate::trust::sharing::BelowIs;
+
+/// Time for the questions about one layer, which has a few blobs at most: a pull waits for it.
+const PROOF_TIME_MAX: Duration = Duration::from_secs(15);
+
+/// What a disk is registered as.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// The chain.
+    pub chain: ChainId,
+    /// The blob that it was unpacked from, if that is known.
+    pub pulled: Option<RegistryBlob>,
+    /// The layer is for all, and not for those alone who may read that blob.
+    pub is_for_all: bool,
+}
 
 impl Worker {
     /// The snapshot that is registered as a chain for disks of the size of this worker's, if one of its makers is
-    /// trusted. An appliance of release 0.2 knows no chains.
+    /// trusted, and the layer is for this worker. An appliance of release 0.2 knows no chains.
     ///
     /// # Errors
     /// `Appliance`.
@@ -36,15 +57,88 @@ impl Worker {
                 "the appliance has this layer, but trusted-makers names none who registered it: not taken");
             return Ok(None);
         }
-        Ok(Some(SnapshotRef { id: found.id, size_bytes: found.size_bytes }))
+        let reference = SnapshotRef { id: found.id, size_bytes: found.size_bytes };
+        Ok(self.may_have(&found, chain).await.then_some(reference))
     }
 
-    /// Registers a snapshot as a chain, for those that find it by the annotation of an image.
+    /// Whether this worker may have a snapshot as a chain: it is for all, or a registry that `private-registries` lists
+    /// lets it read a blob that the layer was unpacked from. A registry that cannot be asked lets nothing.
+    pub async fn may_have(&self, snapshot: &Snapshot, chain: &ChainId) -> bool {
+        let Some(blobs) = snapshot.restricted_chains.get(chain) else {
+            return true;
+        };
+        let listed = blobs.iter().filter(|blob| self.trust().is_private(blob));
+        let asked = tokio::time::timeout(PROOF_TIME_MAX, self.may_read_one(listed)).await;
+        let may_have = asked.unwrap_or_default();
+        if !may_have {
+            tracing::info!(%chain, snapshot = %snapshot.id,
+                "the appliance has this layer, for those who may pull it: not taken; see private-registries");
+        }
+        may_have
+    }
+
+    async fn may_read_one(&self, blobs: impl Iterator<Item = &RegistryBlob>) -> bool {
+        for blob in blobs {
+            match self.inner.options.registries.may_read(blob).await {
+                Ok(true) => return true,
+                Ok(false) => {
+                    tracing::info!(%blob, "the registry does not let this worker read the blob");
+                }
+                Err(error) => tracing::warn!(%blob, %error, "cannot ask the registry of a layer"),
+            }
+        }
+        false
+    }
+
+    /// For whom a committed layer is, which has this chain id, and was kept at first if it `was_private`.
+    ///
+    /// # Errors
+    /// `NotFound`, `Appliance`.
+    pub(crate) async fn below_is(
+        &self,
+        layer: &Volume,
+        chain: Option<&ChainId>,
+        was_private: bool,
+    ) -> Result<BelowIs, WorkerError> {
+        let unregistered = if was_private { BelowIs::Kept } else { BelowIs::ForAll };
+        let Some((snapshot, chain)) = self.snapshot_of(&layer.key).await?.zip(chain) else {
+            return Ok(unregistered);
+        };
+        let snapshot = self.look_up(snapshot.id).await?;
+        Ok(match snapshot.restricted_chains.get(chain) {
+            Some(blobs) => BelowIs::ForReaders(blobs.clone()),
+            None if snapshot.chains.contains_key(chain) => BelowIs::ForAll,
+            None => unregistered,
+        })
+    }
+
+    /// Adds to those whom a layer is for those who pull it as this worker has just done. What was unpacked here and
+    /// compared is what the snapshot holds, so nothing becomes known by it.
+    pub(super) async fn widen(&self, found: &Snapshot, registration: &Registration) {
+        let Registration { chain, pulled: Some(pulled), is_for_all } = registration else { return };
+        let Some(known) = found.restricted_chains.get(chain) else { return };
+        let query = match is_for_all {
+            true if self.trust().is_public_too(known, pulled) => {
+                AddChain { is_for_all: true, ..AddChain::default() }
+            }
+            false if !known.contains(pulled) => {
+                AddChain { blob: Some(pulled.clone()), ..AddChain::default() }
+            }
+            _ => return,
+        };
+        if let Err(error) = self.client().add_chain(found.id, chain, &query).await {
+            tracing::warn!(%chain, snapshot = %found.id, %error,
+                "others cannot have this layer by the way that this worker pulled it");
+        }
+    }
+
+    /// Registers a snapshot as a chain, for those that find it by the annotation of an image. For whom the layer is
+    /// stays as it was.
     ///
     /// # Errors
     /// `UnknownSnapshot`, `Appliance`, `OldAppliance`.
     pub async fn add_chain(&self, id: SnapshotId, chain: &ChainId) -> Result<(), WorkerError> {
-        match self.client().add_chain(id, chain).await {
+        match self.client().add_chain(id, chain, &AddChain::default()).await {
             Ok(_) => Ok(()),
             Err(error) if error.is_not_found() => Err(self.unknown(id)),
             Err(error) => Err(self.refused(error)),
@@ -55,11 +149,12 @@ impl Worker {
     pub(super) async fn register(
         &self,
         disk: Uuid,
-        chain: &ChainId,
+        registration: &Registration,
     ) -> Result<Snapshot, ClientError> {
         let request = RegisterChain {
             path: self.disk_path(disk),
-            chain_id: chain.clone(),
+            chain_id: registration.chain.clone(),
+            blob: registration.pulled.clone().filter(|_| !registration.is_for_all),
             labels: Labels::from([(WORKER_LABEL.to_owned(), self.worker_id().to_string())]),
         };
         self.client().register_chain(&request).await

@@ -57,6 +57,7 @@ use slackwater_client::{Client, RetryPolicy};
 use tokio::sync::{Notify, OnceCell};
 use uuid::Uuid;
 
+pub use self::chains::Registration;
 pub use self::error::WorkerError;
 pub use self::lease::{LEASE_INTERVAL, Lease};
 pub use self::mounting::{Pin, View};
@@ -70,6 +71,7 @@ use self::keyed::KeyedLocks;
 use self::state::{Change, State};
 use crate::credential;
 use crate::metrics::Metrics;
+use crate::registry::Registries;
 use crate::trust::Trust;
 
 /// Size of a disk where none is asked for. Sparse, so only what is written counts; large enough
@@ -96,6 +98,8 @@ pub struct WorkerOptions {
     pub disk_size_bytes: u64,
     /// Which references, and whose chains, it takes.
     pub trust: Trust,
+    /// How registries are asked whether this worker may read a blob.
+    pub registries: Registries,
 }
 
 /// The volumes of this machine. Cheap to clone.

@@ -349,6 +349,7 @@ pub(super) mod tests {
             state_directory: "/nonexistent".into(),
             disk_size_bytes: 1 << 20,
             trust: crate::trust::Trust::default(),
+            registries: crate::registry::Registries::default(),
         };
         Worker { inner: Arc::new(Inner::new(options, Uuid::from_u128(1), disk.state())) }
     }

@@ -4,11 +4,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use slackwater_attach::AttachError;
-use slackwater_client::types::{ChainId, Snapshot, SnapshotId};
+use slackwater_client::types::{Snapshot, SnapshotId};
 use slackwater_client::{ProblemCode, RetryPolicy};
 use uuid::Uuid;
 
 use super::appliance::{Making, existing_id};
+use super::chains::Registration;
 use super::mounting::Resolved;
 use super::state::{Change, FileKind};
 use super::volume::{Content, Extra, Key, SnapshotRef, Usage, Volume};
@@ -40,7 +41,7 @@ impl Worker {
     pub async fn seal(
         &self,
         key: &Key,
-        chain: Option<ChainId>,
+        chain: Option<Registration>,
     ) -> Result<SnapshotRef, WorkerError> {
         let key = key.clone();
         self.run(async move |worker: Self| {
@@ -58,7 +59,7 @@ impl Worker {
         &self,
         key: &Key,
         to: Key,
-        chain: Option<ChainId>,
+        chain: Option<Registration>,
         extra: Extra,
     ) -> Result<Volume, WorkerError> {
         let key = key.clone();
@@ -187,7 +188,7 @@ impl Worker {
     pub(super) async fn seal_locked(
         &self,
         key: &Key,
-        chain: Option<ChainId>,
+        chain: Option<Registration>,
     ) -> Result<SnapshotRef, WorkerError> {
         let volume = self.existing(key)?;
         let (disk, from, size_bytes) = match volume.content {
@@ -248,7 +249,7 @@ impl Worker {
         &self,
         target: &Path,
         disk: Uuid,
-        chain: Option<&ChainId>,
+        chain: Option<&Registration>,
     ) -> Result<(Snapshot, Making), WorkerError> {
         let mut attempt = 1;
         loop {
@@ -277,16 +278,17 @@ impl Worker {
         &self,
         target: &Path,
         disk: Uuid,
-        chain: Option<&ChainId>,
+        chain: Option<&Registration>,
     ) -> Result<Snapshot, WorkerError> {
         let taken = self.take_frozen(target, disk, chain).await.map(|(snapshot, _)| snapshot);
         let reason = match (&taken, chain) {
-            (Err(WorkerError::Appliance { source }), Some(chain)) => {
+            (Err(WorkerError::Appliance { source }), Some(registration)) => {
                 let Some(id) = existing_id(source) else { return taken };
                 let found = self.look_up(id).await?;
-                if self.trust().is_chain(&found, chain)
+                if self.trust().is_chain(&found, &registration.chain)
                     && found.size_bytes == self.disk_size_bytes()
                 {
+                    self.widen(&found, registration).await;
                     return Ok(found);
                 }
                 format!("snapshot {id} is registered for it, by none whom trusted-makers names")
@@ -294,7 +296,8 @@ impl Worker {
             (Err(error @ WorkerError::OldAppliance { .. }), Some(_)) => error.to_string(),
             _ => return taken,
         };
-        tracing::warn!(?chain, reason, "this worker keeps the layer for itself");
+        let chain = chain.map(|registration| registration.chain.as_str());
+        tracing::warn!(chain, reason, "this worker keeps the layer for itself");
         Ok(self.take_frozen(target, disk, None).await?.0)
     }
 
@@ -354,12 +357,12 @@ impl Worker {
         &self,
         target: &Path,
         disk: Uuid,
-        chain: Option<&ChainId>,
+        chain: Option<&Registration>,
     ) -> Result<(Snapshot, Result<(), AttachError>), WorkerError> {
         let attach = self.attach().await?;
         attach.freeze(target).await?;
         let taken = match chain {
-            Some(chain) => self.register(disk, chain).await,
+            Some(registration) => self.register(disk, registration).await,
             None => self.take_snapshot(disk).await,
         };
         let thawed = attach.thaw(target).await;

@@ -274,4 +274,8 @@ pub struct ContainerdExtra {
     /// The chain id of the layers that its content is known to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<String>,
+    /// It was unpacked here and is not for all: for this namespace of containerd, and for those who may read the
+    /// blob that it was unpacked from.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_private: bool,
 }

@@ -28,6 +28,7 @@ use slackwater_api::{ApiOptions, MetricsSource, ReferenceKey, Token, Tokens, Wor
 use slackwater_attach::{Method, Options as AttachOptions};
 use slackwater_blockstore::{Options, Store};
 use slackwater_client::{Client, RetryPolicy};
+use slackwater_driver::registry::Registries;
 pub use slackwater_driver::trust::Trust;
 use slackwater_driver::worker::{Worker, WorkerOptions};
 use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
@@ -40,6 +41,7 @@ use tokio::task::JoinHandle;
 
 #[path = "../../../tests/held_port.rs"]
 pub mod held_port;
+pub mod registry;
 pub mod snapshots;
 
 use self::held_port::HeldPort;
@@ -250,6 +252,7 @@ pub struct Machine {
     directory: Option<TempDir>,
     watch: Option<Watch>,
     trust: Trust,
+    registries: Registries,
 }
 
 impl Machine {
@@ -258,25 +261,30 @@ impl Machine {
     }
 
     pub async fn start_with(appliance: &Appliance, trust: Trust) -> Self {
+        Self::start_asking(appliance, trust, Registries::default()).await
+    }
+
+    /// One that asks registries with these credentials.
+    pub async fn start_asking(appliance: &Appliance, trust: Trust, registries: Registries) -> Self {
         let directory = tempfile::Builder::new().prefix("slackwater-").tempdir().unwrap();
         let watch = Watch::start(directory.path());
         // From here on a panic unmounts.
         let guard = Mounts { directory: directory.path().to_owned() };
-        let worker = open_worker(appliance, directory.path(), &trust).await;
+        let worker = open_worker(appliance, directory.path(), &trust, &registries).await;
         std::mem::forget(guard);
-        Self { worker, directory: Some(directory), watch: Some(watch), trust }
+        Self { worker, directory: Some(directory), watch: Some(watch), trust, registries }
     }
 
     /// The same machine after its daemon was killed and started again.
     pub async fn restart(mut self, appliance: &Appliance) -> Self {
         let directory = self.directory.take().unwrap();
         let watch = self.watch.take();
-        let trust = self.trust.clone();
+        let (trust, registries) = (self.trust.clone(), self.registries.clone());
         let guard = Mounts { directory: directory.path().to_owned() };
         drop(self);
-        let worker = open_worker(appliance, directory.path(), &trust).await;
+        let worker = open_worker(appliance, directory.path(), &trust, &registries).await;
         std::mem::forget(guard);
-        Self { worker, directory: Some(directory), watch, trust }
+        Self { worker, directory: Some(directory), watch, trust, registries }
     }
 
     pub fn path(&self) -> &Path {
@@ -398,7 +406,12 @@ fn serve_export(appliance: &Appliance, directory: &Path) -> Vec<OsString> {
     program
 }
 
-async fn open_worker(appliance: &Appliance, directory: &Path, trust: &Trust) -> Worker {
+async fn open_worker(
+    appliance: &Appliance,
+    directory: &Path,
+    trust: &Trust,
+    registries: &Registries,
+) -> Worker {
     let state_directory = directory.join("state");
     for folder in [&state_directory, &directory.join("cache")] {
         std::fs::create_dir_all(folder).unwrap();
@@ -419,6 +432,7 @@ async fn open_worker(appliance: &Appliance, directory: &Path, trust: &Trust) -> 
         state_directory,
         disk_size_bytes: DISK_BYTES,
         trust: trust.clone(),
+        registries: registries.clone(),
     };
     // The state of a worker that was just dropped may still be open for a moment.
     let deadline = Instant::now() + LET_GO_TIME;

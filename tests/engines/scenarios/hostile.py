@@ -245,3 +245,31 @@ def kept(world):
             fetched = pull_and_fetch(world, attacker, genuine.full_name)
             require_equal("fetched by one who may pull it", fetched, all_layers)
             genuine.require_whole(attacker)
+
+
+@scenario("hostile: layers of a private registry go to workers that it lets read them", 300, newer=True)
+def restricted(world):
+    server = world.server("restricting-appliance")
+    genuine = Genuine(world, "team/app")
+    claimed = genuine.push([tar_of({name: b"x"}) for name in ("one", "two", "three")])
+    all_layers = {digest(layer) for layer in genuine.layers}
+    listing = ("--private-registries", world.registry.name("team"))
+    with world.fresh_worker("owner", server, release=NEWER, arguments=listing) as owner:
+        require_equal("owner's pull", pull_and_fetch(world, owner, genuine.full_name), all_layers)
+        for count, layer in enumerate(genuine.layers, 1):
+            chain, blob = chain_id(genuine.layers[:count]), world.registry.name(f"team/app@{digest(layer)}")
+            known = next(item for item in server.listing("snapshots") if chain in item.get("chains", {}))
+            require_equal("for whom a layer is", known.get("restricted_chains"), {chain: [blob]})
+        with newer_worker(world, "attacker", server) as attacker:
+            require_refused(attacker.containerd, claimed, "hashes alone")
+        with world.fresh_worker("reader", server, release=NEWER, arguments=listing) as reader:
+            require_equal("fetched by a reader", pull_and_fetch(world, reader, genuine.full_name), set())
+            genuine.require_whole(reader)
+        # As of a team that the worker left.
+        for layer in all_layers:
+            world.registry.delete_blob("team/app", layer)
+        with world.fresh_worker("former", server, release=NEWER, arguments=listing) as former:
+            other = Genuine(world, "other")
+            other.layers = genuine.layers
+            bogus = other.push([tar_of({name: b"y"}) for name in ("one", "two", "three")])
+            require_refused(former.containerd, bogus, "hashes of layers that the registry does not show")

@@ -202,6 +202,11 @@ fn describe(snapshot: &Snapshot) -> String {
             pairs.push(("chain", format!("{chain}, says {maker}")));
         }
     }
+    for (chain, blobs) in &snapshot.restricted_chains {
+        for blob in blobs {
+            pairs.push(("restricted", format!("{chain} to those who may read {blob}")));
+        }
+    }
     for (key, value) in &snapshot.labels {
         pairs.push(("label", format!("{key}={value}")));
     }
