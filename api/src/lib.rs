@@ -83,7 +83,7 @@ pub use listen::{ApiServerError, TlsFiles, run};
 #[cfg(feature = "server")]
 pub use metrics::MetricsSource;
 #[cfg(feature = "server")]
-pub use mount_paths::{Holder, MountPaths};
+pub use mount_paths::{Holder, MountPaths, PathUser};
 #[cfg(feature = "server")]
 pub use options::ApiOptions;
 #[cfg(feature = "server")]

@@ -4,14 +4,16 @@
 //! POST /v1/mount-paths by a credential --> EXPORT/.worker/SECRET --> MNT --> handles that only the server can make
 //!                      by a token -------> EXPORT/.export/SECRET
 //! ```
-//! A mount goes on by its handles. The kernel shows the path to all users of the machine (`/proc/mounts`), so it can be
-//! used for some seconds only after its first use.
+//! A mount goes on by its handles. The kernel shows the path to all users of the machine (`/proc/mounts`), so after its
+//! first use it can be used for some seconds only, from the same address, and, where a kernel mounted from a port that
+//! only root opens, from such a port: by what repeats the call, and not by one who has read the path there.
 //!
 //! Invariants: secrets are kept as hashes, in memory alone, but for answers that are kept for their idempotency key. Each
 //! holder has a bounded number of paths; a newer one takes the place of the oldest.
 
 use std::collections::HashMap;
 use std::fmt;
+use std::net::IpAddr;
 
 use parking_lot::Mutex;
 
@@ -42,6 +44,24 @@ pub struct MountPaths(Mutex<HashMap<SecretHash, Row>>);
 struct Row {
     holder: Holder,
     expires_at: Timestamp,
+    /// Who used it first.
+    first_user: Option<PathUser>,
+}
+
+/// The other end of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathUser {
+    /// Its address.
+    pub address: IpAddr,
+    /// It calls from a port that only root opens (below 1024), as far as its machine keeps to that.
+    pub has_privileged_port: bool,
+}
+
+impl PathUser {
+    /// Whether this may be the one that used a path before.
+    fn may_be(self, first: Self) -> bool {
+        self.address == first.address && (self.has_privileged_port || !first.has_privileged_port)
+    }
 }
 
 /// Who mounts.
@@ -81,15 +101,19 @@ impl MountPaths {
                 paths.remove(&secret);
             }
         }
-        paths.insert(hash(secret.as_bytes()), Row { holder, expires_at });
+        paths.insert(hash(secret.as_bytes()), Row { holder, expires_at, first_user: None });
         expires_at
     }
 
-    /// Uses the path of this secret; whose it is, if its time has not passed.
+    /// Uses the path of this secret; whose it is, if its time has not passed, and no other has used it.
     #[must_use]
-    pub fn take(&self, secret: &[u8], now: Timestamp) -> Option<Holder> {
+    pub fn take(&self, secret: &[u8], user: PathUser, now: Timestamp) -> Option<Holder> {
         let mut paths = self.0.lock();
         let row = paths.get_mut(&hash(secret)).filter(|row| row.expires_at > now)?;
+        if !user.may_be(*row.first_user.get_or_insert(user)) {
+            tracing::warn!(address = %user.address, "refused a secret path that another caller has used: it may have been seen on that machine");
+            return None;
+        }
         row.expires_at = row.expires_at.min(after(now, REPEAT_SECONDS));
         Some(row.holder.clone())
     }
@@ -111,6 +135,10 @@ mod tests {
         after(Timestamp::from_nanos(0), seconds)
     }
 
+    fn user(last: u8, has_privileged_port: bool) -> PathUser {
+        PathUser { address: [10, 0, 0, last].into(), has_privileged_port }
+    }
+
     fn worker(name: &str) -> Holder {
         Holder::Worker(name.parse().unwrap(), at(1))
     }
@@ -120,10 +148,10 @@ mod tests {
         let paths = MountPaths::default();
         let expires_at = paths.add("one", worker("a"), at(1));
         assert_eq!(expires_at, at(1 + PATH_SECONDS));
-        assert_eq!(paths.take(b"two", at(1)), None);
-        assert_eq!(paths.take(b"one", expires_at), None);
+        assert_eq!(paths.take(b"two", user(1, true), at(1)), None);
+        assert_eq!(paths.take(b"one", user(1, true), expires_at), None);
         let shortly_before = Timestamp::from_nanos(expires_at.as_nanos() - 1);
-        assert_eq!(paths.take(b"one", shortly_before), Some(worker("a")));
+        assert_eq!(paths.take(b"one", user(1, true), shortly_before), Some(worker("a")));
         paths.add("two", Holder::Token(TokenId::NONE), expires_at);
         assert_eq!(paths.0.lock().len(), 1, "the first is forgotten");
     }
@@ -133,9 +161,26 @@ mod tests {
         let paths = MountPaths::default();
         paths.add("one", worker("a"), at(0));
         let last = 200 + REPEAT_SECONDS;
-        assert!(paths.take(b"one", at(200)).is_some());
-        assert!(paths.take(b"one", at(last - 1)).is_some(), "the call again");
-        assert!(paths.take(b"one", at(last)).is_none());
+        assert!(paths.take(b"one", user(1, true), at(200)).is_some());
+        assert!(paths.take(b"one", user(1, true), at(last - 1)).is_some(), "the call again");
+        assert!(paths.take(b"one", user(1, true), at(last)).is_none());
+    }
+
+    #[test]
+    fn a_path_that_was_used_is_for_the_same_caller() {
+        let all = [user(1, true), user(1, false), user(2, true), user(2, false)];
+        for (first, may_follow) in [
+            (user(1, true), [true, false, false, false]),
+            // Behind a gateway that changes ports, all come from high ones.
+            (user(1, false), [true, true, false, false]),
+        ] {
+            let paths = MountPaths::default();
+            paths.add("one", worker("a"), at(0));
+            assert!(paths.take(b"one", first, at(1)).is_some());
+            let follows = all.map(|next| paths.take(b"one", next, at(2)).is_some());
+            assert_eq!(follows, may_follow, "{first:?}");
+            assert!(paths.take(b"one", first, at(3)).is_some(), "others do not end it");
+        }
     }
 
     #[test]
@@ -150,7 +195,8 @@ mod tests {
                 let nanos = u64::try_from(number).unwrap();
                 paths.add(&number.to_string(), holder.clone(), Timestamp::from_nanos(nanos));
             }
-            let is_there = |secret: &str| paths.take(secret.as_bytes(), at(1)).is_some();
+            let is_there =
+                |secret: &str| paths.take(secret.as_bytes(), user(1, true), at(1)).is_some();
             assert!(!is_there("0"), "the oldest went");
             assert!((1..=limit).all(|number| is_there(&number.to_string())));
             assert!(is_there("of another"));

@@ -124,7 +124,18 @@ fn complete(template: &str, method: &str, operation: &mut Value) {
     }
 }
 
+/// What a call with an idempotency key may be answered.
+const IDEMPOTENCY_STATUSES: [(&str, &str); 2] = [
+    ("409", "The first call with this idempotency key is under way still"),
+    ("422", "The idempotency key came with another body before"),
+];
+
 fn add_idempotency_key(operation: &mut Value) {
+    if let Some(responses) = operation["responses"].as_object_mut() {
+        for (status, description) in IDEMPOTENCY_STATUSES {
+            responses.entry(status).or_insert_with(|| json!({"description": description}));
+        }
+    }
     let parameter = json!({
         "name": IDEMPOTENCY_KEY,
         "in": "header",

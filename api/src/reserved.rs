@@ -32,6 +32,10 @@ const BETWEEN: char = ' ';
 /// has 4,096 bytes.
 const BLOBS_MAX: usize = 6;
 
+/// Chains of a snapshot beyond which those who may not change it add none: the rest of its labels is for its owner. It
+/// needs one, and one for each way in which images by reference are made of it.
+pub(crate) const CHAINS_OF_OTHERS_MAX: usize = 16;
+
 /// For whom a registering call wants a layer to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Audience {
@@ -103,6 +107,21 @@ fn push_once(words: &mut String, word: &str) {
     if !words.split(BETWEEN).any(|other| other == word) {
         words.push(BETWEEN);
         words.push_str(word);
+    }
+}
+
+/// The same, of one who may not change the snapshot: nothing, if it has as many chains as others can give it.
+pub(crate) fn with_chain_of_another(
+    labels: Labels,
+    chain: &ChainId,
+    maker: &str,
+    audience: &Audience,
+) -> Labels {
+    let chains = labels.keys().filter(|label| label.starts_with(CHAIN)).count();
+    let is_known = labels.contains_key(&format!("{CHAIN}{chain}"));
+    match is_known || chains < CHAINS_OF_OTHERS_MAX {
+        true => with_chain(labels, chain, maker, audience),
+        false => labels,
     }
 }
 

@@ -288,7 +288,11 @@ async fn publish(
     // who pull this one fetch its references, of some hundred bytes.
     let shares = control.worker.trust().shares_all();
     if let Some(chain) = request.chain_id.filter(|_| shares) {
-        control.worker.add_chain(request.snapshot, &chain).await?;
+        // It saves others the fetch of a reference, and no more.
+        if let Err(error) = control.worker.add_chain(request.snapshot, &chain).await {
+            tracing::warn!(%chain, snapshot = %request.snapshot, %error,
+                "published, but not registered as a layer: workers fetch its reference");
+        }
     }
     Ok(Json(()))
 }

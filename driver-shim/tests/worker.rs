@@ -332,7 +332,7 @@ async fn a_chain_is_one_snapshot_for_all_workers() {
             .commit(
                 &key,
                 Key::docker("committed"),
-                Some(Registration { chain: chain.clone(), pulled: None, is_for_all: true }),
+                Some(Registration { chain: chain.clone(), blob: None }),
                 extra(),
             )
             .await

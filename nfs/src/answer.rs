@@ -121,7 +121,8 @@ mod tests {
         let words: [u32; 10] = [7, 0, 2, 100_003, 3, 21, 0, 0, 0, 0];
         let frame: Bytes = words.iter().flat_map(|word| word.to_be_bytes()).collect();
         let access = Some(ClientAccess::ReadWrite);
-        let peer = Peer { address: "10.0.0.1".parse().unwrap(), access };
+        let peer =
+            Peer { address: "10.0.0.1".parse().unwrap(), has_privileged_port: false, access };
         let Plan::Run(request) = dispatch::plan(&frame, peer, Instant::now()) else {
             panic!("refused")
         };

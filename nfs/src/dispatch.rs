@@ -24,6 +24,7 @@ use crate::portmap::{self, Program};
 use crate::proc::{self, Call, NotRun};
 use crate::procedure::{Lane, MountProcedure, NfsProcedure, PortmapProcedure, Procedure};
 use crate::rpc::{self, AuthStatus, CallHeader, NotACall, Refused, Unrunnable, Xid};
+use crate::scope::Mounter;
 use crate::server::Shared;
 use crate::xdr::{Decoder, Encoder};
 
@@ -35,6 +36,8 @@ const UNPRIVILEGED_PORT_MIN: u16 = 1024;
 pub(crate) struct Peer {
     /// Its address.
     pub(crate) address: IpAddr,
+    /// Whether it has a port that only root opens.
+    pub(crate) has_privileged_port: bool,
     /// What it may do; `None`: it is refused.
     pub(crate) access: Option<ClientAccess>,
 }
@@ -42,9 +45,16 @@ pub(crate) struct Peer {
 impl Peer {
     /// The peer at `address`, as the options see it.
     pub(crate) fn new(address: SocketAddr, options: &NfsOptions) -> Self {
-        let has_port = !options.require_privileged_port || address.port() < UNPRIVILEGED_PORT_MIN;
+        let has_privileged_port = address.port() < UNPRIVILEGED_PORT_MIN;
+        let has_port = !options.require_privileged_port || has_privileged_port;
         let ip = address.ip().to_canonical();
-        Self { address: ip, access: options.access_of(ip).filter(|_| has_port) }
+        let access = options.access_of(ip).filter(|_| has_port);
+        Self { address: ip, has_privileged_port, access }
+    }
+
+    /// It, as one that mounts.
+    const fn mounter(self) -> Mounter {
+        Mounter { address: self.address, has_privileged_port: self.has_privileged_port }
     }
 }
 
@@ -347,7 +357,7 @@ impl Request {
         self.with_call(shared, may_block, |call, arguments, reply| match self.procedure {
             Procedure::Nfs(procedure) => proc::run(procedure, call, arguments, reply),
             Procedure::Mount(procedure) => {
-                Ok(mount::run(procedure, call, self.peer.address, arguments, reply)?)
+                Ok(mount::run(procedure, call, self.peer.mounter(), arguments, reply)?)
             }
             Procedure::Portmap(procedure) => {
                 portmap::run(procedure, shared.port, arguments, reply)?;
@@ -406,7 +416,7 @@ mod tests {
     }
 
     fn peer(access: Option<ClientAccess>) -> Peer {
-        Peer { address: "10.0.0.1".parse().unwrap(), access }
+        Peer { address: "10.0.0.1".parse().unwrap(), has_privileged_port: false, access }
     }
 
     fn answer(frame: &Bytes, access: Option<ClientAccess>) -> Option<Vec<u32>> {
@@ -452,6 +462,15 @@ mod tests {
     fn a_privileged_port_is_asked_for_when_it_is_required() {
         let options = NfsOptions { require_privileged_port: true, ..NfsOptions::default() };
         let access = |address: &str| Peer::new(address.parse().unwrap(), &options).access;
+        for (address, expected) in
+            [("127.0.0.1:1023", true), ("127.0.0.1:1024", false), ("[::ffff:127.0.0.1]:7", true)]
+        {
+            for options in [&options, &NfsOptions::default()] {
+                let mounter = Peer::new(address.parse().unwrap(), options).mounter();
+                assert_eq!(mounter.has_privileged_port, expected, "{address}");
+                assert_eq!(mounter.address.to_string(), "127.0.0.1");
+            }
+        }
         assert!(access("127.0.0.1:1023").is_some());
         assert!(access("127.0.0.1:1024").is_none());
         assert!(access("[::ffff:127.0.0.1]:1").is_some());

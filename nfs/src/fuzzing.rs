@@ -366,7 +366,11 @@ impl Service {
     /// The reply to a record, as its reader and its lane would make it.
     fn answer(&self, frame: Bytes) -> Option<Vec<u8>> {
         let access = Some(ClientAccess::ReadWrite);
-        let peer = Peer { address: std::net::IpAddr::from([127, 0, 0, 1]), access };
+        let peer = Peer {
+            address: std::net::IpAddr::from([127, 0, 0, 1]),
+            has_privileged_port: false,
+            access,
+        };
         let finished = match dispatch::plan(&frame, peer, Instant::now()) {
             Plan::Close(_) => return None,
             Plan::Answer(reply) => Finished::from(reply),

@@ -69,5 +69,5 @@ pub use metrics::{LATENCY_BOUNDS_MICROSECONDS, NfsMetrics, NfsMetricsSnapshot, P
 pub use options::{
     ClientAccess, ClientRule, ClientRuleParseError, NfsOptions, Squash, SquashParseError,
 };
-pub use scope::{MountGate, MountScope};
+pub use scope::{MountGate, MountScope, Mounter};
 pub use server::run;

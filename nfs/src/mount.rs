@@ -13,7 +13,7 @@ use crate::handle::Handle;
 use crate::limits;
 use crate::proc::Call;
 use crate::procedure::MountProcedure;
-use crate::scope;
+use crate::scope::{self, Mounter};
 use crate::xdr::{Decoder, Encoder, Malformed};
 
 /// The mounts that clients told of. Clients may be gone without a word, so the list is for
@@ -52,17 +52,18 @@ pub(crate) fn refuse(reply: &mut Encoder) -> nfsstat3 {
     put_status(reply, nfsstat3::NFS3ERR_ACCES)
 }
 
-/// Runs `procedure` for `client`.
+/// Runs `procedure` for `mounter`.
 pub(crate) fn run(
     procedure: MountProcedure,
     call: &Call<'_>,
-    client: IpAddr,
+    mounter: Mounter,
     arguments: &mut Decoder<'_>,
     reply: &mut Encoder,
 ) -> Result<nfsstat3, Malformed> {
+    let client = mounter.address;
     match procedure {
         MountProcedure::Null => {}
-        MountProcedure::Mount => return mount(call, client, arguments, reply),
+        MountProcedure::Mount => return mount(call, mounter, arguments, reply),
         MountProcedure::Dump => dump(call, reply),
         MountProcedure::Unmount => {
             let path = arguments.opaque(limits::MOUNT_PATH_BYTES_MAX)?;
@@ -76,7 +77,7 @@ pub(crate) fn run(
 
 fn mount(
     call: &Call<'_>,
-    client: IpAddr,
+    mounter: Mounter,
     arguments: &mut Decoder<'_>,
     reply: &mut Encoder,
 ) -> Result<nfsstat3, Malformed> {
@@ -87,9 +88,9 @@ fn mount(
     let Some(names) = names_below(&call.shared.options.export_path, path) else {
         return Ok(put_status(reply, nfsstat3::NFS3ERR_NOENT));
     };
-    match enter(call, names) {
+    match enter(call, mounter, names) {
         Ok(handle) => {
-            call.shared.mounts.add(client, &shown(call, path));
+            call.shared.mounts.add(mounter.address, &shown(call, path));
             put_status(reply, nfsstat3::NFS3_OK);
             reply.opaque(&handle);
             let flavors = [auth::FLAVOR_SYS];
@@ -102,7 +103,11 @@ fn mount(
 }
 
 /// The handle of what the names below the export lead to; of two names of a secret path first, if they begin so.
-fn enter<'n>(call: &Call<'_>, names: impl Iterator<Item = &'n [u8]>) -> Result<Handle, nfsstat3> {
+fn enter<'n>(
+    call: &Call<'_>,
+    mounter: Mounter,
+    names: impl Iterator<Item = &'n [u8]>,
+) -> Result<Handle, nfsstat3> {
     let mut names = names.peekable();
     let Some(mounts) = names.next_if(|name| is_of_secrets(name)) else {
         // Also for paths that are not there: who may not mount learns no names.
@@ -112,7 +117,7 @@ fn enter<'n>(call: &Call<'_>, names: impl Iterator<Item = &'n [u8]>) -> Result<H
         };
     };
     let secret = names.next().unwrap_or_default();
-    let scope = call.shared.enter(secret).filter(|scope| scope.mounts() == mounts);
+    let scope = call.shared.enter(secret, mounter).filter(|scope| scope.mounts() == mounts);
     let scope = Some(scope.ok_or(nfsstat3::NFS3ERR_ACCES)?);
     Call { scope, ..*call }.walk(names)
 }

@@ -16,6 +16,7 @@
 //! handles are of two scopes is refused.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use slackwater_blockstore::{Result as StoreResult, SnapshotId};
 use uuid::Uuid;
@@ -48,10 +49,20 @@ impl MountScope {
     }
 }
 
+/// The other end of a mount.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mounter {
+    /// Its address; one of IPv4 in that form.
+    pub address: IpAddr,
+    /// It calls from a port that only root opens (below 1024), as far as its machine keeps to that.
+    pub has_privileged_port: bool,
+}
+
 /// Knows the secret paths, and who may mount. Asked on threads that take calls: it does not wait for the disk.
 pub trait MountGate: fmt::Debug + Send + Sync {
-    /// What is mounted with this secret, if anything may be now. The secret counts as used, whatever becomes of it.
-    fn enter(&self, secret: &[u8]) -> Option<MountScope>;
+    /// What this mounter mounts with this secret, if anything may be now. The secret counts as used, whatever becomes
+    /// of it.
+    fn enter(&self, secret: &[u8], mounter: Mounter) -> Option<MountScope>;
 
     /// Whether what was mounted with this scope may still be reached.
     fn is_admitted(&self, scope: MountScope) -> bool;

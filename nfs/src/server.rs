@@ -24,7 +24,7 @@ use crate::metrics::NfsMetrics;
 use crate::mount::MountList;
 use crate::options::NfsOptions;
 use crate::reactor::{Place, Reactors};
-use crate::scope::MountScope;
+use crate::scope::{MountScope, Mounter};
 
 /// What all connections share.
 #[derive(Debug)]
@@ -128,8 +128,8 @@ impl Shared {
     }
 
     /// What is mounted with this secret.
-    pub(crate) fn enter(&self, secret: &[u8]) -> Option<MountScope> {
-        self.options.gate.as_ref()?.enter(secret)
+    pub(crate) fn enter(&self, secret: &[u8], mounter: Mounter) -> Option<MountScope> {
+        self.options.gate.as_ref()?.enter(secret, mounter)
     }
 }
 

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use slackwater_api::types::Timestamp;
-use slackwater_api::{ApiOptions, Holder, MountPaths, TokenId, Tokens, Workers, worker_reads};
+use slackwater_api::{
+    ApiOptions, Holder, MountPaths, PathUser, TokenId, Tokens, Workers, worker_reads,
+};
 use slackwater_blockstore::{Result as StoreResult, SnapshotId, Store};
-use slackwater_nfs::{MountGate, MountScope};
+use slackwater_nfs::{MountGate, MountScope, Mounter};
 use uuid::Uuid;
 
 /// The workers, tokens and secret paths of the appliance, by the store's clock.
@@ -31,9 +33,11 @@ impl Gate {
 }
 
 impl MountGate for Gate {
-    fn enter(&self, secret: &[u8]) -> Option<MountScope> {
+    fn enter(&self, secret: &[u8], mounter: Mounter) -> Option<MountScope> {
         let now = Timestamp::from_nanos(self.store.now().as_nanos());
-        let scope = match self.paths.take(secret, now)? {
+        let Mounter { address, has_privileged_port } = mounter;
+        let user = PathUser { address, has_privileged_port };
+        let scope = match self.paths.take(secret, user, now)? {
             Holder::Token(token) => MountScope::Export(*token.as_bytes()),
             Holder::Worker(name, added_at) => {
                 MountScope::Worker(self.workers.id_of(&name, added_at)?)
@@ -48,6 +52,7 @@ impl MountGate for Gate {
             MountScope::Worker(worker_id) => self.workers.is_worker(worker_id),
         }
     }
+
     fn reads_snapshot(&self, worker_id: Uuid, snapshot: SnapshotId) -> StoreResult<bool> {
         worker_reads(&self.store, worker_id, snapshot)
     }

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::process::ExitCode;
 
+use rustix::fs::Mode;
 use slackwater_server::config::{self, Command, ConfigCommand, ParsedCommandLine};
 use slackwater_server::error::ServerError;
 use slackwater_server::{check, heaps, run, token_command};
@@ -10,6 +11,8 @@ use slackwater_server::{check, heaps, run, token_command};
 fn main() -> ExitCode {
     // Before any thread is there, and anything is open.
     heaps::limit();
+    // What is made in the data directory is every client's disk: also where others may enter it, it is for this user alone.
+    rustix::process::umask(Mode::RWXG | Mode::RWXO);
     let parsed = match ParsedCommandLine::parse(std::env::args_os()) {
         Ok(parsed) => parsed,
         // Prints help and version too, and ends with 0 after those and 2 after a fault.

@@ -175,4 +175,27 @@ fn the_data_directory_is_the_owners_alone() {
     let log = log_of_a_run();
     assert_eq!(mode(), 0o755);
     assert!(log.contains(&advice), "{log}");
+    // What is in it is for the owner alone all the same.
+    let (files, exposed) = files_below(&data_dir);
+    assert!(files > 5, "{files}");
+    assert_eq!(exposed, [""; 0]);
+}
+
+/// How many files and directories there are below one, and those of them that have bits for others than the owner.
+fn files_below(directory: &Path) -> (usize, Vec<String>) {
+    let (mut count, mut exposed) = (0, Vec::new());
+    for entry in std::fs::read_dir(directory).unwrap() {
+        let (path, metadata) =
+            entry.map(|entry| (entry.path(), entry.metadata().unwrap())).unwrap();
+        count += 1;
+        if metadata.permissions().mode() & 0o077 != 0 {
+            exposed.push(format!("{} {:o}", path.display(), metadata.permissions().mode()));
+        }
+        if metadata.is_dir() {
+            let (more, others) = files_below(&path);
+            count += more;
+            exposed.extend(others);
+        }
+    }
+    (count, exposed)
 }

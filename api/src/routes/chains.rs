@@ -147,7 +147,7 @@ pub(crate) async fn find(
         (status = 200, description = "The snapshot as it is now", body = Snapshot),
         (status = 400, description = "A parameter that there is not, or both"),
         (status = 404, description = "There is no such snapshot"),
-        (status = 422, description = "An id has no meaning, or the snapshot has as many chains and labels as it can have"),
+        (status = 422, description = "An id has no meaning, the snapshot has as many chains and labels as it can have, or 16 chains and is not of the worker's files"),
     ),
 )]
 pub(crate) async fn add(
@@ -164,14 +164,27 @@ pub(crate) async fn add(
         None => Audience::Same,
     };
     let (id, chain) = (parse_snapshot_id(&id)?, parse_chain_id(&chain)?);
-    scope.require_snapshot(&state, id).await?;
+    let may_change = match scope {
+        Scope::All => true,
+        Scope::Worker { .. } => scope.changes_snapshot(&scope.snapshot(&state, id).await?).is_ok(),
+    };
     let add = {
         let (chain, maker) = (chain.clone(), maker.clone());
-        Box::new(move |labels| reserved::with_chain(labels, &chain, &maker, &audience))
+        let with = if may_change { reserved::with_chain } else { reserved::with_chain_of_another };
+        Box::new(move |labels| with(labels, &chain, &maker, &audience))
     };
     let snapshot = state.call(move |store| store.change_snapshot_labels(id, add)).await?;
+    let snapshot = convert::snapshot(snapshot);
+    if !snapshot.chains.contains_key(&chain) {
+        return Err(Failure::invalid(format!(
+            "snapshot {id} is not of the files of worker `{maker}` and has {} chains, and others give it at most {}: \
+             take a snapshot of a clone, and register that",
+            snapshot.chains.len(),
+            reserved::CHAINS_OF_OTHERS_MAX
+        )));
+    }
     tracing::info!(%chain, snapshot = %id, maker = &*maker, "a snapshot is registered as a chain");
-    Ok(Json(convert::snapshot(snapshot)))
+    Ok(Json(snapshot))
 }
 
 fn parse_chain_id(text: &str) -> Result<ChainId, Failure> {

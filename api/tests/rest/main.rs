@@ -9,6 +9,7 @@ mod files;
 mod guard;
 mod guessing;
 mod harness;
+mod hostile_worker;
 mod idempotency;
 mod readable;
 mod schema;

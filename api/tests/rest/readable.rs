@@ -11,7 +11,7 @@ use crate::workers::{call, disk, face, id, joined};
 
 const ADMIN: &str = "root-secret";
 
-fn chain(digit: char) -> String {
+pub fn chain(digit: char) -> String {
     format!("sha256:{}", digit.to_string().repeat(64))
 }
 
@@ -64,7 +64,7 @@ async fn listed(face: &Face, caller: &str, limit: usize) -> Vec<String> {
 }
 
 /// A snapshot of a file, by a request with more in it.
-async fn snapshot(face: &Face, caller: &str, route: &str, request: Value) -> String {
+pub async fn snapshot(face: &Face, caller: &str, route: &str, request: Value) -> String {
     let taken = call(face, caller, Method::POST, route, Some(request)).await.expect(201);
     let snapshot: Snapshot = taken.parse();
     snapshot.id.to_string()
@@ -178,4 +178,32 @@ async fn a_worker_reads_what_is_published_and_goes_on_with_what_it_cloned() {
     let hold = format!("/v1/files/workers%2F{}%2Fholds%2Fa", id(2));
     call(&face, &two, Method::DELETE, &hold, None).await.expect(204);
     assert_reads(&face, &two, false, &shared, &own).await;
+}
+
+/// Else one worker could use up the labels of another's image, for good.
+#[tokio::test]
+async fn a_worker_registers_what_is_not_its_own_as_a_few_chains() {
+    let face = face();
+    let [one, two] = [joined(&face, "one", 1).await, joined(&face, "two", 2).await];
+    let (path, _) = disk(&face, &one, 1).await;
+    let request = json!({"path": path, "chain_id": chain('f')});
+    let taken = snapshot(&face, &one, "/v1/chains", request).await;
+    let add = async |caller: &str, number: usize| {
+        let uri = format!("/v1/snapshots/{taken}/chains/sha256:{number:064x}");
+        call(&face, caller, Method::PUT, &uri, None).await
+    };
+    // With the one that it has, sixteen.
+    for number in 0..15 {
+        add(&two, number).await.expect(200);
+    }
+    for _ in 0..2 {
+        let problem = add(&two, 15).await.problem(ProblemCode::InvalidValue);
+        assert!(problem.detail.contains("at most 16"), "{}", problem.detail);
+        add(&two, 7).await.expect(200);
+    }
+    // Whose it is has the rest.
+    for number in 0..63 {
+        add(&one, number).await.expect(200);
+    }
+    add(&one, 63).await.problem(ProblemCode::InvalidValue);
 }

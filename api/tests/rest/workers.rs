@@ -1,7 +1,7 @@
 //! Workers: added by administrators, joined by their machines, revoked; and which caller reaches which route.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use slackwater_api::listen::ConnectionInfo;
 use slackwater_api::paths::encode_component;
 use slackwater_api::types::{FilePage, Snapshot, Timestamp};
 use slackwater_api::worker::{AddedWorker, CREDENTIAL_PREFIX, MountPath, Worker, WorkerList};
-use slackwater_api::{ApiOptions, Holder, MountPaths, ReferenceKey, TokenId, Workers};
+use slackwater_api::{ApiOptions, Holder, MountPaths, PathUser, ReferenceKey, TokenId, Workers};
 
 use crate::harness::{Answer, Face, with_each_role};
 
@@ -498,13 +498,17 @@ async fn mount_path(face: &Face, bearer: &str, mounts: &str) -> (String, Timesta
     (secret.to_owned(), Timestamp::from_nanos(path.expires_at.as_nanos() - 1))
 }
 
+/// One that mounts.
+const USER: PathUser =
+    PathUser { address: IpAddr::V4(Ipv4Addr::LOCALHOST), has_privileged_port: true };
+
 #[tokio::test]
 async fn a_secret_path_stands_for_its_worker_until_that_is_revoked() {
     let (face, workers, paths) = face_with_paths();
     let machine = joined(&face, "node-7", 1).await;
     let (first, last) = mount_path(&face, &machine, ".worker").await;
     let (second, _) = mount_path(&face, &machine, ".worker").await;
-    let worker = |secret: &str| match paths.take(secret.as_bytes(), last)? {
+    let worker = |secret: &str| match paths.take(secret.as_bytes(), USER, last)? {
         Holder::Worker(name, added_at) => workers.id_of(&name, added_at),
         Holder::Token(_) => panic!("the whole export"),
     };
@@ -535,7 +539,7 @@ async fn a_token_mounts_the_whole_export_by_its_role() {
     let mut holders = Vec::new();
     for bearer in ["node-secret", "root-secret"] {
         let (secret, last) = mount_path(&face, bearer, ".export").await;
-        holders.push(paths.take(secret.as_bytes(), last).unwrap());
+        holders.push(paths.take(secret.as_bytes(), USER, last).unwrap());
     }
     let without = Holder::Token(TokenId::NONE);
     assert!(holders[0] != holders[1] && !holders.contains(&without), "{holders:?}");

@@ -174,6 +174,13 @@ async fn locate(
         match Located::parse(annotation) {
             Some(located) => match proven(worker, chain, &located).await {
                 Ok(snapshot) => return Ok(Some(snapshot)),
+                // So it is with images of workers that list registries.
+                Err(WorkerError::Untrusted {
+                    source:
+                        error @ (TrustError::NotThisChain { .. } | TrustError::NotForThisWorker { .. }),
+                }) => {
+                    tracing::info!(%chain, annotation, %error, "the layer is looked up by its chain id");
+                }
                 Err(
                     error @ (WorkerError::Untrusted { .. } | WorkerError::UnknownSnapshot { .. }),
                 ) => {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use prost::Message;
-use slackwater_client::types::Timestamp;
+use slackwater_client::types::{ChainId, Timestamp};
 use tokio::time::timeout;
 
 use super::error::CallError;
@@ -125,20 +125,17 @@ impl Snapshotter {
         let chain = unpacking::unpacked_chain(&volume.key.name, &name.name, below);
         let known = chain.as_ref().map(ToString::to_string);
         let sharing = match &chain {
-            Some(_) => self.sharing(active, parent).await?,
+            Some(chain) => self.sharing(active, chain, parent).await?,
             None => Sharing::Kept,
         };
-        let is_private = known.is_some() && !matches!(sharing, Sharing::All(_));
+        let is_private = known.is_some() && sharing != Sharing::All;
         let registered = chain.and_then(|chain| match sharing {
-            Sharing::All(pulled) => Some(Registration { chain, pulled, is_for_all: true }),
-            Sharing::Readers(blob) => {
-                Some(Registration { chain, pulled: Some(blob), is_for_all: false })
-            }
+            Sharing::All => Some(Registration { chain, blob: None }),
+            Sharing::Readers(blob) => Some(Registration { chain, blob: Some(blob) }),
             Sharing::Kept => None,
         });
         let fresh = new_extra(Kind::Committed, labels);
-        let committed = ContainerdExtra { chain: known, is_private, ..fresh };
-        let committed = Extra::Containerd(committed);
+        let mut committed = ContainerdExtra { chain: known, is_private, ..fresh };
         // What runs in one may write what looks like a reference, too.
         let reference = match unpacking::is_unpacking(&volume.key.name) {
             true => remote::unpacked_reference(&self.worker, &volume).await?,
@@ -146,9 +143,14 @@ impl Snapshotter {
         };
         match reference {
             Some(snapshot) => {
+                committed.is_private |= self.worker.is_restricted(snapshot).await?;
+                let committed = Extra::Containerd(committed);
                 self.worker.commit_bound(&volume.key, name, snapshot, committed).await?
             }
-            None => self.worker.commit(&volume.key, name, registered, committed).await?,
+            None => {
+                let committed = Extra::Containerd(committed);
+                self.worker.commit(&volume.key, name, registered, committed).await?
+            }
         };
         self.usages.lock().remove(&volume.key);
         Ok(())
@@ -292,19 +294,34 @@ impl Snapshotter {
         Ok(Some(parent))
     }
 
-    /// For whom a layer is that was unpacked with these labels, above this one.
+    /// For whom a layer is that was unpacked as this chain, with these labels and above this one.
     async fn sharing(
         &self,
         layer: &ContainerdExtra,
+        chain: &ChainId,
         parent: Option<&Key>,
     ) -> Result<Sharing, CallError> {
         let own = self.worker.trust().sharing(&layer.labels);
+        // Its blob may come from the one that is kept: containerd fetches none that it has.
+        if own == Sharing::Kept || own == Sharing::All && self.keeps(chain) {
+            return Ok(Sharing::Kept);
+        }
         let Some(volume) = parent.and_then(|parent| self.worker.get(parent)) else {
             return Ok(own);
         };
         let extra = extra(&volume)?;
-        let chain = extra.chain.as_ref().and_then(|chain| chain.parse().ok());
-        Ok(own.above(&self.worker.below_is(&volume, chain.as_ref(), extra.is_private).await?))
+        let below = extra.chain.as_ref().and_then(|chain| chain.parse().ok());
+        Ok(own.above(&self.worker.below_is(&volume, below.as_ref(), extra.is_private).await?))
+    }
+
+    /// Whether this worker has the layer as one that is not for all.
+    fn keeps(&self, chain: &ChainId) -> bool {
+        let is_it = |volume: &Volume| {
+            extra(volume).is_ok_and(|extra| {
+                extra.is_private && extra.chain.as_deref() == Some(chain.as_str())
+            })
+        };
+        self.worker.list(Engine::Containerd).iter().any(is_it)
     }
 
     /// What a layer above a committed snapshot is above.

@@ -63,10 +63,12 @@ impl Credentials {
 
 fn read(path: &Path, name: &str) -> Result<Option<Credential>, String> {
     let found = std::fs::metadata(path).map_err(|error| error.to_string())?;
-    if found.mode() & CHANGING_BITS != 0 {
-        let mode = found.mode() & 0o7777;
+    let (mode, owner) = (found.mode() & 0o7777, found.uid());
+    let is_ours = owner == 0 || owner == rustix::process::geteuid().as_raw();
+    if !is_ours || mode & CHANGING_BITS != 0 {
         return Err(format!(
-            "others may change it, and it names programs to run: mode {mode:03o}, expected 600"
+            "others may change it, and it names programs to run: it is of user {owner} with mode {mode:03o}, expected \
+             root or this user, and 600"
         ));
     }
     let bytes = small_file::read(path).map_err(|error| error.to_string())?;

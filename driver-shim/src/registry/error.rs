@@ -97,6 +97,17 @@ pub enum RegistryError {
     },
 }
 
+impl RegistryError {
+    /// Whether the next question to the registry would end in the same way, whatever blob it is about.
+    pub(super) fn is_of_registry(&self) -> bool {
+        match self {
+            Self::Status { got, .. } => *got == 429 || *got >= 500,
+            Self::NoBlob { .. } | Self::Host { .. } => false,
+            _ => true,
+        }
+    }
+}
+
 /// What helps against a certificate that is not trusted.
 fn advice(error: &dyn std::error::Error) -> &'static str {
     match innermost(error).to_ascii_lowercase().contains("certificate") {

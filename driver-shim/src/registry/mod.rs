@@ -120,7 +120,7 @@ impl Registries {
         let asked = tokio::time::timeout(QUESTION_TIME_MAX, self.ask(blob)).await;
         let slow = || RegistryError::Slow { host: host.clone(), limit: QUESTION_TIME_MAX };
         let answer = asked.unwrap_or_else(|_| Err(slow()));
-        if answer.is_err() {
+        if answer.as_ref().is_err_and(RegistryError::is_of_registry) {
             self.remember_failed(host);
         }
         answer
@@ -319,7 +319,8 @@ fn is_blob(blob: &RegistryBlob, url: &Url, answer: &Response) -> Result<bool, Re
     if answer.status() != StatusCode::OK {
         return Err(RegistryError::Status { url: shown(url), got: answer.status().as_u16() });
     }
-    let is_page = text(CONTENT_TYPE.as_str()).is_some_and(|kind| kind.starts_with("text/html"));
+    let kind = text(CONTENT_TYPE.as_str()).unwrap_or_default().to_ascii_lowercase();
+    let is_page = kind.contains("html");
     if is_page || text(DIGEST_HEADER).is_some_and(|digest| digest != blob.digest()) {
         return Err(RegistryError::NoBlob { url: shown(url) });
     }

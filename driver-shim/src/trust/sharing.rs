@@ -1,8 +1,9 @@
 //! For whom a layer is that this worker unpacked: decided by the registry that it came from, and by what is below.
 //!
-//! Clients that unpack for a snapshotter of this kind say the image's name and the blob's digest in labels (CRI and
-//! the transfer service of containerd where they are told to, Docker, nerdctl). Others say nothing, and then an image's
-//! author may write the same labels as annotations.
+//! Clients that unpack for a snapshotter of this kind say the image's name and the blob's digest in labels: CRI and the
+//! transfer service of containerd where they are told to, and Docker. Others say nothing, and then an image's author may
+//! write the same labels as annotations. Nor does a name say that the blob was fetched from there: containerd fetches
+//! none that it has. So a layer is for more than before by no pull, and a name decides only where nothing is known.
 //!
 //! A layer's disk holds the layers below it, too. So above a layer that is not for all, a layer is for those alone who
 //! may read the repository of both, or for this worker: else the private layer would be given to all under the chain
@@ -24,8 +25,8 @@ const LAYER: &str = "containerd.io/snapshot/cri.layer-digest";
 /// For whom a layer is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// For all workers. With the blob that it was unpacked from, if the client said that.
-    All(Option<RegistryBlob>),
+    /// For all workers.
+    All,
     /// For workers that may read this blob.
     Readers(RegistryBlob),
     /// For this worker.
@@ -135,27 +136,16 @@ impl Trust {
         if self.private_layers {
             return Sharing::Kept;
         }
+        if self.private_registries.is_empty() {
+            return Sharing::All;
+        }
         let said = labels.get(IMAGE).zip(labels.get(LAYER));
-        let blob = said.and_then(|(image, digest)| blob_in(image, digest));
-        match blob {
-            blob if self.private_registries.is_empty() => Sharing::All(blob),
+        match said.and_then(|(image, digest)| blob_in(image, digest)) {
             Some(blob) if self.is_private(&blob) => Sharing::Readers(blob),
-            Some(blob) => Sharing::All(Some(blob)),
+            Some(_) => Sharing::All,
             // It may be of a private registry.
             None => Sharing::Kept,
         }
-    }
-
-    /// Whether a layer of these blobs is for all, as this worker pulled it from another registry. A worker that lists
-    /// none cannot tell.
-    pub(crate) fn is_public_too(
-        &self,
-        known: &BTreeSet<RegistryBlob>,
-        pulled: &RegistryBlob,
-    ) -> bool {
-        let pulled = registry_of(pulled.host());
-        !self.private_registries.is_empty()
-            && known.iter().all(|blob| registry_of(blob.host()) != pulled)
     }
 
     /// Whether a blob is in one of the registries that this worker asks.
@@ -190,20 +180,19 @@ mod tests {
         let trust = trust(&["registry.example.com/team", "127.0.0.1:5000"]);
         let sharing = |image: &str| trust.sharing(&labels(image, &digest()));
         let readers = |name: &str| Sharing::Readers(blob(name));
-        let all = |name: &str| Sharing::All(Some(blob(name)));
         for (image, expected) in [
             ("registry.example.com/team/app:1", readers("registry.example.com/team/app")),
             ("registry.example.com/team", readers("registry.example.com/team")),
             ("127.0.0.1:5000/a@sha256:0", readers("127.0.0.1:5000/a")),
             ("127.0.0.1:5000/a/b:1.2@sha256:0", readers("127.0.0.1:5000/a/b")),
-            ("registry.example.com/teams/app:1", all("registry.example.com/teams/app")),
-            ("registry.example.com/public:1", all("registry.example.com/public")),
-            ("docker.io/library/busybox:latest", all("docker.io/library/busybox")),
+            ("registry.example.com/teams/app:1", Sharing::All),
+            ("registry.example.com/public:1", Sharing::All),
+            ("docker.io/library/busybox:latest", Sharing::All),
             // Other names of the same registry.
             ("Registry.Example.COM/team/app", readers("registry.example.com/team/app")),
             ("registry.example.com:443/team/app", readers("registry.example.com/team/app")),
             ("registry.example.com./team/app", readers("registry.example.com/team/app")),
-            ("index.docker.io/a", all("docker.io/a")),
+            ("index.docker.io/a", Sharing::All),
             // What is not a full name of an image.
             ("busybox", Sharing::Kept),
             ("team/app:1", Sharing::Kept),
@@ -217,41 +206,25 @@ mod tests {
     #[test]
     fn above_a_layer_that_is_not_for_all_is_none_for_more() {
         let readers = |name: &str| Sharing::Readers(blob(name));
-        let all = || Sharing::All(Some(blob("docker.io/a")));
         let of_readers =
             |names: &[&str]| BelowIs::ForReaders(names.iter().map(|name| blob(name)).collect());
         let (team, other) = ("registry.example.com/team/app", "registry.example.com/other");
         for (own, below, expected) in [
-            (all(), BelowIs::ForAll, all()),
+            (Sharing::All, BelowIs::ForAll, Sharing::All),
             (readers(team), BelowIs::ForAll, readers(team)),
             (Sharing::Kept, BelowIs::ForAll, Sharing::Kept),
-            (all(), of_readers(&[team]), Sharing::Kept),
-            (Sharing::All(None), of_readers(&[team]), Sharing::Kept),
+            (Sharing::All, of_readers(&[team]), Sharing::Kept),
             (readers(team), of_readers(&[team]), readers(team)),
             (readers(team), of_readers(&[other, team]), readers(team)),
             (readers(team), of_readers(&["registry.example.com:443/team/app"]), readers(team)),
             (readers(team), of_readers(&[other]), Sharing::Kept),
             (readers(team), of_readers(&["registry.example.com/team"]), Sharing::Kept),
             (readers(team), of_readers(&[]), Sharing::Kept),
-            (all(), BelowIs::Kept, Sharing::Kept),
+            (Sharing::All, BelowIs::Kept, Sharing::Kept),
             (readers(team), BelowIs::Kept, Sharing::Kept),
         ] {
             assert_eq!(own.clone().above(&below), expected, "{own:?} {below:?}");
         }
-    }
-
-    #[test]
-    fn a_layer_is_public_too_if_it_was_pulled_from_another_registry() {
-        let known = [blob("registry.example.com/team/app")].into();
-        let is_public_too = |trust: &Trust, name: &str| trust.is_public_too(&known, &blob(name));
-        let listing = trust(&["registry.example.com/team"]);
-        assert!(is_public_too(&listing, "docker.io/library/a"));
-        for same in
-            ["registry.example.com/public", "registry.example.com:443/x", "REGISTRY.example.com./x"]
-        {
-            assert!(!is_public_too(&listing, same), "{same}: lists of workers may differ");
-        }
-        assert!(!is_public_too(&Trust::default(), "docker.io/library/a"), "it cannot tell");
     }
 
     #[test]
@@ -262,16 +235,14 @@ mod tests {
         assert_eq!(trust.sharing(&labels(image, "sha256:0")), Sharing::Kept);
         let unnamed = [(LAYER.to_owned(), digest())].into();
         assert_eq!(trust.sharing(&unnamed), Sharing::Kept);
-        let told = trust.sharing(&labels(image, &digest()));
-        assert_eq!(told, Sharing::All(Some(blob("docker.io/library/busybox"))));
+        assert_eq!(trust.sharing(&labels(image, &digest())), Sharing::All);
     }
 
     #[test]
     fn without_listed_registries_all_layers_are_alike() {
         let said = labels("registry.example.com/a", &digest());
-        let pulled = Sharing::All(Some(blob("registry.example.com/a")));
-        assert_eq!(Trust::default().sharing(&said), pulled);
-        assert_eq!(Trust::default().sharing(&BTreeMap::new()), Sharing::All(None));
+        assert_eq!(Trust::default().sharing(&said), Sharing::All);
+        assert_eq!(Trust::default().sharing(&BTreeMap::new()), Sharing::All);
         let kept = Trust { private_layers: true, ..trust(&["a.example"]) };
         assert_eq!(kept.sharing(&said), Sharing::Kept);
     }

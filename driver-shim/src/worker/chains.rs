@@ -12,6 +12,7 @@
 //! A chain id says what a layer holds, and nothing proves that a snapshot holds that: it is the word of the worker
 //! that unpacked it. The appliance records whose token gave it, and `trusted-makers` says whose word counts.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use slackwater_client::query::AddChain;
@@ -34,10 +35,18 @@ const PROOF_TIME_MAX: Duration = Duration::from_secs(15);
 pub struct Registration {
     /// The chain.
     pub chain: ChainId,
-    /// The blob that it was unpacked from, if that is known.
-    pub pulled: Option<RegistryBlob>,
-    /// The layer is for all, and not for those alone who may read that blob.
-    pub is_for_all: bool,
+    /// The blob of a private registry that it was unpacked from: the layer is for those who may read it. Without one
+    /// it is for all.
+    pub blob: Option<RegistryBlob>,
+}
+
+/// The blobs by which a snapshot is restricted, as whatever chain; `None` if it is a chain for all, or none at all.
+fn restrictions(snapshot: &Snapshot) -> Option<BTreeSet<RegistryBlob>> {
+    let is_open = |chain| !snapshot.restricted_chains.contains_key(chain);
+    if snapshot.chains.is_empty() || snapshot.chains.keys().any(is_open) {
+        return None;
+    }
+    Some(snapshot.restricted_chains.values().flatten().cloned().collect())
 }
 
 impl Worker {
@@ -64,8 +73,14 @@ impl Worker {
     /// Whether this worker may have a snapshot as a chain: it is for all, or a registry that `private-registries` lists
     /// lets it read a blob that the layer was unpacked from. A registry that cannot be asked lets nothing.
     pub async fn may_have(&self, snapshot: &Snapshot, chain: &ChainId) -> bool {
-        let Some(blobs) = snapshot.restricted_chains.get(chain) else {
-            return true;
+        let blobs = match snapshot.restricted_chains.get(chain) {
+            Some(blobs) => blobs.clone(),
+            None if snapshot.chains.contains_key(chain) => return true,
+            // As release 0.2 said it.
+            None => match restrictions(snapshot) {
+                Some(blobs) => blobs,
+                None => return true,
+            },
         };
         let listed = blobs.iter().filter(|blob| self.trust().is_private(blob));
         let asked = tokio::time::timeout(PROOF_TIME_MAX, self.may_read_one(listed)).await;
@@ -100,32 +115,45 @@ impl Worker {
         chain: Option<&ChainId>,
         was_private: bool,
     ) -> Result<BelowIs, WorkerError> {
-        let unregistered = if was_private { BelowIs::Kept } else { BelowIs::ForAll };
         let Some((snapshot, chain)) = self.snapshot_of(&layer.key).await?.zip(chain) else {
-            return Ok(unregistered);
+            return Ok(if was_private { BelowIs::Kept } else { BelowIs::ForAll });
         };
-        let snapshot = self.look_up(snapshot.id).await?;
-        Ok(match snapshot.restricted_chains.get(chain) {
-            Some(blobs) => BelowIs::ForReaders(blobs.clone()),
-            None if snapshot.chains.contains_key(chain) => BelowIs::ForAll,
-            None => unregistered,
+        let snapshot = match self.look_up(snapshot.id).await {
+            // Its clones outlive it.
+            Err(WorkerError::UnknownSnapshot { .. }) => return Ok(BelowIs::Kept),
+            outcome => outcome?,
+        };
+        if let Some(blobs) = snapshot.restricted_chains.get(chain) {
+            return Ok(BelowIs::ForReaders(blobs.clone()));
+        }
+        if snapshot.chains.contains_key(chain) {
+            return Ok(BelowIs::ForAll);
+        }
+        // It was bound by a reference, or kept for another reason.
+        Ok(match restrictions(&snapshot) {
+            Some(blobs) => BelowIs::ForReaders(blobs),
+            None if was_private || !self.trust().shares_all() => BelowIs::Kept,
+            None => BelowIs::ForAll,
         })
     }
 
-    /// Adds to those whom a layer is for those who pull it as this worker has just done. What was unpacked here and
-    /// compared is what the snapshot holds, so nothing becomes known by it.
+    /// Whether a snapshot is not for all.
+    ///
+    /// # Errors
+    /// `UnknownSnapshot`, `Appliance`.
+    pub(crate) async fn is_restricted(&self, id: SnapshotId) -> Result<bool, WorkerError> {
+        Ok(restrictions(&self.look_up(id).await?).is_some())
+    }
+
+    /// Adds to those whom a layer is for those who may read the blob that this worker has unpacked, and compared. Those
+    /// of another registry do not make it one for all: the blob need not have come from there.
     pub(super) async fn widen(&self, found: &Snapshot, registration: &Registration) {
-        let Registration { chain, pulled: Some(pulled), is_for_all } = registration else { return };
-        let Some(known) = found.restricted_chains.get(chain) else { return };
-        let query = match is_for_all {
-            true if self.trust().is_public_too(known, pulled) => {
-                AddChain { is_for_all: true, ..AddChain::default() }
-            }
-            false if !known.contains(pulled) => {
-                AddChain { blob: Some(pulled.clone()), ..AddChain::default() }
-            }
-            _ => return,
-        };
+        let Registration { chain, blob: Some(blob) } = registration else { return };
+        let known = found.restricted_chains.get(chain);
+        if known.is_none_or(|known| known.contains(blob)) {
+            return;
+        }
+        let query = AddChain { blob: Some(blob.clone()), is_for_all: false };
         if let Err(error) = self.client().add_chain(found.id, chain, &query).await {
             tracing::warn!(%chain, snapshot = %found.id, %error,
                 "others cannot have this layer by the way that this worker pulled it");
@@ -154,7 +182,7 @@ impl Worker {
         let request = RegisterChain {
             path: self.disk_path(disk),
             chain_id: registration.chain.clone(),
-            blob: registration.pulled.clone().filter(|_| !registration.is_for_all),
+            blob: registration.blob.clone(),
             labels: Labels::from([(WORKER_LABEL.to_owned(), self.worker_id().to_string())]),
         };
         self.client().register_chain(&request).await

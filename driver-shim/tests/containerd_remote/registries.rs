@@ -1,9 +1,11 @@
 //! Layers of registries that `private-registries` lists: for those whom the registry lets read the blob.
 
 use std::collections::HashMap;
+use std::fs;
 use std::path::Path;
 
 use slackwater_client::types::RegistryBlob;
+use slackwater_driver::containerd::proto::CommitRequest;
 use slackwater_driver::registry::{Registries, RegistryError};
 use slackwater_driver::worker::SnapshotRef;
 use tempfile::TempDir;
@@ -84,7 +86,8 @@ impl Private {
 
     /// A worker that lists the registry, and has these credentials for it.
     async fn worker(&self, appliance: &Appliance, of: &str) -> Machine {
-        let path = self.folder.path().join(format!("{}.json", of.len()));
+        let count = fs::read_dir(self.folder.path()).unwrap().count();
+        let path = self.folder.path().join(format!("{count}.json"));
         write_credentials(&path, self.registry.host(), of);
         let registries = Registries::new(Some(path), None);
         Machine::start_asking(appliance, trust(&self.registry), registries).await
@@ -204,38 +207,87 @@ fn a_layer_above_a_private_one_is_for_no_more() {
     });
 }
 
+/// containerd fetches no blob that it has, so a layer need not have come from where an image was pulled.
 #[test]
-fn a_layer_that_is_public_too_is_for_all() {
+fn no_pull_makes_a_private_layer_one_for_all() {
     let appliance = Appliance::start();
     let runtime = runtime();
     bounded(&runtime, async {
+        let private = Private::start(&appliance).await;
         let (one, two) = (chain('1'), chain('2'));
-        let registry = Registry::start(Asks::Nothing, &[]).await;
-        let image = format!("{}/team/app:1", registry.host());
-        let first = Machine::start_with(&appliance, trust(&registry)).await;
-        let snapshots = serve(&first).await;
-        let taken = unpack_labelled(&snapshots, &one, "", pulled(&one, &image)).await;
-        let taken = snapshot(&first, &taken).await;
-        // Without labels nothing tells that it is public.
-        let kept = unpack(&snapshots, &two, "", true).await;
-        let public = Machine::start(&appliance).await;
-        for number in ['1', '2'] {
-            assert_eq!(public.worker.find_chain(&chain_id(number)).await.unwrap(), None);
-        }
-        assert!(!is_given(&snapshots, "other", labels(&[(REF, &two)])).await);
-        assert!(is_given(&snapshots, "default", labels(&[(REF, &two)])).await);
-        let kept = snapshot(&first, &kept).await;
-        assert_eq!(public.worker.find_chain(&chain_id('2')).await.unwrap(), None);
-        assert!(first.worker.client().snapshot(kept.id).await.unwrap().chains.is_empty());
-
-        let second = Machine::start_with(&appliance, trust(&registry)).await;
+        let known = private.blobs('1').await;
+        let second = private.worker(&appliance, OTHER).await;
         let others = serve(&second).await;
-        let same = unpack_labelled(&others, &one, "", pulled(&one, "docker.io/library/a:1")).await;
-        assert_eq!(snapshot(&second, &same).await, taken);
-        assert_eq!(public.worker.find_chain(&chain_id('1')).await.unwrap(), Some(taken));
-        for snapshots in [others, snapshots] {
+        let sent = pulled(&one, "docker.io/library/a:1");
+        let same = unpack_labelled(&others, &one, "", sent).await;
+        assert_eq!(snapshot(&second, &same).await, private.taken);
+        assert_eq!(private.blobs('1').await, known);
+        // Another repository of the registry lets in its readers, too.
+        let third = private.worker(&appliance, OTHER).await;
+        let more = serve(&third).await;
+        let sent = pulled(&one, &private.image("team/other"));
+        unpack_labelled(&more, &one, "", sent).await;
+        assert_eq!(private.blobs('1').await.len(), 2);
+        more.stop().await;
+
+        // Without labels nothing tells from where it is: kept, also if another image says more of it.
+        let kept = unpack(&others, &two, "", true).await;
+        let kept = snapshot(&second, &kept).await;
+        assert!(!is_given(&others, "other", labels(&[(REF, &two)])).await);
+        assert!(is_given(&others, "default", labels(&[(REF, &two)])).await);
+        let key = unpack_key(1, &two).replace("default/", "other/");
+        let sent = pulled(&two, "docker.io/library/evil:1");
+        let (root, _) = others.prepare_labelled(&key, "", sent.clone()).await.unwrap();
+        fs::write(root.join("layer"), &two).unwrap();
+        let name = format!("other/2/{two}");
+        let commit = CommitRequest { name: name.clone(), key, labels: sent, ..Default::default() };
+        others.commit_as(commit).await.unwrap();
+        for taken in [kept, snapshot(&second, &name).await] {
+            let told = second.worker.client().snapshot(taken.id).await.unwrap();
+            assert!(told.chains.is_empty(), "{:?}", told.chains);
+        }
+        others.stop().await;
+        private.snapshots.stop().await;
+    });
+}
+
+/// A reference has another chain id than the layer that it stands for, and the same snapshot.
+#[test]
+fn a_layer_above_a_reference_to_a_private_one_is_for_no_more() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let private = Private::start(&appliance).await;
+        private.owner.worker.publish(private.taken.id).await.unwrap();
+        let reference = private.owner.worker.reference_to(private.taken.id).await.unwrap();
+        let unlisted = Machine::start(&appliance).await;
+        let listing = private.worker(&appliance, OTHER).await;
+        for (machine, numbers) in [(&unlisted, ['a', 'b']), (&listing, ['c', 'd'])] {
+            let snapshots = serve(machine).await;
+            let [below, above] = numbers.map(chain);
+            let key = unpack_key(1, &below);
+            let sent = pulled(&below, "docker.io/library/fast:1");
+            let (root, _) = snapshots.prepare_labelled(&key, "", sent.clone()).await.unwrap();
+            slackwater_archive::unpack(&reference.to_archive()[..], &root, None).unwrap();
+            let name = format!("default/2/{below}");
+            let commit = CommitRequest {
+                name: name.clone(),
+                key,
+                labels: sent.clone(),
+                ..Default::default()
+            };
+            snapshots.commit_as(commit).await.unwrap();
+            assert_eq!(snapshot(machine, &name).await, private.taken, "bound by its reference");
+            assert!(!is_given(&snapshots, "other", sent).await);
+            let sent = pulled(&above, "docker.io/library/fast:1");
+            let name = unpack_labelled(&snapshots, &above, &name, sent).await;
+            let made = snapshot(machine, &name).await;
+            let told = machine.worker.client().snapshot(made.id).await.unwrap();
+            assert!(told.chains.is_empty(), "{:?}", told.chains);
             snapshots.stop().await;
         }
+        private.owner.worker.unpublish(private.taken.id).await.unwrap();
+        private.snapshots.stop().await;
     });
 }
 
@@ -375,7 +427,7 @@ fn a_registry_that_cannot_be_asked_is_left_alone_for_a_while() {
         let anybody = std::os::unix::fs::PermissionsExt::from_mode(0o666);
         std::fs::set_permissions(&path, anybody).unwrap();
         let error = fails(Registries::new(Some(path.clone()), None)).await;
-        assert!(error.contains("mode 666, expected 600"), "{error}");
+        assert!(error.contains("mode 666, expected root or this user, and 600"), "{error}");
         std::fs::remove_file(&path).unwrap();
         let error = fails(Registries::new(Some(path), None)).await;
         assert!(error.contains("config.json"), "{error}");

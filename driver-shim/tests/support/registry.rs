@@ -1,6 +1,7 @@
 //! A registry on loopback that has blobs and asks for an authorization, and the service that gives tokens for it.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -145,6 +146,8 @@ fn token(method: &str, query: &str, shown: Option<String>, body: &Bytes) -> Resp
 /// Writes a file of credentials for a registry, as `docker login` does.
 pub fn write_credentials(path: &Path, host: &str, of: &str) {
     std::fs::write(path, format!(r#"{{"auths": {{"{host}": {{{of}}}}}}}"#)).unwrap();
+    // Whatever the umask.
+    std::fs::set_permissions(path, PermissionsExt::from_mode(0o600)).unwrap();
 }
 
 /// What `write_credentials` writes of `me:s3cret`.

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::{Service, Words};
 use crate::handle::Target;
-use crate::scope::{MountGate, MountScope};
+use crate::scope::{MountGate, MountScope, Mounter};
 
 const OWN: &[u8] = b"11111111-1111-4111-8111-111111111111";
 const OTHER: &[u8] = b"22222222-2222-4222-8222-222222222222";
@@ -55,7 +55,7 @@ const SCOPE: MountScope =
 struct Gate;
 
 impl MountGate for Gate {
-    fn enter(&self, secret: &[u8]) -> Option<MountScope> {
+    fn enter(&self, secret: &[u8], _: Mounter) -> Option<MountScope> {
         (secret == b"right").then_some(SCOPE)
     }
 

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use slackwater_blockstore::{FilePath, Result as StoreResult, SnapshotId, SnapshotRequest};
-use slackwater_nfs::{MountGate, MountScope, NfsOptions};
+use slackwater_nfs::{MountGate, MountScope, Mounter, NfsOptions};
 use uuid::Uuid;
 
 use super::directories;
@@ -35,7 +35,9 @@ impl Gate {
 }
 
 impl MountGate for Gate {
-    fn enter(&self, secret: &[u8]) -> Option<MountScope> {
+    fn enter(&self, secret: &[u8], mounter: Mounter) -> Option<MountScope> {
+        let expected = Mounter { address: [127, 0, 0, 1].into(), has_privileged_port: false };
+        assert_eq!(mounter, expected);
         self.0.lock().unwrap().filter(|_| secret == SECRET)
     }
 

@@ -94,8 +94,8 @@ pub(crate) enum Command {
     /// what the worker reaches
     ///
     /// `mount -t nfs -o vers=3,proto=tcp,port=2049,mountport=2049,nolock,hard HOST:"$(slackwater mount-path)" DIRECTORY`.
-    /// It counts for five minutes, and for some seconds after it was used. Other users of the machine see it while it is
-    /// used. What was mounted goes on for as long as the token is there.
+    /// It counts for five minutes, and for some seconds after it was used, on the same machine. Other users of it see the
+    /// path in the list of processes. What was mounted goes on for as long as the token is there.
     MountPath,
     /// Add, list and revoke the machines that have credentials of their own; needs the role admin
     #[command(subcommand)]
