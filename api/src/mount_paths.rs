@@ -46,6 +46,8 @@ struct Row {
     expires_at: Timestamp,
     /// Who used it first.
     first_user: Option<PathUser>,
+    /// The log says already that another one tried to.
+    is_told: bool,
 }
 
 /// The other end of a mount.
@@ -101,7 +103,10 @@ impl MountPaths {
                 paths.remove(&secret);
             }
         }
-        paths.insert(hash(secret.as_bytes()), Row { holder, expires_at, first_user: None });
+        paths.insert(
+            hash(secret.as_bytes()),
+            Row { holder, expires_at, first_user: None, is_told: false },
+        );
         expires_at
     }
 
@@ -110,8 +115,12 @@ impl MountPaths {
     pub fn take(&self, secret: &[u8], user: PathUser, now: Timestamp) -> Option<Holder> {
         let mut paths = self.0.lock();
         let row = paths.get_mut(&hash(secret)).filter(|row| row.expires_at > now)?;
-        if !user.may_be(*row.first_user.get_or_insert(user)) {
-            tracing::warn!(address = %user.address, "refused a secret path that another caller has used: it may have been seen on that machine");
+        let first = *row.first_user.get_or_insert(user);
+        if !user.may_be(first) {
+            if !std::mem::replace(&mut row.is_told, true) {
+                tracing::warn!(address = %user.address, first_address = %first.address,
+                    "refused a secret path that another caller has used: it was seen on that machine, or that has several addresses");
+            }
             return None;
         }
         row.expires_at = row.expires_at.min(after(now, REPEAT_SECONDS));

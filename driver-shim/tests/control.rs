@@ -143,6 +143,7 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
             is_shared: false,
             chain: None,
             is_private: false,
+            blob_digest: None,
         })
     };
     assert_eq!(daemon.layer("default", &chain_id).await.unwrap(), None);

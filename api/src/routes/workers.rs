@@ -215,8 +215,9 @@ pub(crate) async fn replace_credential(
 /// Makes a path by which the caller mounts
 ///
 /// By NFS (MNT of MOUNT version 3, then any NFSv3 client), from an address that the appliance lists. It can be used within
-/// five minutes, and for five seconds after its first use; a worker has sixteen at once, a token 256. The mount goes on as
-/// long as the caller's credential or token is there. A token of the role worker or admin mounts the whole export. A worker
+/// five minutes, and for five seconds after its first use: from the same address, and from a port below 1024, if that
+/// use was. A worker has sixteen at once, a token 256. The mount goes on as long as the caller's credential or token is
+/// there. A token of the role worker or admin mounts the whole export. A worker
 /// mounts its own files and the snapshots that it reads: `workers/ID`, which is made if it is not there, and `.snapshot`.
 #[utoipa::path(
     post, path = paths::MOUNT_PATHS, tag = "workers", operation_id = "addMountPath",

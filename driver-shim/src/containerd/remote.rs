@@ -83,6 +83,7 @@ pub(super) async fn adopt(
         is_shared: false,
         chain: Some(chain.to_string()),
         is_private: false,
+        blob_digest: None,
     };
     let layer = Layer { unpack: unpack.clone(), chain: chain.clone(), parent, extra };
     let worker = worker.clone();

@@ -17,7 +17,7 @@ use super::proto::{
 };
 use super::{labels, remote};
 use crate::metrics::Metrics;
-use crate::trust::sharing::Sharing;
+use crate::trust::sharing::{Sharing, layer_digest};
 use crate::trust::unpacking::{self, Below, Root};
 use crate::worker::{
     Access, ContainerdExtra, Engine, Extra, Key, Kind, Registration, Usage, Volume, Worker,
@@ -135,7 +135,8 @@ impl Snapshotter {
             Sharing::Kept => None,
         });
         let fresh = new_extra(Kind::Committed, labels);
-        let mut committed = ContainerdExtra { chain: known, is_private, ..fresh };
+        let blob_digest = layer_digest(&active.labels).map(str::to_owned);
+        let mut committed = ContainerdExtra { chain: known, is_private, blob_digest, ..fresh };
         // What runs in one may write what looks like a reference, too.
         let reference = match unpacking::is_unpacking(&volume.key.name) {
             true => remote::unpacked_reference(&self.worker, &volume).await?,
@@ -143,13 +144,20 @@ impl Snapshotter {
         };
         match reference {
             Some(snapshot) => {
-                committed.is_private |= self.worker.is_restricted(snapshot).await?;
+                committed.is_private |= !self.worker.trust().shares_all()
+                    || self.worker.is_restricted(snapshot).await?;
                 let committed = Extra::Containerd(committed);
                 self.worker.commit_bound(&volume.key, name, snapshot, committed).await?
             }
             None => {
+                let may_be_private = registered.is_some() && !is_private;
                 let committed = Extra::Containerd(committed);
-                self.worker.commit(&volume.key, name, registered, committed).await?
+                let made = self.worker.commit(&volume.key, name, registered, committed).await?;
+                if may_be_private && !self.worker.trust().shares_all() {
+                    self.note_private(made).await?
+                } else {
+                    made
+                }
             }
         };
         self.usages.lock().remove(&volume.key);
@@ -302,8 +310,8 @@ impl Snapshotter {
         parent: Option<&Key>,
     ) -> Result<Sharing, CallError> {
         let own = self.worker.trust().sharing(&layer.labels);
-        // Its blob may come from the one that is kept: containerd fetches none that it has.
-        if own == Sharing::Kept || own == Sharing::All && self.keeps(chain) {
+        // Its blob may be that of another image: containerd fetches none that it has.
+        if own == Sharing::Kept || own == Sharing::All && self.keeps(chain, &layer.labels) {
             return Ok(Sharing::Kept);
         }
         let Some(volume) = parent.and_then(|parent| self.worker.get(parent)) else {
@@ -314,14 +322,41 @@ impl Snapshotter {
         Ok(own.above(&self.worker.below_is(&volume, below.as_ref(), extra.is_private).await?))
     }
 
-    /// Whether this worker has the layer as one that is not for all.
-    fn keeps(&self, chain: &ChainId) -> bool {
+    /// Whether this worker has the layer, or one of the same blob, as one that is not for all, or is unpacking it so.
+    fn keeps(&self, chain: &ChainId, labels: &BTreeMap<String, String>) -> bool {
+        let digest = layer_digest(labels);
         let is_it = |volume: &Volume| {
-            extra(volume).is_ok_and(|extra| {
-                extra.is_private && extra.chain.as_deref() == Some(chain.as_str())
-            })
+            let Ok(extra) = extra(volume) else { return false };
+            let is_same_blob = |other: Option<&str>| digest.is_some() && digest == other;
+            match extra.kind {
+                Kind::Committed => {
+                    let is_same_chain = extra.chain.as_deref() == Some(chain.as_str());
+                    extra.is_private
+                        && (is_same_chain || is_same_blob(extra.blob_digest.as_deref()))
+                }
+                Kind::Active => {
+                    is_same_blob(layer_digest(&extra.labels))
+                        && self.worker.trust().sharing(&extra.labels) != Sharing::All
+                }
+                Kind::View => false,
+            }
         };
         self.worker.list(Engine::Containerd).iter().any(is_it)
+    }
+
+    /// Notes of a layer that it is not for all, if that is what the appliance says of the snapshot that it was found
+    /// to be.
+    async fn note_private(&self, layer: Volume) -> Result<Volume, CallError> {
+        let Some(snapshot) = layer.snapshot() else { return Ok(layer) };
+        if !self.worker.is_restricted(snapshot.id).await? {
+            return Ok(layer);
+        }
+        let note = |extra: &mut Extra| {
+            if let Extra::Containerd(extra) = extra {
+                extra.is_private = true;
+            }
+        };
+        Ok(self.worker.update(&layer.key, note).await?)
     }
 
     /// What a layer above a committed snapshot is above.
@@ -349,6 +384,7 @@ fn new_extra(kind: Kind, labels: BTreeMap<String, String>) -> ContainerdExtra {
         is_shared: false,
         chain: None,
         is_private: false,
+        blob_digest: None,
     }
 }
 

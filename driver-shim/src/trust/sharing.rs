@@ -130,6 +130,11 @@ fn blob_in(image: &str, digest: &str) -> Option<RegistryBlob> {
     is_registry(host).then_some(blob)
 }
 
+/// The digest of the blob that was unpacked with these labels, if the client said it.
+pub(crate) fn layer_digest(labels: &BTreeMap<String, String>) -> Option<&str> {
+    labels.get(LAYER).map(String::as_str)
+}
+
 impl Trust {
     /// For whom the layer is that was unpacked with these labels.
     pub(crate) fn sharing(&self, labels: &BTreeMap<String, String>) -> Sharing {

@@ -129,10 +129,10 @@ impl Worker {
         if snapshot.chains.contains_key(chain) {
             return Ok(BelowIs::ForAll);
         }
-        // It was bound by a reference, or kept for another reason.
+        // It was bound by a reference, or is registered by none who is trusted.
         Ok(match restrictions(&snapshot) {
             Some(blobs) => BelowIs::ForReaders(blobs),
-            None if was_private || !self.trust().shares_all() => BelowIs::Kept,
+            None if was_private => BelowIs::Kept,
             None => BelowIs::ForAll,
         })
     }

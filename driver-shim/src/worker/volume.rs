@@ -274,8 +274,11 @@ pub struct ContainerdExtra {
     /// The chain id of the layers that its content is known to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<String>,
-    /// It was unpacked here and is not for all: for this namespace of containerd, and for those who may read the
-    /// blob that it was unpacked from.
+    /// It was unpacked here and is not for all: for this namespace of containerd, and maybe for those who may read
+    /// the blob that it was unpacked from.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub is_private: bool,
+    /// The digest of the blob that it was unpacked from, if the client said it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blob_digest: Option<String>,
 }

@@ -29,12 +29,17 @@ fn blob_path(chain: &str) -> String {
     format!("team/app/blobs/{}", digest(chain))
 }
 
-/// The labels of a layer that is pulled by an engine that tells from where.
+/// The labels of a layer that is pulled by an engine that tells from where. The blob has the same digest for all.
 fn pulled(chain: &str, image: &str) -> HashMap<String, String> {
+    pulled_as(chain, image, 'b')
+}
+
+/// The same, with a blob of these digits.
+fn pulled_as(chain: &str, image: &str, digit: char) -> HashMap<String, String> {
     labels(&[
         (REF, chain),
         ("containerd.io/snapshot/cri.image-ref", image),
-        ("containerd.io/snapshot/cri.layer-digest", &digest(chain)),
+        ("containerd.io/snapshot/cri.layer-digest", &crate::chain(digit)),
     ])
 }
 
@@ -222,6 +227,28 @@ fn no_pull_makes_a_private_layer_one_for_all() {
         let same = unpack_labelled(&others, &one, "", sent).await;
         assert_eq!(snapshot(&second, &same).await, private.taken);
         assert_eq!(private.blobs('1').await, known);
+        assert!(!is_given(&others, "other", labels(&[(REF, &one)])).await);
+        // Nor as another chain, above another layer, where the blob is, or where it is just being unpacked.
+        let unpacking = private.worker(&appliance, OTHER).await;
+        let early = serve(&unpacking).await;
+        let theirs = pulled(&chain('8'), &private.image("team/app"));
+        early.prepare_labelled(&unpack_key(7, &chain('8')), "", theirs).await.unwrap();
+        let evil = "docker.io/library/evil:1";
+        for (machine, snapshots) in
+            [(&private.owner, &private.snapshots), (&second, &others), (&unpacking, &early)]
+        {
+            let sent = pulled_as(&chain('e'), evil, 'e');
+            let base = match is_given(snapshots, "default", sent.clone()).await {
+                true => chain('e'),
+                false => unpack_labelled(snapshots, &chain('e'), "", sent).await,
+            };
+            let sent = pulled(&chain('f'), evil);
+            let name = unpack_labelled(snapshots, &chain('f'), &base, sent).await;
+            let above = snapshot(machine, &name).await;
+            let told = second.worker.client().snapshot(above.id).await.unwrap();
+            assert!(told.chains.is_empty(), "{:?}", told.chains);
+        }
+        early.stop().await;
         // Another repository of the registry lets in its readers, too.
         let third = private.worker(&appliance, OTHER).await;
         let more = serve(&third).await;
@@ -236,7 +263,7 @@ fn no_pull_makes_a_private_layer_one_for_all() {
         assert!(!is_given(&others, "other", labels(&[(REF, &two)])).await);
         assert!(is_given(&others, "default", labels(&[(REF, &two)])).await);
         let key = unpack_key(1, &two).replace("default/", "other/");
-        let sent = pulled(&two, "docker.io/library/evil:1");
+        let sent = pulled_as(&two, "docker.io/library/evil:1", 'd');
         let (root, _) = others.prepare_labelled(&key, "", sent.clone()).await.unwrap();
         fs::write(root.join("layer"), &two).unwrap();
         let name = format!("other/2/{two}");
@@ -279,7 +306,7 @@ fn a_layer_above_a_reference_to_a_private_one_is_for_no_more() {
             snapshots.commit_as(commit).await.unwrap();
             assert_eq!(snapshot(machine, &name).await, private.taken, "bound by its reference");
             assert!(!is_given(&snapshots, "other", sent).await);
-            let sent = pulled(&above, "docker.io/library/fast:1");
+            let sent = pulled_as(&above, "docker.io/library/fast:1", 'd');
             let name = unpack_labelled(&snapshots, &above, &name, sent).await;
             let made = snapshot(machine, &name).await;
             let told = machine.worker.client().snapshot(made.id).await.unwrap();

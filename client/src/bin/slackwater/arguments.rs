@@ -94,8 +94,9 @@ pub(crate) enum Command {
     /// what the worker reaches
     ///
     /// `mount -t nfs -o vers=3,proto=tcp,port=2049,mountport=2049,nolock,hard HOST:"$(slackwater mount-path)" DIRECTORY`.
-    /// It counts for five minutes, and for some seconds after it was used, on the same machine. Other users of it see the
-    /// path in the list of processes. What was mounted goes on for as long as the token is there.
+    /// It counts for five minutes, and for some seconds after it was used, for the same address. Other users of the
+    /// machine see it in the list of processes and of mounts: mount below a directory of root alone. What was mounted
+    /// goes on for as long as the token is there.
     MountPath,
     /// Add, list and revoke the machines that have credentials of their own; needs the role admin
     #[command(subcommand)]
