@@ -47,7 +47,7 @@ struct Row {
     /// Who used it first.
     first_user: Option<PathUser>,
     /// The log says already that another one tried to.
-    is_told: bool,
+    is_logged: bool,
 }
 
 /// The other end of a mount.
@@ -105,7 +105,7 @@ impl MountPaths {
         }
         paths.insert(
             hash(secret.as_bytes()),
-            Row { holder, expires_at, first_user: None, is_told: false },
+            Row { holder, expires_at, first_user: None, is_logged: false },
         );
         expires_at
     }
@@ -117,7 +117,7 @@ impl MountPaths {
         let row = paths.get_mut(&hash(secret)).filter(|row| row.expires_at > now)?;
         let first = *row.first_user.get_or_insert(user);
         if !user.may_be(first) {
-            if !std::mem::replace(&mut row.is_told, true) {
+            if !std::mem::replace(&mut row.is_logged, true) {
                 tracing::warn!(address = %user.address, first_address = %first.address,
                     "refused a secret path that another caller has used: it was seen on that machine, or that has several addresses");
             }

@@ -110,7 +110,8 @@ fn push_once(words: &mut String, word: &str) {
     }
 }
 
-/// The same, of one who may not change the snapshot: nothing, if it has as many chains as others can give it.
+/// [`with_chain`] of one who may not change the snapshot: nothing is added if it has as many chains as others can
+/// give it.
 pub(crate) fn with_chain_of_another(
     labels: Labels,
     chain: &ChainId,

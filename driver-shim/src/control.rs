@@ -29,6 +29,7 @@ use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use slackwater_archive::Reference;
+use slackwater_client::ProblemCode;
 use slackwater_client::types::{ChainId, SnapshotId};
 
 use crate::daemon::Stop;
@@ -288,10 +289,15 @@ async fn publish(
     // who pull this one fetch its references, of some hundred bytes.
     let shares = control.worker.trust().shares_all();
     if let Some(chain) = request.chain_id.filter(|_| shares) {
-        // It saves others the fetch of a reference, and no more.
-        if let Err(error) = control.worker.add_chain(request.snapshot, &chain).await {
-            tracing::warn!(%chain, snapshot = %request.snapshot, %error,
-                "published, but not registered as a layer: workers fetch its reference");
+        match control.worker.add_chain(request.snapshot, &chain).await {
+            // It has as many chains as others can give it. One more saves the fetch of a reference, and nothing else.
+            Err(WorkerError::Appliance { source })
+                if source.code() == Some(ProblemCode::InvalidValue) =>
+            {
+                tracing::warn!(%chain, snapshot = %request.snapshot, error = %source,
+                    "published, but not registered as a layer: workers fetch its reference");
+            }
+            outcome => outcome?,
         }
     }
     Ok(Json(()))

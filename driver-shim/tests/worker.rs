@@ -328,15 +328,10 @@ async fn a_chain_is_one_snapshot_for_all_workers() {
         let key = create(worker, "active", None).await;
         let path = worker.ensure_mounted(&key, Access::ReadWrite).await.unwrap();
         std::fs::write(path.join("file"), "content").unwrap();
-        let committed = worker
-            .commit(
-                &key,
-                Key::docker("committed"),
-                Some(Registration { chain: chain.clone(), blob: None }),
-                extra(),
-            )
-            .await
-            .unwrap();
+        let registration = Registration { chain: chain.clone(), blob: None };
+        let snapshot = worker.seal(&key, Some(registration)).await.unwrap();
+        let committed = worker.commit(&key, Key::docker("committed"), extra()).await.unwrap();
+        assert_eq!(committed.snapshot(), Some(snapshot));
         assert!(worker.get(&key).is_none());
         sealed.push(committed.snapshot().unwrap());
     }

@@ -20,7 +20,7 @@ use slackwater_api::paths;
 use crate::harness::Answer;
 use crate::workers::call;
 use calls::{Call, Operation, RANGES, Random, odd_paths};
-use world::{ADMIN, World, is_told, secret};
+use world::{ADMIN, World, secret, tells_a_secret};
 
 /// Random calls, after those that are made in any case.
 const CALLS: usize = 10_000;
@@ -61,10 +61,10 @@ impl Attack {
             .header(header::AUTHORIZATION, format!("Bearer {}", self.world.attacker))
             .header(header::CONTENT_TYPE, call.media_type)
             .header(header::COOKIE, "JSESSIONID=0000");
-        if self.random.is_one_in(4) {
+        if self.strays(4) {
             request = request.header(header::RANGE, *self.random.pick(&RANGES));
         }
-        if self.random.is_one_in(8) {
+        if self.strays(8) {
             request = request.header(paths::IDEMPOTENCY_KEY, "one");
         }
         let request = request.body(Body::from(call.body.clone())).unwrap();
@@ -78,7 +78,7 @@ impl Attack {
             let got = String::from_utf8_lossy(&answer.body);
             format!("{} {} {sent}: {} {got}", call.method, call.uri, answer.status)
         };
-        assert!(!is_told(answer), "a secret is told: {}", about());
+        assert!(!tells_a_secret(answer), "a secret is told: {}", about());
         assert!(answer.status < 500, "{}", about());
         let body: Value = match operation.schema() {
             Some(_) => serde_json::from_slice(&call.body).unwrap_or_default(),
@@ -86,6 +86,13 @@ impl Attack {
         };
         if self.world.is_private(&call.uri, &body) {
             assert!(answer.status >= 400, "it is private: {}", about());
+            let is_refused = [401, 403, 404].contains(&answer.status);
+            assert!(is_refused || self.target.is_none(), "refused for another reason: {}", about());
+        }
+        if answer.status < 300 {
+            let text = String::from_utf8_lossy(&answer.body);
+            let hidden = self.world.hidden().find(|hidden| text.contains(hidden.as_str()));
+            assert_eq!(hidden, None, "{}", about());
         }
         if call.method == operation.method {
             if let Some(status) = operation.refusal() {

@@ -150,14 +150,14 @@ impl Snapshotter {
                 self.worker.commit_bound(&volume.key, name, snapshot, committed).await?
             }
             None => {
-                let may_be_private = registered.is_some() && !is_private;
-                let committed = Extra::Containerd(committed);
-                let made = self.worker.commit(&volume.key, name, registered, committed).await?;
-                if may_be_private && !self.worker.trust().shares_all() {
-                    self.note_private(made).await?
-                } else {
-                    made
+                // Sealed before it has its name: it may be found to be another worker's, for fewer than this one's.
+                let is_for_all = registered.is_some() && !is_private;
+                let sealed = self.worker.seal(&volume.key, registered).await?;
+                if is_for_all && !self.worker.trust().shares_all() {
+                    committed.is_private = self.worker.is_restricted(sealed.id).await?;
                 }
+                let committed = Extra::Containerd(committed);
+                self.worker.commit(&volume.key, name, committed).await?
             }
         };
         self.usages.lock().remove(&volume.key);
@@ -342,21 +342,6 @@ impl Snapshotter {
             }
         };
         self.worker.list(Engine::Containerd).iter().any(is_it)
-    }
-
-    /// Notes of a layer that it is not for all, if that is what the appliance says of the snapshot that it was found
-    /// to be.
-    async fn note_private(&self, layer: Volume) -> Result<Volume, CallError> {
-        let Some(snapshot) = layer.snapshot() else { return Ok(layer) };
-        if !self.worker.is_restricted(snapshot.id).await? {
-            return Ok(layer);
-        }
-        let note = |extra: &mut Extra| {
-            if let Extra::Containerd(extra) = extra {
-                extra.is_private = true;
-            }
-        };
-        Ok(self.worker.update(&layer.key, note).await?)
     }
 
     /// What a layer above a committed snapshot is above.

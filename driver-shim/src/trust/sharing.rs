@@ -1,7 +1,7 @@
 //! For whom a layer is that this worker unpacked: decided by the registry that it came from, and by what is below.
 //!
 //! Clients that unpack for a snapshotter of this kind say the image's name and the blob's digest in labels: CRI and the
-//! transfer service of containerd where they are told to, and Docker. Others say nothing, and then an image's author may
+//! transfer service of containerd where they are set to, and Docker. Others say nothing, and then an image's author may
 //! write the same labels as annotations. Nor does a name say that the blob was fetched from there: containerd fetches
 //! none that it has. So a layer is for more than before by no pull, and a name decides only where nothing is known.
 //!

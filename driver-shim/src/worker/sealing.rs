@@ -51,22 +51,16 @@ impl Worker {
         .await
     }
 
-    /// Seals a volume and gives it another name and other data of its engine, in one step.
+    /// Seals a volume, if it is not yet, and gives it another name and other data of its engine, in one step.
     ///
     /// # Errors
     /// As [`Self::seal`]; `Exists` if the new name is taken.
-    pub async fn commit(
-        &self,
-        key: &Key,
-        to: Key,
-        chain: Option<Registration>,
-        extra: Extra,
-    ) -> Result<Volume, WorkerError> {
+    pub async fn commit(&self, key: &Key, to: Key, extra: Extra) -> Result<Volume, WorkerError> {
         let key = key.clone();
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             worker.require_free(&key, &to)?;
-            worker.seal_locked(&key, chain).await?;
+            worker.seal_locked(&key, None).await?;
             worker.rename_locked(&key, to, extra).await
         })
         .await

@@ -258,7 +258,7 @@ def restricted(world):
         require_equal("owner's pull", pull_and_fetch(world, owner, genuine.full_name), all_layers)
         for count, layer in enumerate(genuine.layers, 1):
             chain, blob = chain_id(genuine.layers[:count]), world.registry.name(f"team/app@{digest(layer)}")
-            known = next(item for item in server.listing("snapshots") if chain in item.get("chains", {}))
+            known = next((item for item in server.listing("snapshots") if chain in item.get("chains", {})), {})
             require_equal("for whom a layer is", known.get("restricted_chains"), {chain: [blob]})
         with newer_worker(world, "attacker", server) as attacker:
             require_refused(attacker.containerd, claimed, "hashes alone")

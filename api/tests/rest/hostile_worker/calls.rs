@@ -117,12 +117,18 @@ pub struct Call {
 }
 
 impl Attack {
+    /// Whether this call is one of few that have no meaning. With a target none is: what refuses the call then is that
+    /// the target is private.
+    pub fn strays(&mut self, count: usize) -> bool {
+        self.target.is_none() && self.random.is_one_in(count)
+    }
+
     pub fn choose(&mut self, operation: &Operation) -> Call {
         let uri = self.uri(operation);
         let (media_type, body) = self.body(operation);
-        let method = if operation.method == Method::GET && self.random.is_one_in(8) {
+        let method = if operation.method == Method::GET && self.strays(8) {
             Method::HEAD
-        } else if self.random.is_one_in(32) {
+        } else if self.strays(32) {
             self.random.pick(&[Method::OPTIONS, Method::TRACE]).clone()
         } else {
             operation.method.clone()
@@ -131,8 +137,10 @@ impl Attack {
     }
 
     fn any_path(&mut self) -> String {
-        if let Some(target) = self.target.as_ref().filter(|target| target.contains('/')) {
-            return target.clone();
+        match &self.target {
+            Some(path) if path.contains('/') => return path.clone(),
+            Some(_) => return of(ATTACKER, "disks/new"),
+            None => {}
         }
         match self.random.below(10) {
             0..=5 => of(ATTACKER, &format!("disks/{}", self.random.below(5))),
@@ -143,8 +151,10 @@ impl Attack {
     }
 
     fn any_id(&mut self) -> String {
-        if let Some(target) = self.target.as_ref().filter(|target| !target.contains('/')) {
-            return target.clone();
+        match &self.target {
+            Some(path) if path.contains('/') => return self.world.shared[0].clone(),
+            Some(id) => return id.clone(),
+            None => {}
         }
         let private = &self.world.private_ids;
         let odd = [id(9), id(VICTIM), private[0].to_uppercase(), private[0].replace('-', "")];
@@ -164,6 +174,7 @@ impl Attack {
             "id" | "snapshot_id" | "base" | "uuid" | "worker_id" => return self.any_id(),
             "after" if self.random.is_one_in(2) => return self.any_path(),
             "after" => return self.any_id(),
+            "chain_id" if self.target.is_some() => return chain('3'),
             "chain_id" => return chain(*self.random.pick(&['1', '1', '2', '3', 'g'])),
             "credential_blake3" => {
                 let credential = *self.random.pick(&["next", self.world.victim.as_str()]);
@@ -185,12 +196,14 @@ impl Attack {
             "expires_in_seconds" => &["86400", "1000000", "18446744073709551615"],
             _ => &["x", "true", "victim", "/tintri/backups/db"],
         };
-        (*self.random.pick(values)).to_owned()
+        let value = if self.target.is_some() { &values[0] } else { self.random.pick(values) };
+        (*value).to_owned()
     }
 
     fn field(&mut self, name: &str) -> Value {
         if name == "labels" {
-            let key = *self.random.pick(&["k", "other", "slackwater:chain:x", ""]);
+            let keys = ["k", "other", "slackwater:chain:x", ""];
+            let key = if self.target.is_some() { keys[0] } else { self.random.pick(&keys) };
             return json!({ (key): "v" });
         }
         let text = self.value(name);
@@ -202,7 +215,7 @@ impl Attack {
         for part in operation.template.split('/').skip(1) {
             uri.push('/');
             match part.strip_prefix('{') {
-                Some(_) if self.random.is_one_in(32) => {
+                Some(_) if self.strays(32) => {
                     let raw = self.random.pick(&RAW_PARTS);
                     uri.push_str(raw);
                 }
@@ -215,8 +228,13 @@ impl Attack {
         }
         let mut between = '?';
         for parameter in operation.about["parameters"].as_array().into_iter().flatten() {
-            if parameter["in"] == "query" && self.random.is_one_in(3) {
-                let name = parameter["name"].as_str().unwrap();
+            let name = parameter["name"].as_str().unwrap();
+            let is_there = match self.target {
+                // What the target can be the value of.
+                Some(_) => ["base", "path", "prefix"].contains(&name),
+                None => self.random.is_one_in(3),
+            };
+            if parameter["in"] == "query" && is_there {
                 let value = encode_component(self.value(name).as_bytes());
                 uri.push_str(&format!("{between}{name}={value}"));
                 between = '&';
@@ -228,11 +246,11 @@ impl Attack {
     fn body(&mut self, operation: &Operation) -> (&'static str, Vec<u8>) {
         let bytes = operation.about["requestBody"]["content"].get("application/octet-stream");
         match operation.schema() {
-            _ if bytes.is_some() || self.random.is_one_in(16) => {
+            _ if bytes.is_some() || self.strays(16) => {
                 let length_bytes = self.random.below(5000);
                 ("application/octet-stream", noise(self.random.draw(), length_bytes))
             }
-            Some(_) if self.random.is_one_in(16) => ("application/json", b"{\"path\":".to_vec()),
+            Some(_) if self.strays(16) => ("application/json", b"{\"path\":".to_vec()),
             Some(schema) => ("application/json", self.json(schema).to_string().into_bytes()),
             None => ("text/plain", Vec::new()),
         }
@@ -245,7 +263,10 @@ impl Attack {
         let mut body = Map::new();
         for (name, _) in schema["properties"].as_object().into_iter().flatten() {
             let is_required = required.contains(&json!(name));
-            let is_there = self.random.is_one_in(2) || (is_required && !self.random.is_one_in(16));
+            let is_there = match self.target {
+                Some(_) => is_required || (required.is_empty() && body.is_empty()),
+                None => self.random.is_one_in(2) || (is_required && !self.random.is_one_in(16)),
+            };
             // A wrong password takes a second.
             if is_there && name != "password" {
                 body.insert(name.clone(), self.field(name));

@@ -41,7 +41,7 @@ pub fn secret(number: usize) -> Vec<u8> {
 }
 
 /// Whether an answer tells what is secret: content, its hash in a map, a path, a name or a label.
-pub fn is_told(answer: &Answer) -> bool {
+pub fn tells_a_secret(answer: &Answer) -> bool {
     let is_marked = String::from_utf8_lossy(&answer.body).contains(MARK)
         || format!("{:?}", answer.headers).contains(MARK);
     if is_marked || !answer.body.starts_with(b"SWM1") {
@@ -192,6 +192,13 @@ impl World {
         [&self.private_paths[..], &self.private_ids[..]].concat()
     }
 
+    /// Paths and ids of others that no answer names. Snapshots that are shared name theirs.
+    pub fn hidden(&self) -> impl Iterator<Item = &String> {
+        let of_shared = [of(VICTIM, "disks/image"), "backups/base".to_owned()];
+        let paths = self.private_paths.iter().filter(move |path| !of_shared.contains(path));
+        paths.chain(&self.private_ids)
+    }
+
     /// Whether a call is for something that is private, so that it has to be refused.
     pub fn is_private(&self, uri: &str, body: &Value) -> bool {
         let (route, query) = uri.split_once('?').unwrap_or((uri, ""));
@@ -221,7 +228,7 @@ impl World {
             paths::snapshot_data(taken),
             paths::snapshot_map(taken),
         ] {
-            assert!(is_told(&self.by_admin(&uri).await), "{uri}");
+            assert!(tells_a_secret(&self.by_admin(&uri).await), "{uri}");
         }
     }
 
