@@ -28,6 +28,7 @@ import scenarios.reference
 import scenarios.cri
 import scenarios.chain
 import scenarios.hostile
+import scenarios.password
 import scenarios.share
 import scenarios.speed
 import scenarios.restart

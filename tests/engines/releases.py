@@ -52,6 +52,11 @@ _PLUGIN = """
   type = "snapshot"
   address = "{address}"
 """
+# By it containerd's own clients say from where they pull, too (containerd, remote-snapshotter.md).
+_ANNOTATIONS = """
+  [proxy_plugins.slackwater.exports]
+    enable_remote_snapshot_annotations = "true"
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +67,8 @@ class Release:
     # Below the engines' cache, as newer.py makes it; None: Debian's, on the path.
     directory: str | None
     _configuration: str
+    # What is added to the driver's plugin.
+    _exports: str = ""
 
     def program(self, name):
         """What is run by that name."""
@@ -85,8 +92,9 @@ class Release:
     def configuration(self, driver_socket, **values):
         """The text of its configuration; with a driver's socket, that is a snapshotter."""
         text = self._configuration.format(**values)
-        return text + _PLUGIN.format(address=driver_socket) if driver_socket else text
+        return text + _PLUGIN.format(address=driver_socket) + self._exports if driver_socket else text
 
 
 DEBIAN = Release("containerd 1.6", None, _CONFIGURATION_2)
 NEWER = Release("containerd 2.4", newer.directory_name(), _CONFIGURATION_3)
+NEWER_WITH_SOURCES = dataclasses.replace(NEWER, _exports=_ANNOTATIONS)
