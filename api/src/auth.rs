@@ -2,9 +2,9 @@
 //!
 //! | role      | may call                                                               |
 //! |-----------|------------------------------------------------------------------------|
-//! | read-only | every `GET` but those of workers, `/metrics` included                  |
+//! | read-only | every `GET` but those of workers and the audit log, `/metrics` included |
 //! | worker    | also all that changes files, snapshots and clones; to mount the export   |
-//! | admin     | also the calls about workers, and `POST /v1/check` and `POST /v1/gc`, which load the machine |
+//! | admin     | also the calls about workers and the audit log, and `POST /v1/check` and `POST /v1/gc`, which load the machine |
 //!
 //! A role is that of a token of the configuration (see [`crate::tokens`]); a machine that joined (see
 //! [`crate::workers`]) has the role worker by its credential, which it alone may replace, for what [`crate::scope`] says
@@ -93,7 +93,9 @@ pub(crate) fn access(method: &Method, template: &str) -> Access {
     match template {
         paths::HEALTHZ | paths::READYZ | paths::OPENAPI | paths::DASHBOARD => Access::Open,
         vmstore::INFO | vmstore::LOGIN | vmstore::LOGOUT => Access::Open,
-        paths::CHECK | paths::GC | paths::WORKERS | paths::WORKER => Access::Role(Role::Admin),
+        paths::CHECK | paths::GC | paths::WORKERS | paths::WORKER | paths::AUDIT => {
+            Access::Role(Role::Admin)
+        }
         paths::JOIN => Access::JoinToken,
         paths::CREDENTIAL => Access::Credential,
         _ if template.starts_with(vmstore::PREFIX) => Access::Session,

@@ -31,7 +31,7 @@ const REQUESTS_MAX: usize = 16;
 const METHODS: [&str; 9] = ["GET", "GET", "POST", "POST", "PUT", "PATCH", "DELETE", "HEAD", "BREW"];
 
 /// Routes; `@` is one of the segments below.
-const ROUTES: [&str; 33] = [
+const ROUTES: [&str; 34] = [
     "/v1/files",
     "/v1/files",
     "/v1/files/@",
@@ -49,6 +49,7 @@ const ROUTES: [&str; 33] = [
     "/v1/clones",
     "/v1/clones",
     "/v1/stats",
+    "/v1/audit",
     "/v1/check",
     "/v1/gc",
     "/metrics",
@@ -87,7 +88,8 @@ const SEGMENTS: [&str; 16] = [
     "%F0%9F%8C%8A",
 ];
 
-const PARAMETERS: [&str; 16] = [
+const PARAMETERS: [&str; 17] = [
+    "by",
     "limit",
     "after",
     "prefix",

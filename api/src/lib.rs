@@ -1,11 +1,12 @@
 //! The REST face of the Slackwater appliance.
 //!
 //! ```text
-//! types chain worker block_map error paths query  what goes over the wire; shared with the client crate
+//! types chain worker change block_map error paths query  what goes over the wire; shared with the client crate
 //! ------------------------------------- feature `server` -------------------------------------
 //! listen crowd patient                  the socket: TLS, HTTP/1.1 and 2, bounded waits
 //! router auth attempts foreign_pages idempotency extract  what happens to a request before its handler
 //! tokens workers/ mount_paths scope     the tokens that are taken; the machines that have credentials of their own; what each reaches
+//! audit/                                who changed what
 //! references reserved                   what images hold to stand for snapshots; what only the appliance says
 //! routes/ openapi dashboard/            the handlers, and what they say about themselves
 //! state convert failure metrics         the way into the store and back
@@ -16,6 +17,7 @@
 
 pub mod block_map;
 mod chain;
+pub mod change;
 pub mod error;
 pub mod paths;
 pub mod query;
@@ -24,6 +26,8 @@ pub mod worker;
 
 #[cfg(feature = "server")]
 mod attempts;
+#[cfg(feature = "server")]
+pub mod audit;
 #[cfg(feature = "server")]
 pub mod auth;
 #[cfg(feature = "server")]
@@ -76,6 +80,8 @@ pub mod tokens;
 #[cfg(feature = "server")]
 pub mod workers;
 
+#[cfg(feature = "server")]
+pub use audit::{AuditLog, NewChange};
 #[cfg(feature = "server")]
 pub use auth::{VmstoreCredentials, require_tokens_for};
 #[cfg(feature = "server")]

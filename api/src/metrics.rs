@@ -11,6 +11,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::audit::AuditLog;
+
 /// The last line of a page in OpenMetrics' text format.
 const END: &str = "# EOF\n";
 
@@ -74,6 +76,20 @@ impl ApiMetrics {
             latencies.clone(),
         );
         Self { registry, requests, latencies }
+    }
+
+    /// Adds what an audit log counts.
+    pub(crate) fn register_audit(&mut self, log: &AuditLog) {
+        self.registry.register(
+            "slackwater_audit_changes",
+            "Changes that were written to the audit log",
+            log.counts().written.clone(),
+        );
+        self.registry.register(
+            "slackwater_audit_lost_changes",
+            "Changes that could not be written to the audit log",
+            log.counts().lost.clone(),
+        );
     }
 
     /// Counts one answer.

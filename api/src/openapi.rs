@@ -9,7 +9,7 @@ use crate::auth::{Access, access};
 use crate::error::{PROBLEM_MEDIA_TYPE, Problem};
 use crate::paths::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_BYTES_MAX};
 use crate::routes::vmstore::{self, VmstoreError};
-use crate::routes::{chains, clones, data, files, map, snapshots, stats, workers};
+use crate::routes::{audit, chains, clones, data, files, map, snapshots, stats, workers};
 use crate::tokens::Role;
 
 /// Statuses that any call may answer, beside those that it names itself.
@@ -49,6 +49,7 @@ const COMMON_STATUSES: [(&str, &str); 11] = [
         clones::create,
         workers::list, workers::add, workers::get, workers::revoke, workers::join, workers::replace_credential,
         workers::add_mount_path,
+        audit::list,
         stats::stats, stats::check, stats::gc, stats::metrics, stats::healthz, stats::readyz,
         stats::document,
         vmstore::session::login, vmstore::session::logout,

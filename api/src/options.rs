@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use crate::audit::AuditLog;
 use crate::auth::VmstoreCredentials;
 use crate::mount_paths::MountPaths;
 use crate::references::ReferenceKey;
@@ -20,6 +21,8 @@ pub struct ApiOptions {
     pub workers: Arc<Workers>,
     /// The secret paths by which callers mount.
     pub mount_paths: Arc<MountPaths>,
+    /// Where changes are recorded; `None`: nowhere.
+    pub audit: Option<Arc<AuditLog>>,
     /// How long the previous credential still counts after a worker used its new one for the first time: its other
     /// processes read the new one before their next call.
     pub credential_grace: Duration,
@@ -68,6 +71,7 @@ impl Default for ApiOptions {
             tokens: Arc::default(),
             workers: Arc::default(),
             mount_paths: Arc::default(),
+            audit: None,
             credential_grace: Duration::from_secs(60),
             vmstore: None,
             reference_key: Arc::default(),

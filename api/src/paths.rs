@@ -50,6 +50,8 @@ pub const CREDENTIAL: &str = "/v1/credential";
 pub const MOUNT_PATHS: &str = "/v1/mount-paths";
 /// `GET` counts and sizes.
 pub const STATS: &str = "/v1/stats";
+/// `GET` who changed what.
+pub const AUDIT: &str = "/v1/audit";
 /// `POST` a check of the store.
 pub const CHECK: &str = "/v1/check";
 /// `POST` a garbage collection.

@@ -72,6 +72,17 @@ pub struct AddChain {
     pub is_for_all: bool,
 }
 
+/// Which changes of the audit log to list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ListChanges {
+    /// Those of the token or worker of this name.
+    pub by: Option<String>,
+    /// Items of the page, 1 to 1000.
+    pub limit: Option<usize>,
+    /// The `next` of the page before.
+    pub after: Option<String>,
+}
+
 /// A query that a route does not take.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("query parameter `{}`: {reason}", name.escape_debug())]
@@ -198,6 +209,29 @@ impl Map {
             offset_bytes: reader.parsed("offset")?.unwrap_or(0),
             length_bytes: reader.parsed("length")?,
         };
+        reader.finish(read)
+    }
+}
+
+impl ListChanges {
+    /// The query, with its `?`, or nothing.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut query = Writer::default();
+        query.add("by", self.by.as_ref());
+        query.add("limit", self.limit);
+        query.add("after", self.after.as_ref());
+        query.0
+    }
+
+    /// Reads the part after the `?`.
+    ///
+    /// # Errors
+    /// Unknown, repeated or unreadable parameters.
+    pub fn decode(query: &str) -> Result<Self, QueryError> {
+        let mut reader = Reader::new(query)?;
+        let read =
+            Self { by: reader.one("by")?, limit: reader.limit()?, after: reader.one("after")? };
         reader.finish(read)
     }
 }
@@ -371,6 +405,9 @@ mod tests {
         );
         let diff = Diff { base: Some(SnapshotId::from_bytes([7; 16])), ..Diff::default() };
         assert_eq!(Diff::decode(after_question_mark(&diff.encode())).unwrap(), diff);
+        let changes =
+            ListChanges { by: Some("a&b".into()), limit: Some(1), after: Some("7".into()) };
+        assert_eq!(ListChanges::decode(after_question_mark(&changes.encode())).unwrap(), changes);
         let map = Map { offset_bytes: 4096, length_bytes: Some(1) };
         assert_eq!(Map::decode(after_question_mark(&map.encode())).unwrap(), map);
         let put = PutData { offset_bytes: u64::MAX };
@@ -398,5 +435,6 @@ mod tests {
             assert!(Map::decode(bad).is_err(), "{bad}");
         }
         assert!(Diff::decode("base=1").is_err());
+        assert!(ListChanges::decode("who=a").is_err());
     }
 }

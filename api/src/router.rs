@@ -1,9 +1,9 @@
 //! Puts the routes together and wraps them.
 //!
 //! ```text
-//! request -> observe -> admit -> limit_time -> authorize -> replay -> handler
-//!            counts,    503 when  504 when      401, 403     idempotency
-//!            renders    too many  too long                   keys
+//! request -> observe -> admit -> limit_time -> authorize -> replay -> record -> handler
+//!            counts,    503 when  504 when      401, 403     idempotency  audit
+//!            renders    too many  too long                   keys         log
 //!            failures
 //! ```
 
@@ -20,6 +20,7 @@ use axum::routing::{MethodFilter, on};
 use slackwater_blockstore::Store;
 use tokio::sync::OwnedSemaphorePermit;
 
+use crate::audit::record;
 use crate::error::ProblemCode;
 use crate::extract::BodyShare;
 use crate::failure::Failure;
@@ -64,6 +65,7 @@ pub(crate) fn mount(with_vmstore: bool) -> Mount {
     let mount = routes::chains::mount(mount);
     let mount = routes::clones::mount(mount);
     let mount = routes::workers::mount(mount);
+    let mount = routes::audit::mount(mount);
     if with_vmstore { vmstore::mount(mount) } else { mount }
 }
 
@@ -74,6 +76,7 @@ pub fn router(store: Arc<Store>, options: ApiOptions, metrics: Arc<dyn MetricsSo
         .router
         .fallback(unknown_route)
         .method_not_allowed_fallback(method_not_allowed)
+        .layer(from_fn_with_state(Arc::clone(&state), record::record))
         .layer(from_fn_with_state(Arc::clone(&state), idempotency::replay))
         .layer(from_fn_with_state(Arc::clone(&state), auth::authorize))
         .layer(from_fn_with_state(Arc::clone(&state), limit_time))

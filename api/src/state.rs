@@ -15,6 +15,7 @@ use slackwater_blockstore::{Result as StoreResult, Store};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::attempts::Attempts;
+use crate::audit::recorder::Recorder;
 use crate::error::ProblemCode;
 use crate::failure::Failure;
 use crate::idempotency::Replays;
@@ -38,6 +39,7 @@ pub(crate) struct ApiState {
     pub(crate) replays: Replays,
     pub(crate) sessions: Sessions,
     pub(crate) attempts: Attempts,
+    pub(crate) recorder: Recorder,
     /// Permits of requests that are carried out or wait.
     pub(crate) requests: Arc<Semaphore>,
     /// Bytes of bodies.
@@ -59,10 +61,15 @@ impl ApiState {
         options: ApiOptions,
         metrics: Arc<dyn MetricsSource>,
     ) -> Shared {
+        let mut api_metrics = ApiMetrics::new();
+        if let Some(log) = &options.audit {
+            api_metrics.register_audit(log);
+        }
         Arc::new(Self {
             store,
             metrics,
-            api_metrics: ApiMetrics::new(),
+            api_metrics,
+            recorder: Recorder::new(options.audit.clone()),
             replays: Replays::default(),
             sessions: Sessions::default(),
             attempts: Attempts::default(),

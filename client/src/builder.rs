@@ -1,5 +1,6 @@
 //! How a client is made.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -146,13 +147,12 @@ pub fn use_default_cryptography() {
 /// Whether what is sent to the appliance at `url` can be read on the way: without TLS, beyond this machine.
 #[must_use]
 pub fn is_readable_on_the_way(url: &str) -> bool {
-    let Some(rest) = url.strip_prefix("http://") else {
-        return false;
-    };
-    let host = rest.split('/').next().unwrap_or_default();
+    let Ok(url) = Url::parse(url) else { return false };
+    let host = url.host_str().unwrap_or_default();
+    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
     let is_local =
-        host.starts_with("127.") || host.starts_with("localhost") || host.starts_with("[::1]");
-    !is_local
+        host == "localhost" || address.is_ok_and(|address| address.to_canonical().is_loopback());
+    url.scheme() == "http" && !is_local
 }
 
 fn parse_address(text: &str) -> Result<Url, ClientError> {
@@ -202,10 +202,22 @@ mod tests {
 
     #[test]
     fn only_plain_http_beyond_this_machine_is_readable_on_the_way() {
-        for safe in ["https://a", "http://127.0.0.1:8049", "http://localhost", "http://[::1]:1/"] {
+        for safe in [
+            "https://a",
+            "http://127.0.0.1:8049",
+            "http://localhost",
+            "http://[::1]:1/",
+            "http://[::ffff:127.0.0.1]:1",
+        ] {
             assert!(!is_readable_on_the_way(safe), "{safe}");
         }
-        for exposed in ["http://10.0.0.1:8049", "http://appliance/127.0.0.1"] {
+        for exposed in [
+            "http://10.0.0.1:8049",
+            "HTTP://10.0.0.1:8049",
+            "http://appliance/127.0.0.1",
+            "http://127.example.com",
+            "http://localhost.example.com:1",
+        ] {
             assert!(is_readable_on_the_way(exposed), "{exposed}");
         }
     }

@@ -56,6 +56,7 @@ fn the_help_tells_every_command_and_exit_code() {
         "check",
         "gc",
         "mount-path",
+        "audit",
         "doctor",
         "completions",
         "SLACKWATER_API",

@@ -5,8 +5,10 @@
 #[path = "support/appliance.rs"]
 mod appliance;
 
+use std::sync::Arc;
+
 use appliance::{Appliance, noise, text};
-use slackwater_api::{ApiOptions, Role, Secret, TlsFiles, Token, Tokens};
+use slackwater_api::{ApiOptions, AuditLog, Role, Secret, TlsFiles, Token, Tokens};
 use slackwater_blockstore::{FilePath, Source, Stability};
 
 /// Writes into a file behind the command's back.
@@ -248,6 +250,28 @@ fn tokens_open_what_their_role_allows() {
     assert_eq!(both.env("SLACKWATER_TOKEN", "w0rker").output().unwrap().status.code(), Some(1));
     let refused = appliance.fails(1, &["--token-file", &file("worker", "w0rker"), "gc"]);
     assert!(refused.contains("admin"), "{refused}");
+}
+
+#[test]
+fn changes_are_listed_with_who_made_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let log = AuditLog::open(directory.path().join("audit")).unwrap();
+    let audit = Some(Arc::new(log));
+    let appliance = Appliance::with(ApiOptions { audit, ..ApiOptions::default() }, None);
+    assert_eq!(appliance.ok(&["audit"]), "");
+    assert_eq!(appliance.json(&["audit"]), serde_json::json!([]));
+    appliance.ok(&["file", "create", "a.img", "1M"]);
+    appliance.ok(&["snapshot", "create", "a.img"]);
+    let list = appliance.ok(&["audit", "--limit", "1"]);
+    let [head, row] = *list.lines().collect::<Vec<_>>() else { panic!("{list}") };
+    assert!(head.starts_with("TIME") && head.ends_with("ABOUT"), "{list}");
+    assert!(row.contains("127.0.0.1") && row.contains("POST /v1/snapshots"), "{list}");
+    assert!(row.ends_with("of a.img"), "{list}");
+    let listed = appliance.json(&["audit"]);
+    assert_eq!(listed.as_array().unwrap().len(), 2);
+    assert_eq!(listed[1]["made"], "/v1/files/a.img");
+    assert_eq!(appliance.json(&["audit", "--by", "node-7"]), serde_json::json!([]));
+    appliance.fails(2, &["audit", "--limit", "0"]);
 }
 
 #[test]

@@ -19,6 +19,7 @@ use std::time::Duration;
 use axum::Router;
 use sd_notify::NotifyState;
 use slackwater_attach::Method;
+use slackwater_client::is_readable_on_the_way;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
@@ -75,6 +76,13 @@ pub async fn run(config: Config) -> Result<(), DriverError> {
     let mut servers = Servers::start(&config, &worker, &stop).await?;
     if config.target.token_file.is_none() {
         tokio::spawn(credential::keep_fresh(config.target.client()?, config.state_dir.clone()));
+    }
+    if is_readable_on_the_way(&config.target.api) {
+        let api = &config.target.api;
+        tracing::warn!(
+            api,
+            "tokens and credentials are sent unencrypted; use https:// beyond this machine"
+        );
     }
     announce(&config, &worker);
     let ended = tokio::select! {

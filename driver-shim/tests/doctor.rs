@@ -51,6 +51,16 @@ fn an_appliance_that_is_not_there_is_named() {
 }
 
 #[test]
+fn a_credential_that_is_sent_unencrypted_is_told() {
+    let closed = HeldPort::new();
+    let port = closed.address().port();
+    let told = |host: &str| doctor(&format!("http://{host}:{port}")).contains("sent unencrypted");
+    // By the first, this machine is reached as well, and the name could be another one's.
+    assert!(told("0.0.0.0"));
+    assert!(!told("127.0.0.1"));
+}
+
+#[test]
 fn an_appliance_that_refuses_is_reported_with_its_reason() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let api = format!("http://{}", listener.local_addr().unwrap());

@@ -197,6 +197,18 @@ impl ClientRule {
         Ok(rule)
     }
 
+    /// The first address of the network.
+    #[must_use]
+    pub const fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// How many bits all addresses of the network have in common.
+    #[must_use]
+    pub const fn prefix_bits(&self) -> u8 {
+        self.prefix_bits
+    }
+
     /// What the network may do.
     #[must_use]
     pub const fn access(&self) -> ClientAccess {

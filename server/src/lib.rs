@@ -20,6 +20,7 @@ pub mod run;
 pub mod token_command;
 
 mod admin_token;
+mod audit;
 mod data_file;
 mod listen;
 mod logs;

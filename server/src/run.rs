@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! logs -> signals -> bind both addresses -> open the store -> token, key of references, workers -> serve -> ready
-//!      signal, or a server that fails -> stop accepting -> drain -> close the store
+//!      signal, or a server that fails -> stop accepting -> drain -> close the store -> close the audit log
 //! ```
 //!
 //! Invariants: no data is touched before both addresses are bound. The store is closed on
@@ -12,7 +12,7 @@ use std::io::Write;
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_api::{ApiOptions, Tokens, Workers};
+use slackwater_api::{ApiOptions, AuditLog, Tokens, Workers};
 use slackwater_blockstore::Store;
 use slackwater_nfs::NfsMetrics;
 use tokio::sync::watch;
@@ -26,7 +26,7 @@ use crate::metrics::Page;
 use crate::signals::{self, Stop};
 use crate::token_files::TokenFiles;
 use crate::welcome::Welcome;
-use crate::{admin_token, logs, open_files, options, reference_key, systemd, workers};
+use crate::{admin_token, audit, logs, open_files, options, reference_key, systemd, workers};
 
 /// Time for calls that are under way when the stop begins. Both servers bound their own
 /// drain below this; what outlives it waits for a disk that does not answer, and the client
@@ -59,8 +59,20 @@ async fn start(config: Config) -> Result<(), ServerError> {
     let stop = signals::stop_on_signal()?;
     let listeners = listen::bind(&config).await?;
     let store = open(&config).await?;
-    let served = serve(config, listeners, &store, stop).await;
+    let log = audit::open(&config.data_dir);
+    let served = match &log {
+        Ok(log) => serve(config, listeners, &store, log, stop).await,
+        Err(_) => Ok(()),
+    };
     let closed = close(store).await;
+    // Last, as calls that were not waited for end with the store.
+    let served = match log {
+        Ok(log) => {
+            audit::close(log).await;
+            served
+        }
+        Err(error) => Err(error),
+    };
     // The first failure is the cause; the second is at most its consequence.
     served.and(closed)
 }
@@ -70,6 +82,7 @@ async fn serve(
     mut config: Config,
     listeners: Listeners,
     store: &Arc<Store>,
+    log: &Arc<AuditLog>,
     stop: Stop,
 ) -> Result<(), ServerError> {
     let mut without_room = None;
@@ -82,12 +95,14 @@ async fn serve(
     let api_options = options::api(config, &store.handle_key());
     reference_key::provide(&config.data_dir, &api_options.reference_key).await?;
     let workers = workers(config, &api_options.tokens).await?;
-    let api_options = ApiOptions { workers: Arc::new(workers), ..api_options };
+    let api_options =
+        ApiOptions { workers: Arc::new(workers), audit: Some(Arc::clone(log)), ..api_options };
     if let Some(path) = without_room {
         let (tokens, workers) = (Arc::clone(&api_options.tokens), Arc::clone(&api_options.workers));
         tokio::spawn(admin_token::provide_later(path, tokens, workers));
     }
     let addresses = listeners.addresses;
+    audit::started(log, store);
     let servers = Servers::start(config, listeners, store, api_options);
     announce(config, addresses, store);
     servers.run(stop).await
@@ -164,7 +179,7 @@ impl Servers {
         let nfs_metrics = Arc::new(NfsMetrics::default());
         let mut page = Page::new(Arc::clone(store), Arc::clone(&nfs_metrics));
         let gate = Gate::new(&api_options, store);
-        follow_token_files(config, &api_options, &mut page);
+        follow_token_files(config, &api_options, store, &mut page);
         let router = slackwater_api::router(Arc::clone(store), api_options, Arc::new(page));
         let tls = options::tls(config);
 
@@ -216,12 +231,16 @@ impl Servers {
 }
 
 /// Reads the token files again when they change, if there are any.
-fn follow_token_files(config: &Config, options: &ApiOptions, page: &mut Page) {
+fn follow_token_files(config: &Config, options: &ApiOptions, store: &Arc<Store>, page: &mut Page) {
     if config.token_files.is_empty() {
         return;
     }
     let (tokens, workers) = (Arc::clone(&options.tokens), Arc::clone(&options.workers));
-    let files = TokenFiles::new(&config.token_files, tokens, workers, page.token_files());
+    let mut files = TokenFiles::new(&config.token_files, tokens, workers, page.token_files());
+    if let Some(log) = options.audit.clone() {
+        let store = Arc::clone(store);
+        files = files.telling(move |changes| audit::tokens_changed(&log, &store, changes));
+    }
     tokio::spawn(files.follow());
 }
 

@@ -11,6 +11,7 @@
 //! Invariants: what is taken is the content of all files together, or what was taken before. A fault is in the log and
 //! on the metrics page until it is mended.
 
+use std::fmt;
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -64,6 +65,17 @@ pub(crate) struct TokenFiles {
     unsettled: u32,
     /// What is unsafe about them and was told, at the start if not here.
     findings: Vec<Finding>,
+    /// Is given each change of the tokens.
+    told: Told,
+}
+
+/// What is done with a change of the tokens.
+struct Told(Box<dyn Fn(&TokenChanges) + Send>);
+
+impl fmt::Debug for Told {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Told")
+    }
 }
 
 impl TokenFiles {
@@ -85,7 +97,13 @@ impl TokenFiles {
             fault: None,
             unsettled: 0,
             findings: findings_of(files),
+            told: Told(Box::new(|_| ())),
         }
+    }
+
+    /// The same, which gives each change of the tokens to `tell`, beside the runtime.
+    pub(crate) fn telling(self, tell: impl Fn(&TokenChanges) + Send + 'static) -> Self {
+        Self { told: Told(Box::new(tell)), ..self }
     }
 
     /// Looks at the files as long as the runtime lives.
@@ -130,6 +148,9 @@ impl TokenFiles {
         match self.read() {
             Ok(changes) => {
                 self.taken = Some(now);
+                if !changes.is_empty() {
+                    self.told.0(&changes);
+                }
                 if self.fault.take().is_some() || !changes.is_empty() {
                     let TokenChanges { added, changed, removed } = changes;
                     tracing::info!(?added, ?changed, ?removed, "the token files were read again");

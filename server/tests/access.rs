@@ -103,6 +103,10 @@ fn token_files_are_read_again_while_the_server_runs() {
     assert_eq!(status_of(&server, &ops, "/v1/workers"), "200");
     let viewer = token_command(&["add", "grafana", "read-only"], &tokens).trim_end().to_owned();
     wait_until("the new token is taken", || status_of(&server, &viewer, "/v1/stats") == "200");
+    wait_until("the start and the new token are in the audit log", || {
+        let changes = call(&server, &ops, &[], "/v1/audit").1;
+        changes.contains(r#""call":"start""#) && changes.contains(r#""about":"added grafana""#)
+    });
     assert_eq!(status_of(&server, &viewer, "/v1/workers"), "403");
     let both = std::fs::read_to_string(&tokens).unwrap();
     let only_viewer = both.lines().last().unwrap().to_owned() + "\n";

@@ -206,6 +206,10 @@ fn an_unreadable_file_is_named() {
 
 #[test]
 fn what_cannot_be_served_is_refused() {
+    let directory = TempDir::new().unwrap();
+    let tokens = directory.path().join("tokens");
+    std::fs::write(&tokens, "ops admin 0123456789abcdef\n").unwrap();
+    let tokens = tokens.to_str().unwrap();
     for (arguments, reason) in [
         (&[][..], "data-dir is not set"),
         (&["--data-dir", "/d", "--nfs-listen", "0.0.0.0:2049"], "--nfs-client"),
@@ -213,6 +217,14 @@ fn what_cannot_be_served_is_refused() {
         (
             &["--data-dir", "/d", "--api-listen", "[::]:8049", "--insecure-no-tokens", "true"],
             "--token-file",
+        ),
+        (
+            &["--data-dir", "/d", "--nfs-listen", "[::]:2049", "--nfs-client", "0.0.0.0/0:rw"],
+            "--insecure-any-client",
+        ),
+        (
+            &["--data-dir", "/d", "--api-listen", "10.0.0.5:8049", "--token-file", tokens],
+            "--insecure-plain-http",
         ),
         (&["--data-dir", "/d", "--memory", "1MiB"], "at least"),
         (&["--data-dir", "/d", "--tls-cert", "/c"], "without tls-key"),

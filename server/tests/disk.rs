@@ -177,10 +177,25 @@ fn a_full_disk_takes_deletes_and_then_writes_again() {
     assert_holds(&mut client, &kept, 1000, 8);
     assert_clean(&server);
     disk.empty();
+    assert_audit_log_goes_on(&server, &disk);
     assert!(server.stop().success());
     let server = start(&disk);
     assert_clean(&server);
     assert!(server.stop().success());
+}
+
+/// Whatever of it could not be written: each line is whole, and changes are in it again.
+fn assert_audit_log_goes_on(server: &Server, disk: &Disk) {
+    let (status, body) = server.http("POST", "/v1/files", r#"{"path":"told","size_bytes":1}"#);
+    assert_eq!(status, 201, "{body}");
+    let (status, page) = server.http("GET", "/v1/audit?limit=1", "");
+    assert!(status == 200 && page.contains("/v1/files/told"), "{page}");
+    for file in std::fs::read_dir(disk.path().join("store/audit")).unwrap() {
+        for line in std::fs::read_to_string(file.unwrap().path()).unwrap().lines() {
+            let change = serde_json::from_str::<Value>(line);
+            assert!(change.is_ok_and(|change| change["number"].is_u64()), "{line}");
+        }
+    }
 }
 
 /// Moments of kills, by a seed that is printed; `SLACKWATER_DISK_SEED=N` gives it.

@@ -7,6 +7,7 @@ use slackwater_blockstore::{
     DeletionPolicy, Result as StoreResult, SnapshotFilter, SnapshotRequest, Store,
 };
 
+use crate::audit::record::About;
 use crate::auth::Caller;
 use crate::chain::{ChainId, RegisterChain};
 use crate::convert::{self, parse_snapshot_id};
@@ -52,12 +53,16 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 pub(crate) async fn register(
     State(state): State<Shared>,
     Extension(Caller { name: maker, .. }): Extension<Caller>,
+    Extension(about): Extension<About>,
     scope: Scope,
     JsonBody(request): JsonBody<RegisterChain>,
 ) -> Result<(StatusCode, [(HeaderName, String); 1], Json<Snapshot>), Failure> {
     reserved::refuse_labels(&request.labels)?;
     let path = scope.changes(&request.path)?;
     let chain = request.chain_id;
+    let readers =
+        request.blob.as_ref().map_or(String::new(), |blob| format!(", for readers of {blob}"));
+    about.say(format!("{chain} of {}{readers}", request.path));
     let audience = request.blob.map_or(Audience::All, Audience::Readers);
     let labels = reserved::with_chain(request.labels, &chain, &maker, &audience);
     let expires_at = convert::moment_after(state.store.now(), WITHOUT_CLONE_SECONDS);
@@ -153,14 +158,21 @@ pub(crate) async fn find(
 pub(crate) async fn add(
     State(state): State<Shared>,
     Extension(Caller { name: maker, .. }): Extension<Caller>,
+    Extension(about): Extension<About>,
     scope: Scope,
     Segment((id, chain)): Segment<(String, String)>,
     RawQuery(query): RawQuery,
 ) -> Result<Json<Snapshot>, Failure> {
     let AddChain { blob, is_for_all } = AddChain::decode(query.as_deref().unwrap_or_default())?;
     let audience = match blob {
-        Some(blob) => Audience::Readers(blob),
-        None if is_for_all => Audience::All,
+        Some(blob) => {
+            about.say(format!("for readers of {blob}"));
+            Audience::Readers(blob)
+        }
+        None if is_for_all => {
+            about.say("for all");
+            Audience::All
+        }
         None => Audience::Same,
     };
     let (id, chain) = (parse_snapshot_id(&id)?, parse_chain_id(&chain)?);

@@ -1,8 +1,10 @@
 //! Clones: writable files made from snapshots.
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::Method;
 
+use crate::audit::record::About;
 use crate::convert;
 use crate::extract::JsonBody;
 use crate::failure::Failure;
@@ -34,10 +36,12 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 )]
 pub(crate) async fn create(
     State(state): State<Shared>,
+    Extension(about): Extension<About>,
     scope: Scope,
     JsonBody(request): JsonBody<CreateClone>,
 ) -> Result<CreatedFile, Failure> {
     let path = scope.clones(&request.path, request.snapshot_id)?;
+    about.say(format!("of snapshot {}", request.snapshot_id));
     let id = convert::store_snapshot_id(request.snapshot_id);
     scope.require_snapshot(&state, id).await?;
     let info = state.call(move |store| store.clone_snapshot(id, &path)).await?;

@@ -25,6 +25,7 @@ use slackwater_blockstore::{FILE_BYTES_MAX, InodeId, Source, Stability};
 use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
+use crate::audit::record::About;
 use crate::convert::parse_snapshot_id;
 use crate::crowd::Standing;
 use crate::error::ProblemCode;
@@ -295,6 +296,7 @@ async fn read_out(
 )]
 pub(crate) async fn put_file(
     State(state): State<Shared>,
+    Extension(about): Extension<About>,
     scope: Scope,
     Segment(path): Segment,
     RawQuery(query): RawQuery,
@@ -312,6 +314,8 @@ pub(crate) async fn put_file(
     let permit = state.data_stream().await?;
     let inode = state.call_step(move |store| store.file_info(&path)).await?.attributes.inode;
     let mut upload = Upload { state, inode, next_bytes: offset_bytes, verifier: None };
+    // A body that breaks off leaves what had come.
+    about.has_begun();
     upload.take(request.into_body()).await?;
     let size_bytes = upload.commit().await?;
     drop(permit);

@@ -1,10 +1,11 @@
 //! Files of the export: list, make, look at, resize, rename, delete.
 
-use axum::Json;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderName, Method, StatusCode, header};
+use axum::{Extension, Json};
 use slackwater_blockstore::{FileInfo, FilePath, Name, Result as StoreResult, Store};
 
+use crate::audit::record::About;
 use crate::convert;
 use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
@@ -132,6 +133,7 @@ pub(crate) async fn get(
 )]
 pub(crate) async fn update(
     State(state): State<Shared>,
+    Extension(about): Extension<About>,
     scope: Scope,
     Segment(path): Segment,
     JsonBody(request): JsonBody<UpdateFile>,
@@ -139,9 +141,11 @@ pub(crate) async fn update(
     let path = scope.changes(&path)?;
     let info = match (request.size_bytes, request.path) {
         (Some(size_bytes), None) => {
+            about.say(format!("{size_bytes} bytes"));
             state.call(move |store| store.resize_file(&path, size_bytes)).await?
         }
         (None, Some(target)) => {
+            about.say(format!("to {target}"));
             let target = scope.changes(&target)?;
             // Directories are renamed over NFS; here the path is to be a file's.
             state.call(move |store| store.rename_file(&path, &target)).await?

@@ -1,5 +1,6 @@
 //! The calls, one module a kind of object.
 
+pub(crate) mod audit;
 pub(crate) mod chains;
 pub(crate) mod clones;
 pub(crate) mod data;

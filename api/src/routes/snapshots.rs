@@ -2,14 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use axum::Json;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderName, Method, StatusCode, header};
+use axum::{Extension, Json};
 use slackwater_blockstore::{
     Result as StoreResult, SnapshotFilter, SnapshotId as StoreSnapshotId, SnapshotRequest, Store,
     Timestamp as StoreTimestamp,
 };
 
+use crate::audit::record::About;
 use crate::convert::{self, parse_snapshot_id};
 use crate::error::ProblemCode;
 use crate::extract::{JsonBody, Segment};
@@ -146,12 +147,14 @@ fn parse_cursor(text: &str) -> Result<StoreSnapshotId, QueryError> {
 )]
 pub(crate) async fn create(
     State(state): State<Shared>,
+    Extension(about): Extension<About>,
     scope: Scope,
     JsonBody(request): JsonBody<CreateSnapshot>,
 ) -> Result<(StatusCode, [(HeaderName, String); 1], Json<Snapshot>), Failure> {
     reserved::refuse_name(request.name.as_deref())?;
     reserved::refuse_labels(&request.labels)?;
     let path = scope.changes(&request.path)?;
+    about.say(format!("of {}", request.path));
     let name = request.name.clone();
     let request = SnapshotRequest {
         expires_at: expiry(&request, state.store.now())?,

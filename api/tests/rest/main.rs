@@ -3,6 +3,7 @@
 //! Every answer of every test is held against the OpenAPI document (see `schema`).
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, reason = "tests")]
 
+mod audit;
 mod chains;
 mod data;
 mod files;

@@ -75,6 +75,7 @@ const ROUTES: &str = "
     GET    /openapi.json                              *
     GET    /metrics                                   r w a m
     GET    /v1/stats                                  r w a m
+    GET    /v1/audit                                  a
     POST   /v1/check                                  a
     POST   /v1/gc                                     a
     GET    /v1/files                                  r w a m

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 use slackwater_attach::Attach;
-use slackwater_client::{Client, RetryPolicy};
+use slackwater_client::{Client, RetryPolicy, is_readable_on_the_way};
 use tokio::net::UnixStream;
 
 use super::{print, rpc, workers};
@@ -136,6 +136,11 @@ async fn appliance(target: &Target, client: &Client) -> Vec<Line> {
             }
         }
         Err(error) => lines.push(Line::new(Level::Fail, "appliance, NFS", error.to_string())),
+    }
+    if is_readable_on_the_way(&target.api) {
+        let advice =
+            "tokens and credentials are sent unencrypted; use https:// beyond this machine";
+        lines.push(Line::new(Level::Warn, "appliance, TLS", format!("{}: {advice}", target.api)));
     }
     if reached {
         lines.push(mount_path(target, client).await);

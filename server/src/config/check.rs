@@ -1,12 +1,12 @@
 //! From settings to a configuration: what must be given, what goes together, what is in range.
 
-use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
 use slackwater_api::{VmstoreCredentials, require_tokens_for};
 
 use super::error::ConfigError;
+use super::exposure::{self, is_loopback};
 use super::secret::Secret;
 use super::settings::Settings;
 use super::size::Size;
@@ -75,6 +75,9 @@ impl TryFrom<Settings> for Config {
             anonymous_gid: given(settings.anonymous_gid, "anonymous-gid")?,
             nfs_privileged_port: given(settings.nfs_privileged_port, "nfs-privileged-port")?,
             insecure_address_only: given(settings.insecure_address_only, "insecure-address-only")?,
+            insecure_no_tokens: is_open,
+            insecure_plain_http: given(settings.insecure_plain_http, "insecure-plain-http")?,
+            insecure_any_client: given(settings.insecure_any_client, "insecure-any-client")?,
             log: given(settings.log, "log")?.value().clone(),
             log_format: given(settings.log_format, "log-format")?,
             findings: Vec::new(),
@@ -213,18 +216,23 @@ fn export_path(path: String) -> Result<String, ConfigError> {
     Ok(path)
 }
 
-/// Nothing is opened to other machines by an address alone.
+/// Nothing is opened to other machines by an address alone, and nothing to the whole Internet or to all who see the
+/// traffic but by an option that says so.
 fn refuse_open_addresses(config: &Config) -> Result<(), ConfigError> {
     if !is_loopback(config.nfs_listen.ip()) && config.nfs_clients.is_none() {
         return Err(ConfigError::OpenNfs { address: config.nfs_listen });
     }
+    if let Some(rule) = exposure::wide_rule(config)
+        && !config.insecure_any_client
+    {
+        return Err(ConfigError::AnyClient { rule });
+    }
     require_tokens_for(config.api_listen, &options::api(config, &[]))
-        .map_err(|refused| ConfigError::OpenApi { address: refused.address })
-}
-
-/// Whether only this machine reaches the address, `::ffff:127.0.0.1` included.
-fn is_loopback(address: IpAddr) -> bool {
-    address.to_canonical().is_loopback()
+        .map_err(|refused| ConfigError::OpenApi { address: refused.address })?;
+    if exposure::is_readable_on_the_way(config) && !config.insecure_plain_http {
+        return Err(ConfigError::PlainHttp { address: config.api_listen });
+    }
+    Ok(())
 }
 
 /// The fault of a setting whose value cannot be used.
@@ -317,9 +325,54 @@ mod tests {
             s.nfs_client = Some(vec!["10.0.0.0/8:rw".parse().unwrap()]);
         });
         assert_eq!(allowed.unwrap().nfs_clients.unwrap().len(), 1);
+        let wide = |listen: &str, is_meant| {
+            checked(|s| {
+                s.nfs_listen = Some(listen.parse().unwrap());
+                s.nfs_client =
+                    Some(vec!["10.0.0.0/8:rw".parse().unwrap(), "0.0.0.0/1:ro".parse().unwrap()]);
+                s.insecure_any_client = Some(is_meant);
+            })
+        };
+        let error = wide("10.0.0.5:2049", false).unwrap_err();
+        assert!(matches!(error, ConfigError::AnyClient { .. }), "{error}");
+        let told = error.to_string();
+        assert!(told.contains("0.0.0.0/1:ro") && told.contains("--insecure-any-client"), "{told}");
+        assert!(wide("10.0.0.5:2049", true).is_ok());
+        assert!(wide("127.0.0.1:2049", false).is_ok());
         for loopback in ["127.8.8.8:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
             let address = loopback.parse().unwrap();
             assert!(checked(|s| s.nfs_listen = Some(address)).is_ok(), "{loopback}");
+        }
+    }
+
+    #[test]
+    fn secrets_do_not_go_in_plain_text() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = directory.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let tokens = file("tokens", "ops admin 0123456789abcdef\n");
+        let pem = file("pem", "-----BEGIN X-----\n");
+        let served = |listen: &str, with_tls: bool, is_meant| {
+            checked(|s| {
+                s.api_listen = Some(listen.parse().unwrap());
+                s.token_file = Some(vec![tokens.clone()]);
+                s.tls_cert = with_tls.then(|| pem.clone());
+                s.tls_key = with_tls.then(|| pem.clone());
+                s.insecure_plain_http = Some(is_meant);
+            })
+        };
+        for reached in ["0.0.0.0:1", "10.0.0.5:1", "[::]:1", "[::ffff:10.0.0.1]:1", "[fe80::1]:1"] {
+            let error = served(reached, false, false).unwrap_err();
+            assert!(matches!(error, ConfigError::PlainHttp { .. }), "{reached}: {error}");
+            assert!(error.to_string().contains("--tls-cert"), "{error}");
+            assert!(served(reached, true, false).is_ok(), "{reached}");
+            assert!(served(reached, false, true).is_ok(), "{reached}");
+        }
+        for loopback in ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
+            assert!(served(loopback, false, false).is_ok(), "{loopback}");
         }
     }
 

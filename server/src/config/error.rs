@@ -4,6 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use slackwater_nfs::ClientRule;
+
 use super::size::Size;
 
 /// A fault of the configuration; the message names the setting, what was found and what was
@@ -124,5 +126,24 @@ pub enum ConfigError {
     OpenApi {
         /// The address.
         address: SocketAddr,
+    },
+    /// Tokens would go over the network in plain text.
+    #[error(
+        "api-listen is {address}, which other machines reach, and there is no TLS: tokens and credentials would be sent \
+         in plain text: give --tls-cert and --tls-key; or listen on loopback, behind a proxy that speaks TLS; \
+         --insecure-plain-http true serves all the same"
+    )]
+    PlainHttp {
+        /// The address.
+        address: SocketAddr,
+    },
+    /// All of the Internet could try to mount.
+    #[error(
+        "nfs-client has {rule}, which is more than the machines of one site: list the networks of your clients, such as \
+         --nfs-client 10.0.0.0/8:rw; --insecure-any-client true takes it all the same"
+    )]
+    AnyClient {
+        /// The rule.
+        rule: ClientRule,
     },
 }

@@ -9,9 +9,11 @@ use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use super::Config;
+use slackwater_nfs::ClientRule;
+
 use super::settings::Settings;
 use super::tokens::{ADMIN_TOKEN_FILE, TokenFile};
+use super::{Config, exposure};
 
 /// Permission bits that expose a secret: any for others, and writing for the group. A group
 /// that may read is a common way to share a key among services.
@@ -33,6 +35,12 @@ pub enum Finding {
     AddressOnly(SocketAddr),
     /// REST at this address, where no token is asked for.
     NoTokens(SocketAddr),
+    /// An option that opens something, and has no effect with the others as they are.
+    Unused(&'static str),
+    /// REST at this address, which other machines reach, without TLS.
+    PlainHttp(SocketAddr),
+    /// A rule for more machines than a site has.
+    AnyClient(ClientRule),
 }
 
 impl fmt::Display for Finding {
@@ -56,6 +64,21 @@ impl fmt::Display for Finding {
                 "--insecure-no-tokens is true: each user of this machine is administrator by REST at {address}, and can \
                  mount all files: set it to false, and calls need the token in `{}` of the data directory",
                 ADMIN_TOKEN_FILE
+            ),
+            Self::Unused(option) => write!(
+                f,
+                "--{option} is true and has no effect with the other settings: set it to false, or it opens the appliance \
+                 once they change"
+            ),
+            Self::PlainHttp(address) => write!(
+                f,
+                "--insecure-plain-http is true: tokens and credentials are sent to {address} in plain text, and all who \
+                 see the traffic have their rights: give --tls-cert and --tls-key, then set it to false"
+            ),
+            Self::AnyClient(rule) => write!(
+                f,
+                "--insecure-any-client is true: {rule} of nfs-client is for more machines than a site has, and NFS is not \
+                 encrypted: list the networks of your clients, then set it to false"
             ),
             Self::PlainSecrets(TokenFile { path, plain_secrets }) => {
                 let path = path.display();
@@ -88,16 +111,32 @@ pub(super) fn find(
     tokens.iter().flat_map(of_token_file).chain(with_secret).collect()
 }
 
-/// Whether machines mount the whole export by their address alone. On loopback too: each local user is there.
-pub(super) fn of_nfs(insecure_address_only: bool, nfs_listen: SocketAddr) -> Option<Finding> {
-    insecure_address_only.then_some(Finding::AddressOnly(nfs_listen))
+/// What is unsafe about NFS: that machines mount the whole export by their address alone, on loopback too, where each
+/// local user is; and that the addresses are those of all the world.
+pub(super) fn of_nfs(config: &Config) -> impl Iterator<Item = Finding> {
+    let by_address =
+        config.insecure_address_only.then_some(Finding::AddressOnly(config.nfs_listen));
+    let any_client = match exposure::wide_rule(config) {
+        Some(rule) => Some(Finding::AnyClient(rule)),
+        None => config.insecure_any_client.then_some(Finding::Unused("insecure-any-client")),
+    };
+    by_address.into_iter().chain(any_client)
+}
+
+/// What is unsafe about REST for other machines.
+pub(super) fn of_rest(config: &Config) -> Option<Finding> {
+    match exposure::is_readable_on_the_way(config) {
+        true => Some(Finding::PlainHttp(config.api_listen)),
+        false => config.insecure_plain_http.then_some(Finding::Unused("insecure-plain-http")),
+    }
 }
 
 /// What is unsafe about the token that the server makes itself, or about that there is none.
 pub(super) fn of_tokens(config: &Config) -> Option<Finding> {
     match &config.admin_token_file {
         Some(path) => has_bits(path, EXPOSING_BITS).then(|| Finding::Exposed(path.clone())),
-        None => config.tokens.is_empty().then_some(Finding::NoTokens(config.api_listen)),
+        None if config.tokens.is_empty() => Some(Finding::NoTokens(config.api_listen)),
+        None => config.insecure_no_tokens.then_some(Finding::Unused("insecure-no-tokens")),
     }
 }
 
@@ -164,14 +203,51 @@ mod tests {
         assert_eq!(found(false), None);
     }
 
+    /// The findings about a configuration of the defaults, a data directory, and `change`.
+    fn told(change: impl FnOnce(&mut Settings)) -> Vec<String> {
+        let mut settings =
+            Settings { data_dir: Some("/nonexistent".into()), ..Settings::default() };
+        change(&mut settings);
+        let config = Config::try_from(settings).unwrap();
+        let found = of_nfs(&config).chain(of_tokens(&config)).chain(of_rest(&config));
+        found.map(|finding| finding.to_string()).collect()
+    }
+
     #[test]
-    fn mounts_by_address_are_told() {
+    fn what_opens_the_appliance_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let tokens = file(&directory, "tokens", 0o600);
+        write(&tokens, "ops admin 0123456789abcdef\n").unwrap();
+        assert_eq!(told(|_| {}), [""; 0]);
         for address in ["10.0.0.5:2049", "127.0.0.1:2049"] {
-            let address: SocketAddr = address.parse().unwrap();
-            let told = of_nfs(true, address).unwrap().to_string();
-            assert!(told.contains(&address.to_string()), "{told}");
-            assert_eq!(of_nfs(false, address), None);
+            let found = told(|settings| {
+                settings.nfs_listen = Some(address.parse().unwrap());
+                settings.nfs_client = Some(vec!["10.0.0.0/8:rw".parse().unwrap()]);
+                settings.insecure_address_only = Some(true);
+            });
+            assert!(found.len() == 1 && found[0].contains(address), "{found:?}");
         }
+        for (option, is_meant) in [("any-client", true), ("plain-http", false)] {
+            let found = told(|settings| {
+                settings.token_file = Some(vec![tokens.clone()]);
+                settings.nfs_listen = Some("10.0.0.5:2049".parse().unwrap());
+                let rule = if is_meant { "0.0.0.0/0:rw" } else { "10.0.0.0/8:rw" };
+                settings.nfs_client = Some(vec![rule.parse().unwrap()]);
+                settings.insecure_any_client = Some(is_meant);
+                let reached = if is_meant { "127.0.0.1:8049" } else { "10.0.0.5:8049" };
+                settings.api_listen = Some(reached.parse().unwrap());
+                settings.insecure_plain_http = Some(!is_meant);
+            });
+            assert!(found.len() == 1 && found[0].contains(option), "{found:?}");
+        }
+        let found = told(|settings| {
+            settings.token_file = Some(vec![tokens.clone()]);
+            settings.insecure_no_tokens = Some(true);
+            settings.insecure_plain_http = Some(true);
+            settings.insecure_any_client = Some(true);
+        });
+        assert!(found.iter().all(|told| told.contains("no effect")), "{found:?}");
+        assert_eq!(found.len(), 3);
     }
 
     #[test]

@@ -10,6 +10,7 @@
 mod check;
 mod command_line;
 mod error;
+mod exposure;
 mod file;
 pub(crate) mod findings;
 mod secret;
@@ -83,6 +84,12 @@ pub struct Config {
     pub nfs_privileged_port: bool,
     /// Let each listed address mount the whole export.
     pub insecure_address_only: bool,
+    /// Let all in by REST without a token, on loopback.
+    pub insecure_no_tokens: bool,
+    /// Serve REST without TLS beyond loopback.
+    pub insecure_plain_http: bool,
+    /// Take address rules for more than a site.
+    pub insecure_any_client: bool,
     /// NFS connections served at once.
     pub nfs_connections: usize,
     /// NFS calls of one kind that may wait for the disk at once.
@@ -128,8 +135,9 @@ pub fn load(parsed: &ParsedCommandLine) -> Result<Loaded, ConfigError> {
     let file = parsed.line.config.as_deref().map(|path| (path, &from_file));
     let config = Config::try_from(effective.clone())?;
     let mut findings = findings::find(&effective, &config.token_files, file);
-    findings.extend(findings::of_nfs(config.insecure_address_only, config.nfs_listen));
+    findings.extend(findings::of_nfs(&config));
     findings.extend(findings::of_tokens(&config));
+    findings.extend(findings::of_rest(&config));
     Ok(Loaded { config: Config { findings, ..config }, shown })
 }
 

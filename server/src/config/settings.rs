@@ -67,6 +67,13 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_INSECURE_NO_TOKENS", value_name = "BOOL")]
     pub insecure_no_tokens: Option<bool>,
 
+    /// Serve REST without TLS where other machines reach it [default: false]
+    ///
+    /// Tokens, credentials and passwords are then read by all who see the traffic, and all data can be
+    /// changed on the way.
+    #[arg(long, env = "SLACKWATER_INSECURE_PLAIN_HTTP", value_name = "BOOL")]
+    pub insecure_plain_http: Option<bool>,
+
     /// User of the VMstore-compatible API; it is off without
     #[arg(long, env = "SLACKWATER_VMSTORE_USER", value_name = "NAME")]
     pub vmstore_user: Option<String>,
@@ -150,6 +157,13 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_INSECURE_ADDRESS_ONLY", value_name = "BOOL")]
     pub insecure_address_only: Option<bool>,
 
+    /// Take --nfs-client for more addresses than a site has [default: false]
+    ///
+    /// That is a network of fewer than 8 bits, or 16 with IPv6: 0.0.0.0/0 and ::/0 are all of the
+    /// Internet. NFS is not encrypted, so all who see the traffic read the secret paths.
+    #[arg(long, env = "SLACKWATER_INSECURE_ANY_CLIENT", value_name = "BOOL")]
+    pub insecure_any_client: Option<bool>,
+
     /// NFS connections served at once; the first call of one more waits [default: 512]
     #[arg(long, env = "SLACKWATER_NFS_CONNECTIONS", value_name = "NUMBER")]
     pub nfs_connections: Option<u32>,
@@ -189,6 +203,8 @@ impl Settings {
             nfs_privileged_port: Some(false),
             insecure_address_only: Some(false),
             insecure_no_tokens: Some(false),
+            insecure_plain_http: Some(false),
+            insecure_any_client: Some(false),
             nfs_connections: Some(512),
             nfs_io_threads: Some(16),
             log: "info".parse().ok(),
@@ -231,6 +247,8 @@ impl Settings {
             nfs_privileged_port: self.nfs_privileged_port.or(lower.nfs_privileged_port),
             insecure_address_only: self.insecure_address_only.or(lower.insecure_address_only),
             insecure_no_tokens: self.insecure_no_tokens.or(lower.insecure_no_tokens),
+            insecure_plain_http: self.insecure_plain_http.or(lower.insecure_plain_http),
+            insecure_any_client: self.insecure_any_client.or(lower.insecure_any_client),
             nfs_connections: self.nfs_connections.or(lower.nfs_connections),
             nfs_io_threads: self.nfs_io_threads.or(lower.nfs_io_threads),
             log: self.log.or(lower.log),

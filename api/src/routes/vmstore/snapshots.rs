@@ -1,14 +1,15 @@
 //! Snapshot, list, delete and clone in VMstore's words.
 
-use axum::Json;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use serde::{Deserialize, Serialize};
 use slackwater_blockstore::{
     DeletionPolicy, Error as StoreError, FilePath, Labels, Name, Snapshot, SnapshotId,
     SnapshotRequest, Store, Timestamp,
 };
 
+use crate::audit::record::About;
 use crate::convert;
 use crate::error::ProblemCode;
 use crate::extract::{JsonBody, Segment};
@@ -124,6 +125,7 @@ pub(crate) struct VmstorePage {
 )]
 pub(crate) async fn create(
     State(state): State<Shared>,
+    Extension(about): Extension<About>,
     _session: LoggedIn,
     JsonBody(spec): JsonBody<CinderSnapshotSpec>,
 ) -> Result<Json<[String; 1]>, Failure> {
@@ -135,7 +137,9 @@ pub(crate) async fn create(
         expires_at: spec.retention_minutes.and_then(|minutes| expiry(state.store.now(), minutes)),
         labels: labels(spec),
     };
+    let of = path.to_string();
     let snapshot = state.call(move |store| store.snapshot(&path, request)).await?;
+    about.say(format!("snapshot {} of {of}", snapshot.id));
     Ok(Json([snapshot.id.to_string()]))
 }
 
@@ -183,6 +187,7 @@ fn labels(spec: CinderSnapshotSpec) -> Labels {
 )]
 pub(crate) async fn clone(
     State(state): State<Shared>,
+    Extension(about): Extension<About>,
     _session: LoggedIn,
     JsonBody(spec): JsonBody<CinderCloneSpec>,
 ) -> Result<StatusCode, Failure> {
@@ -199,6 +204,7 @@ pub(crate) async fn clone(
         },
     };
     let directory = path_below_export(&state, directory)?;
+    about.say(format!("of snapshot {id} in {directory}"));
     let land = move |store: &Store| {
         let source = store.snapshot_info(id)?.path;
         let name = source.rsplit(|&byte| byte == b'/').next().unwrap_or_default();

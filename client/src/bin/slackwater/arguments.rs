@@ -5,7 +5,9 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::failure::EXIT_CODES_HELP;
-use crate::{check, clone, completions, doctor, export, file, import, snapshot, top, worker};
+use crate::{
+    audit, check, clone, completions, doctor, export, file, import, snapshot, top, worker,
+};
 
 /// Where the appliance listens unless it is told otherwise.
 const API_DEFAULT: &str = "http://127.0.0.1:8049";
@@ -101,6 +103,11 @@ pub(crate) enum Command {
     /// Add, list and revoke the machines that have credentials of their own; needs the role admin
     #[command(subcommand)]
     Worker(worker::WorkerCommand),
+    /// List who changed what by REST, the newest first; needs the role admin
+    ///
+    /// STATUS is what was answered, `-` where the caller left before, or there was no answer in time. Writing to a file is told once an hour for each
+    /// caller; what is changed over NFS is not told, but who was given a path to mount (`POST /v1/mount-paths`).
+    Audit(audit::AuditArguments),
     /// Tell what this machine lacks to attach disks of the appliance
     Doctor(doctor::DoctorArguments),
     /// Print the completion script of a shell

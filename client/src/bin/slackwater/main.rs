@@ -8,6 +8,7 @@
 //! ```
 
 mod arguments;
+mod audit;
 mod blocks;
 mod check;
 mod clone;
@@ -105,6 +106,7 @@ async fn dispatch(
         Command::Gc => gc::run(&context).await,
         Command::MountPath => mount_path::run(&context).await,
         Command::Worker(command) => worker::run(&context, command).await,
+        Command::Audit(arguments) => audit::run(&context, arguments).await,
         Command::Doctor(_) | Command::Completions(_) => Ok(()),
     }
 }
