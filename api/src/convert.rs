@@ -61,7 +61,8 @@ pub(crate) fn path_text(bytes: &[u8]) -> String {
 }
 
 pub(crate) fn snapshot(snapshot: store::Snapshot) -> types::Snapshot {
-    let reserved::Parted { labels, chains, restricted } = reserved::part(snapshot.labels);
+    let reserved::Parted { labels, chains, restricted, publishers } =
+        reserved::part(snapshot.labels);
     types::Snapshot {
         id: snapshot_id(snapshot.id),
         path: path_text(&snapshot.path),
@@ -69,6 +70,7 @@ pub(crate) fn snapshot(snapshot: store::Snapshot) -> types::Snapshot {
         labels,
         chains,
         restricted_chains: restricted,
+        publishers,
         size_bytes: snapshot.size_bytes,
         used_bytes: snapshot.used_bytes,
         created_at: timestamp(snapshot.created_at),

@@ -7,7 +7,7 @@
 //! router auth attempts foreign_pages idempotency extract  what happens to a request before its handler
 //! tokens workers/ mount_paths scope     the tokens that are taken; the machines that have credentials of their own; what each reaches
 //! audit/                                who changed what
-//! references reserved                   what images hold to stand for snapshots; what only the appliance says
+//! references reserved publishing        what images hold to stand for snapshots; what only the appliance says; who published
 //! routes/ openapi dashboard/            the handlers, and what they say about themselves
 //! state convert failure metrics         the way into the store and back
 //! ```
@@ -21,6 +21,7 @@ pub mod change;
 pub mod error;
 pub mod paths;
 pub mod query;
+mod timestamp;
 pub mod types;
 pub mod worker;
 
@@ -59,6 +60,8 @@ mod openapi;
 pub mod options;
 #[cfg(feature = "server")]
 mod patient;
+#[cfg(feature = "server")]
+mod publishing;
 #[cfg(feature = "server")]
 mod readable;
 #[cfg(feature = "server")]

@@ -6,9 +6,11 @@
 //!                                              space, with one in between; empty where none is asked for
 //! label  slackwater:blobs:CHAIN  =  BLOBS      as that chain it is for those who may read one of these blobs of
 //!                                              registries, a space in between; without this label it is for all
+//! label  slackwater:published    =  PUBLISHERS these callers published the snapshot, a space in between; `*` for others
+//!                                              whose names are not known
 //! ```
-//! Workers take layers from each other by these. So they are made by calls of their own (`routes/chains.rs`), which
-//! record who made them; the others refuse what begins with `slackwater:`, and neither show such a label among the
+//! Workers take layers from each other by these. So they are made by calls of their own (`routes/chains.rs`,
+//! `publishing.rs`), which record who made them; the others refuse what begins with `slackwater:`, and neither show such a label among the
 //! labels nor take it away.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,6 +26,14 @@ const PREFIX: &str = "slackwater:";
 const CHAIN: &str = "slackwater:chain:";
 
 const BLOBS: &str = "slackwater:blobs:";
+
+const PUBLISHED: &str = "slackwater:published";
+
+/// Stands for publishers whose names are not known: of before there was the label, or beyond [`PUBLISHERS_BYTES_MAX`].
+pub(crate) const OTHERS: &str = "*";
+
+/// Most bytes of names of publishers: half of what a label's value has.
+const PUBLISHERS_BYTES_MAX: usize = 2048;
 
 /// What parts the names of makers, and blobs.
 const BETWEEN: char = ' ';
@@ -126,6 +136,40 @@ pub(crate) fn with_chain_of_another(
     }
 }
 
+/// The labels of a snapshot that this caller published, too.
+pub(crate) fn with_publisher(mut labels: Labels, publisher: &str) -> Labels {
+    match labels.get_mut(PUBLISHED) {
+        None => {
+            labels.insert(PUBLISHED.to_owned(), publisher.to_owned());
+        }
+        Some(known) if known.split(BETWEEN).any(|other| other == publisher) => {}
+        Some(known) if known.len() + publisher.len() < PUBLISHERS_BYTES_MAX => {
+            push_once(known, publisher);
+        }
+        Some(known) => push_once(known, OTHERS),
+    }
+    labels
+}
+
+/// The labels of a snapshot that is published by no caller.
+pub(crate) fn without_publishers(mut labels: Labels) -> Labels {
+    labels.remove(PUBLISHED);
+    labels
+}
+
+/// The labels of a snapshot that this caller does not publish any more.
+pub(crate) fn without_publisher(mut labels: Labels, publisher: &str) -> Labels {
+    if let Some(publishers) = labels.remove(PUBLISHED) {
+        let mut others = publishers.split(BETWEEN).filter(|other| *other != publisher);
+        if let Some(first) = others.next() {
+            let mut left = first.to_owned();
+            others.for_each(|other| push_once(&mut left, other));
+            labels.insert(PUBLISHED.to_owned(), left);
+        }
+    }
+    labels
+}
+
 /// Refuses a name that only a registering call gives.
 pub(crate) fn refuse_name(name: Option<&str>) -> Result<(), Failure> {
     match name {
@@ -164,6 +208,8 @@ pub(crate) struct Parted {
     pub(crate) chains: BTreeMap<ChainId, BTreeSet<String>>,
     /// The chains that are not for all, with the blobs that one has to be able to read one of.
     pub(crate) restricted: BTreeMap<ChainId, BTreeSet<RegistryBlob>>,
+    /// Those who published it.
+    pub(crate) publishers: BTreeSet<String>,
 }
 
 /// Parts the labels of a snapshot.
@@ -177,6 +223,8 @@ pub(crate) fn part(labels: Labels) -> Parted {
         } else if let Some(chain) = chain_of(&label, BLOBS) {
             let blobs = value.split(BETWEEN).filter_map(|blob| blob.parse().ok()).collect();
             parted.restricted.insert(chain, blobs);
+        } else if label == PUBLISHED {
+            parted.publishers = value.split(BETWEEN).map(str::to_owned).collect();
         } else if !label.starts_with(PREFIX) {
             parted.labels.insert(label, value);
         }
@@ -224,7 +272,9 @@ mod tests {
             labels: labels(&[("a", "1")]),
             chains: [(chain.clone(), makers(&["node"]))].into(),
             restricted: [(chain.clone(), [blob(0)].into())].into(),
+            publishers: makers(&["node", "other"]),
         };
+        let all = with_publisher(with_publisher(all, "node"), "other");
         assert_eq!(part(all.clone()), expected);
         let replaced = part(replaced(all, labels(&[("b", "2")])));
         assert_eq!(replaced, Parted { labels: labels(&[("b", "2")]), ..expected });
@@ -272,6 +322,29 @@ mod tests {
         assert_eq!(after(&[Audience::Same, readers(1)]), None);
         let many: Vec<_> = (0..9).map(readers).collect();
         assert_eq!(after(&many).unwrap(), (0..BLOBS_MAX).map(blob).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn publishers_come_and_go_and_those_without_a_place_stay() {
+        let publishers = |labels: &Labels| part(labels.clone()).publishers;
+        let mut labels = Labels::new();
+        for (name, expected) in [("a", &["a"][..]), ("b", &["a", "b"]), ("a", &["a", "b"])] {
+            labels = with_publisher(labels, name);
+            assert_eq!(publishers(&labels), makers(expected));
+        }
+        labels = without_publisher(without_publisher(labels, "c"), "a");
+        assert_eq!(publishers(&labels), makers(&["b"]));
+        assert_eq!(without_publisher(labels.clone(), "b"), Labels::new());
+        assert_eq!(without_publishers(labels), Labels::new());
+        let many = (0..PUBLISHERS_BYTES_MAX).fold(Labels::new(), |labels, number| {
+            with_publisher(labels, &format!("worker-{number}"))
+        });
+        assert!(publishers(&many).contains(OTHERS));
+        assert!(many[PUBLISHED].len() <= PUBLISHERS_BYTES_MAX + 2);
+        // One that has a place keeps it, and takes none of others.
+        let full: String = "x".repeat(PUBLISHERS_BYTES_MAX - 1);
+        let labels = with_publisher(with_publisher(Labels::new(), &full), &full);
+        assert_eq!(publishers(&labels), makers(&[&full]));
     }
 
     #[test]

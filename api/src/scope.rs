@@ -46,6 +46,15 @@ pub(crate) enum Scope {
     },
 }
 
+/// What a call that deletes is for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Deletion<'a> {
+    /// A file.
+    File(FilePath),
+    /// The part of this worker in what keeps a snapshot published.
+    Publication { worker: &'a str, snapshot: StoreSnapshotId, path: FilePath },
+}
+
 impl FromRequestParts<Shared> for Scope {
     type Rejection = Failure;
 
@@ -102,15 +111,20 @@ impl Scope {
         }
     }
 
-    /// The path of a file that is to be deleted: also one by which a snapshot is published.
+    /// What is to be deleted.
     ///
     /// # Errors
     /// As [`Self::reads`].
-    pub(crate) fn deletes(&self, text: &str) -> Result<FilePath, Failure> {
-        let path = parse(text)?;
+    pub(crate) fn deletes(&self, text: &str) -> Result<Deletion<'_>, Failure> {
         match self {
-            Self::Worker { .. } if is_of_a_snapshot(&path) => Ok(path),
-            _ => self.changes(text),
+            Self::Worker { name, .. } => {
+                let path = parse(text)?;
+                match published_snapshot(&path) {
+                    Some(snapshot) => Ok(Deletion::Publication { worker: name, snapshot, path }),
+                    None => self.changes(text).map(Deletion::File),
+                }
+            }
+            Self::All => self.changes(text).map(Deletion::File),
         }
     }
 
@@ -236,12 +250,10 @@ fn is_published(path: &FilePath) -> bool {
     path.names().len() > 1 && begins_with(path, &[PUBLISHED.as_bytes()])
 }
 
-/// Whether the path is that by which a snapshot is published.
-fn is_of_a_snapshot(path: &FilePath) -> bool {
-    let parses = |name: &Name| {
-        std::str::from_utf8(name.as_bytes()).is_ok_and(|text| text.parse::<SnapshotId>().is_ok())
-    };
-    is_published(path) && path.names().len() == 2 && path.names().last().is_some_and(parses)
+/// The snapshot that is published by a file at this path.
+pub(crate) fn published_snapshot(path: &FilePath) -> Option<StoreSnapshotId> {
+    let name = path.names().last().filter(|_| is_published(path) && path.names().len() == 2)?;
+    std::str::from_utf8(name.as_bytes()).ok()?.parse().ok()
 }
 
 fn begins_with(path: &FilePath, begins: &[&[u8]]) -> bool {
@@ -263,7 +275,7 @@ mod tests {
     fn a_worker_changes_what_is_below_its_directory() {
         for own in [format!("workers/{ID}/disks/a"), format!("/workers/{ID}/lease")] {
             assert!(worker().changes(&own).is_ok() && worker().reads(&own).is_ok(), "{own}");
-            assert!(worker().deletes(&own).is_ok(), "{own}");
+            assert!(matches!(worker().deletes(&own), Ok(Deletion::File(_))), "{own}");
         }
         let upper = ID.to_uppercase();
         let others = [
@@ -277,8 +289,10 @@ mod tests {
             "published".to_owned(),
         ];
         for other in others {
+            let worker = worker();
+            let deleted = worker.deletes(&other).map(|_| ());
             for refused in
-                [worker().changes(&other), worker().reads(&other), worker().deletes(&other)]
+                [worker.changes(&other).map(drop), worker.reads(&other).map(drop), deleted]
             {
                 let refused = refused.unwrap_err();
                 assert_eq!(refused.code(), ProblemCode::Forbidden, "{other}");
@@ -295,7 +309,15 @@ mod tests {
     fn what_is_published_is_a_clone_of_the_snapshot_that_its_name_tells() {
         let snapshot: SnapshotId = OTHER.parse().unwrap();
         let path = format!("published/{OTHER}");
-        assert!(worker().reads(&path).is_ok() && worker().deletes(&path).is_ok());
+        assert!(worker().reads(&path).is_ok());
+        let (worker_7, parsed) = (worker(), FilePath::parse(&path).unwrap());
+        let ended = Deletion::Publication {
+            worker: "node-7",
+            snapshot: OTHER.parse().unwrap(),
+            path: parsed.clone(),
+        };
+        assert_eq!(worker_7.deletes(&path).unwrap(), ended);
+        assert_eq!(Scope::All.deletes(&path).unwrap(), Deletion::File(parsed));
         assert!(worker().clones(&path, snapshot).is_ok());
         assert!(worker().clones(&path, ID.parse().unwrap()).is_err());
         assert!(worker().clones(&format!("{path}/a"), snapshot).is_err());

@@ -40,6 +40,8 @@ pub(crate) struct ApiState {
     pub(crate) sessions: Sessions,
     pub(crate) attempts: Attempts,
     pub(crate) recorder: Recorder,
+    /// Held while publishers of snapshots are looked for and changed.
+    pub(crate) publishing: Arc<tokio::sync::Mutex<()>>,
     /// Permits of requests that are carried out or wait.
     pub(crate) requests: Arc<Semaphore>,
     /// Bytes of bodies.
@@ -70,6 +72,7 @@ impl ApiState {
             metrics,
             api_metrics,
             recorder: Recorder::new(options.audit.clone()),
+            publishing: Arc::default(),
             replays: Replays::default(),
             sessions: Sessions::default(),
             attempts: Attempts::default(),

@@ -5,15 +5,16 @@ use axum::extract::State;
 use axum::http::Method;
 
 use crate::audit::record::About;
+use crate::auth::Caller;
 use crate::convert;
 use crate::extract::JsonBody;
 use crate::failure::Failure;
-use crate::paths;
 use crate::router::Mount;
 use crate::routes::files::{CreatedFile, created};
-use crate::scope::Scope;
+use crate::scope::{Scope, published_snapshot};
 use crate::state::Shared;
 use crate::types::{CreateClone, File};
+use crate::{paths, publishing};
 
 pub(crate) fn mount(mount: Mount) -> Mount {
     mount.at(Method::POST, paths::CLONES, create)
@@ -22,8 +23,11 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 /// Makes a writable file with a snapshot's content
 ///
 /// Takes the same short time whatever the size. Directories on the way that are missing are
-/// made. Safe to repeat: a second request is refused with `exists` and changes nothing; the
+/// made. Safe to repeat: a second request is refused with `exists` and changes no file; the
 /// file at the path tells by `origin_snapshot_id` whether the first one made it.
+///
+/// A clone at `published/SNAPSHOT` keeps the snapshot for all workers. The caller is one of its `publishers` then, also
+/// where the clone was there and `exists` is answered.
 #[utoipa::path(
     post, path = paths::CLONES, tag = "clones", operation_id = "createClone",
     request_body = CreateClone,
@@ -37,6 +41,7 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 pub(crate) async fn create(
     State(state): State<Shared>,
     Extension(about): Extension<About>,
+    Extension(caller): Extension<Caller>,
     scope: Scope,
     JsonBody(request): JsonBody<CreateClone>,
 ) -> Result<CreatedFile, Failure> {
@@ -44,6 +49,11 @@ pub(crate) async fn create(
     about.say(format!("of snapshot {}", request.snapshot_id));
     let id = convert::store_snapshot_id(request.snapshot_id);
     scope.require_snapshot(&state, id).await?;
-    let info = state.call(move |store| store.clone_snapshot(id, &path)).await?;
+    let info = match published_snapshot(&path) {
+        Some(published) if published == id => {
+            publishing::publish(&state, &about, &caller.name, id, path).await?
+        }
+        _ => state.call(move |store| store.clone_snapshot(id, &path)).await?,
+    };
     Ok(created(&info))
 }

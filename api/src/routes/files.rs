@@ -10,9 +10,10 @@ use crate::convert;
 use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
 use crate::paths::{self, decode_component, encode_component};
+use crate::publishing;
 use crate::query::{ListFiles, QueryError, page_limit};
 use crate::router::Mount;
-use crate::scope::Scope;
+use crate::scope::{Deletion, Scope, published_snapshot};
 use crate::state::Shared;
 use crate::types::{CreateFile, File, FilePage, UpdateFile};
 
@@ -158,7 +159,8 @@ pub(crate) async fn update(
 /// Deletes a file
 ///
 /// Takes the same short time whatever the size; the space is reclaimed in the background.
-/// Symbolic links and empty directories are deleted too.
+/// Symbolic links and empty directories are deleted too. A worker deletes `published/SNAPSHOT` if it is one of the
+/// snapshot's `publishers`; as long as there are others, it is no publisher any more, and the file stays.
 #[utoipa::path(
     delete, path = paths::FILE, tag = "files", operation_id = "deleteFile",
     params(("path" = String, Path, description = "The file's path, its slashes as %2F")),
@@ -171,11 +173,21 @@ pub(crate) async fn update(
 )]
 pub(crate) async fn delete(
     State(state): State<Shared>,
+    Extension(about): Extension<About>,
     scope: Scope,
     Segment(path): Segment,
 ) -> Result<StatusCode, Failure> {
-    let path = scope.deletes(&path)?;
-    state.call(move |store| store.remove_path(&path)).await?;
+    match scope.deletes(&path)? {
+        Deletion::File(path) => match published_snapshot(&path) {
+            Some(snapshot) => publishing::end(&state, snapshot, path).await?,
+            None => state.call(move |store| store.remove_path(&path)).await?,
+        },
+        Deletion::Publication { worker, snapshot, path } => {
+            if !publishing::unpublish(&state, worker, snapshot, path).await? {
+                about.say("it stays, as others published it, too");
+            }
+        }
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 

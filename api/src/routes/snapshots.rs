@@ -15,16 +15,15 @@ use crate::convert::{self, parse_snapshot_id};
 use crate::error::ProblemCode;
 use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
-use crate::paths;
 use crate::query::{Diff, ListSnapshots, QueryError, page_limit};
 use crate::readable::{SNAPSHOT_BATCH, WorkerReads};
-use crate::reserved;
 use crate::router::Mount;
 use crate::scope::Scope;
 use crate::state::Shared;
 use crate::types::{
     ChainId, CreateSnapshot, DiffPage, Snapshot, SnapshotPage, SnapshotReference, UpdateSnapshot,
 };
+use crate::{paths, publishing, reserved};
 
 /// Bytes of labels and names after which a page ends early, so that a page of snapshots with
 /// large labels stays an answer of a few MiB.
@@ -123,7 +122,9 @@ fn weight(snapshot: &Snapshot) -> usize {
         id.as_str().len() + makers.iter().map(String::len).sum::<usize>()
     };
     let chains = snapshot.chains.iter().map(chain).sum::<usize>();
-    snapshot.path.len() + snapshot.name.as_ref().map_or(0, String::len) + labels + chains
+    let publishers = snapshot.publishers.iter().map(String::len).sum::<usize>();
+    let name = snapshot.name.as_ref().map_or(0, String::len);
+    snapshot.path.len() + name + labels + chains + publishers
 }
 
 fn parse_cursor(text: &str) -> Result<StoreSnapshotId, QueryError> {
@@ -254,7 +255,7 @@ async fn refuse_change(state: &Shared, scope: &Scope, id: StoreSnapshotId) -> Re
 
 /// Deletes a snapshot
 ///
-/// Its clones keep working.
+/// Its clones keep working. A worker does not delete one that others publish.
 #[utoipa::path(
     delete, path = paths::SNAPSHOT, tag = "snapshots", operation_id = "deleteSnapshot",
     params(("id" = String, Path, format = Uuid, description = "The snapshot's id")),
@@ -272,7 +273,10 @@ pub(crate) async fn delete(
 ) -> Result<StatusCode, Failure> {
     let id = parse_snapshot_id(&id)?;
     refuse_change(&state, &scope, id).await?;
-    state.call(move |store| store.delete_snapshot(id)).await?;
+    match &scope {
+        Scope::All => state.call(move |store| store.delete_snapshot(id)).await?,
+        Scope::Worker { name, .. } => publishing::delete_snapshot(&state, name, id).await?,
+    }
     Ok(StatusCode::NO_CONTENT)
 }
 

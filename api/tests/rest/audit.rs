@@ -98,10 +98,23 @@ async fn what_is_changed_is_told_with_who_did_it() {
     assert_eq!((deleted.call, deleted.status), (format!("DELETE {uri}"), Some(204)));
     assert_eq!(deleted.number, 6);
 
+    // Nothing is made, and the caller is a publisher now.
+    let body = json!({"path": "disks/a b.img"});
+    let answer = audited.call("root-secret", Method::POST, "/v1/snapshots", Some(body)).await;
+    let taken: Snapshot = answer.expect(201).parse();
+    let path = format!("published/{}", taken.id);
+    let publish = json!({"snapshot_id": taken.id, "path": path});
+    for (secret, status) in [("node-secret", 201), ("root-secret", 409)] {
+        let body = Some(publish.clone());
+        audited.call(secret, Method::POST, "/v1/clones", body).await.expect(status);
+        assert_eq!(audited.last().await.status, Some(status));
+    }
+    assert_eq!(audited.last().await.about, Some(format!("of snapshot {}", taken.id)));
+
     let page = audited.page("?by=root&limit=1").await;
-    assert_eq!(page.items[0].number, 6);
+    assert_eq!(page.items[0].number, 9);
     let rest = audited.page(&format!("?by=root&after={}", page.next.unwrap())).await;
-    assert_eq!(rest.items.iter().map(|change| change.number).collect::<Vec<_>>(), [2]);
+    assert_eq!(rest.items.iter().map(|change| change.number).collect::<Vec<_>>(), [7, 6, 2]);
     assert_eq!(rest.next, None);
     let bad = audited.call("root-secret", Method::GET, "/v1/audit?after=x", None).await;
     bad.problem(ProblemCode::BadQuery);

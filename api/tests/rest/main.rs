@@ -12,6 +12,7 @@ mod guessing;
 mod harness;
 mod hostile_worker;
 mod idempotency;
+mod publishing;
 mod readable;
 mod schema;
 mod snapshots;

@@ -1,6 +1,7 @@
 //! `slackwater-driver image`: images by reference where an engine cannot make them itself, and
 //! the way back to ordinary ones.
 
+use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Subcommand};
@@ -129,8 +130,21 @@ pub(super) async fn run(command: ImageCommand, config: &Config) -> Result<(), Dr
             print(&ids.iter().map(|id| format!("{id}\n")).collect::<String>());
             Ok(())
         }
-        ImageCommand::Unpublish(arguments) => Ok(daemon.unpublish(arguments.snapshot).await?),
+        ImageCommand::Unpublish(arguments) => unpublish(arguments.snapshot, &daemon).await,
     }
+}
+
+async fn unpublish(snapshot: SnapshotId, daemon: &Daemon) -> Result<(), DriverError> {
+    daemon.unpublish(snapshot).await?;
+    if daemon.published().await?.contains(&snapshot) {
+        // Nothing can be done when standard error is gone.
+        let _ = writeln!(
+            std::io::stderr(),
+            "slackwater-driver: this worker publishes it no more; it stays, as others published it, too (`slackwater \
+             snapshot show {snapshot}`)"
+        );
+    }
+    Ok(())
 }
 
 async fn convert(arguments: &ConvertArguments, daemon: &Daemon) -> Result<(), DriverError> {

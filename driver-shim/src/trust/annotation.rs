@@ -57,7 +57,7 @@ impl Trust {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
 
     use slackwater_client::types::{DeletionPolicy, Labels, Timestamp};
 
@@ -118,6 +118,7 @@ pub(super) mod tests {
             labels: Labels::new(),
             chains: BTreeMap::new(),
             restricted_chains: BTreeMap::new(),
+            publishers: BTreeSet::new(),
             size_bytes,
             used_bytes: 0,
             created_at: Timestamp::from_nanos(0),

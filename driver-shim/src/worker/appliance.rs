@@ -161,11 +161,12 @@ impl Worker {
         }
     }
 
-    /// Ends what [`Self::publish`] began. Images in a registry that refer to the snapshot cannot
-    /// be pulled any more, and once no worker has it, it goes.
+    /// Ends what [`Self::publish`] began. It stays published as long as others published it, too. After that images in a
+    /// registry that refer to the snapshot cannot be pulled any more, and once no worker has it, it goes.
     ///
     /// # Errors
-    /// `UnknownSnapshot` if it is not published, `Appliance`.
+    /// `UnknownSnapshot` if it is not published, `Appliance`; with code `forbidden` if others published it, and this worker
+    /// did not.
     pub async fn unpublish(&self, snapshot: SnapshotId) -> Result<(), WorkerError> {
         match self.client().delete_file(&format!("{PUBLISHED}/{snapshot}")).await {
             Ok(()) => Ok(()),

@@ -252,18 +252,21 @@ impl World {
         assert_eq!(page.next, None);
         let own = of(ATTACKER, "");
         let mut files = Vec::new();
+        let mut is_kept = false;
         for file in page.items {
             let name = file.path.strip_prefix("published/");
             if let Some(published) = name.and_then(|name| name.parse::<SnapshotId>().ok()) {
-                // Workers publish what they read, and end what is published.
+                // Workers publish what they read.
                 assert_eq!(file.origin_snapshot_id, Some(published), "{file:?}");
                 assert!(!self.private_ids.contains(&published.to_string()), "{file:?}");
+                is_kept |= published.to_string() == self.shared[0];
             } else if !file.path.starts_with(&own) {
                 let data = self.by_admin(&paths::file_data(&file.path)).await;
                 // How much of it is shared depends on the snapshots that there are.
                 files.push((File { unique_bytes: 0, ..file }, blake3::hash(&data.body)));
             }
         }
+        assert!(is_kept, "what the victim published is published no more");
         files
     }
 
@@ -280,6 +283,7 @@ impl World {
             if self.shared.contains(&id) {
                 // Workers make clones of what they read, and register it.
                 taken.clone_count = 0;
+                taken.publishers.remove("attacker");
                 for makers in taken.chains.values_mut() {
                     makers.remove("attacker");
                 }

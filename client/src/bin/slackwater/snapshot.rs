@@ -202,6 +202,14 @@ fn describe(snapshot: &Snapshot) -> String {
             pairs.push(("chain", format!("{chain}, says {maker}")));
         }
     }
+    for publisher in &snapshot.publishers {
+        let publisher = match publisher.as_str() {
+            "" => "a caller without a token",
+            "*" => "others",
+            name => name,
+        };
+        pairs.push(("published by", publisher.to_owned()));
+    }
     for (chain, blobs) in &snapshot.restricted_chains {
         for blob in blobs {
             pairs.push(("restricted", format!("{chain} to those who may read {blob}")));
