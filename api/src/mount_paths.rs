@@ -119,7 +119,7 @@ impl MountPaths {
         if !user.may_be(first) {
             if !std::mem::replace(&mut row.is_logged, true) {
                 tracing::warn!(address = %user.address, first_address = %first.address,
-                    "refused a secret path that another caller has used: it was seen on that machine, or that has several addresses");
+                    "refused a secret path that another caller has used: either another user read it there, or that machine has several addresses");
             }
             return None;
         }

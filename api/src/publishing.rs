@@ -47,7 +47,7 @@ pub(crate) async fn publish(
     made.map_err(Failure::from)
 }
 
-/// Whether the publisher was noted, and the clone.
+/// Whether the publisher was noted by this, and the clone.
 fn note_and_clone(
     store: &Store,
     publisher: &str,
@@ -66,9 +66,14 @@ fn note_and_clone(
         // What is noted from before is over.
         false => reserved::with_publisher(reserved::without_publishers(labels), &name),
     };
-    // Whatever was there before there were publishers has some.
-    let is_known = !publishers(store, id)?.is_empty();
-    let note = move |labels| match is_there && !is_known {
+    let known = publishers(store, id)?;
+    if is_there && known.contains(publisher) {
+        // As with each push of a layer. Nothing has to be synced.
+        return Ok((false, store.clone_snapshot(id, path)));
+    }
+    // A clone from before this label has publishers whose names are not known.
+    let has_others = is_there && known.is_empty();
+    let note = move |labels| match has_others {
         true => note(reserved::with_publisher(labels, OTHERS)),
         false => note(labels),
     };
@@ -79,7 +84,7 @@ fn note_and_clone(
 /// Ends that a worker publishes a snapshot. Returns whether it is published no more.
 ///
 /// # Errors
-/// `forbidden` if the worker is none of its publishers, and those of a delete.
+/// `not_found` if the worker is none of its publishers, as after a first call whose answer was lost; those of a delete.
 pub(crate) async fn unpublish(
     state: &Shared,
     worker: &str,
@@ -103,12 +108,16 @@ pub(crate) async fn unpublish(
         Ok(Ok(is_last))
     });
     ended.await?.map_err(|publishers| {
-        let what = format!("delete `published/{id}`");
-        refused(worker, &what, &publishers)
+        let detail = format!(
+            "worker `{worker}` does not publish snapshot {id}: it is published by {}; they end that, or a token does, which \
+             deletes the file",
+            shown(&publishers)
+        );
+        Failure::new(ProblemCode::NotFound, detail)
     })
 }
 
-/// Deletes the file by which a snapshot is published, whoever published it.
+/// Deletes the file by which a snapshot is published, also where others published it.
 ///
 /// # Errors
 /// Those of a delete.
@@ -144,8 +153,11 @@ pub(crate) async fn delete_snapshot(
         store.delete_snapshot(id).map(Ok)
     });
     deleted.await?.map_err(|publishers| {
-        let what = format!("delete snapshot {id}");
-        refused(worker, &what, &publishers)
+        let detail = format!(
+            "worker `{worker}` may not delete snapshot {id} while it is published by {}; a token may",
+            shown(&publishers)
+        );
+        Failure::new(ProblemCode::Forbidden, detail)
     })
 }
 
@@ -190,19 +202,15 @@ fn forget(store: &Store, id: SnapshotId) {
     }
 }
 
-fn refused(worker: &str, what: &str, publishers: &BTreeSet<String>) -> Failure {
-    let by: Vec<_> = publishers.iter().map(|name| shown(name)).collect();
-    let by = if by.is_empty() { "others".to_owned() } else { by.join(", ") };
-    let detail = format!(
-        "worker `{worker}` may not {what}: it is published by {by}; they end that, or a token does, which deletes the file"
-    );
-    Failure::new(ProblemCode::Forbidden, detail)
-}
-
-fn shown(publisher: &str) -> &str {
-    match publisher {
-        "" => "a caller without a token",
-        OTHERS => "others",
-        name => name,
+/// The publishers, in words.
+fn shown(publishers: &BTreeSet<String>) -> String {
+    let name = |publisher: &String| match publisher.as_str() {
+        "" => "a caller without a token".to_owned(),
+        OTHERS => "others".to_owned(),
+        name => name.to_owned(),
+    };
+    match publishers.is_empty() {
+        true => "others".to_owned(),
+        false => publishers.iter().map(name).collect::<Vec<_>>().join(", "),
     }
 }

@@ -303,12 +303,13 @@ async fn publish(
     Ok(Json(()))
 }
 
+/// Answers whether others keep it published, if the appliance says so.
 async fn unpublish(
     State(control): State<Control>,
     Json(request): Json<PublishRequest>,
-) -> Answer<()> {
+) -> Answer<Option<bool>> {
     control.worker.unpublish(request.snapshot).await?;
-    Ok(Json(()))
+    Ok(Json(control.worker.is_published(request.snapshot).await.ok()))
 }
 
 async fn published(State(control): State<Control>) -> Answer<Vec<SnapshotId>> {

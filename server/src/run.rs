@@ -59,20 +59,17 @@ async fn start(config: Config) -> Result<(), ServerError> {
     let stop = signals::stop_on_signal()?;
     let listeners = listen::bind(&config).await?;
     let store = open(&config).await?;
-    let log = audit::open(&config.data_dir);
-    let served = match &log {
-        Ok(log) => serve(config, listeners, &store, log, stop).await,
-        Err(_) => Ok(()),
+    let log = match audit::open(&config.data_dir) {
+        Ok(log) => log,
+        Err(error) => {
+            close(store).await?;
+            return Err(error);
+        }
     };
+    let served = serve(config, listeners, &store, &log, stop).await;
     let closed = close(store).await;
     // Last, as calls that were not waited for end with the store.
-    let served = match log {
-        Ok(log) => {
-            audit::close(log).await;
-            served
-        }
-        Err(error) => Err(error),
-    };
+    audit::close(log).await;
     // The first failure is the cause; the second is at most its consequence.
     served.and(closed)
 }

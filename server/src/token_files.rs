@@ -65,7 +65,7 @@ pub(crate) struct TokenFiles {
     unsettled: u32,
     /// What is unsafe about them and was told, at the start if not here.
     findings: Vec<Finding>,
-    /// Is given each change of the tokens.
+    /// Gets each change of the tokens.
     told: Told,
 }
 

@@ -11,15 +11,18 @@ mod common;
 mod calls;
 #[path = "container/network.rs"]
 mod network;
+#[path = "../../tests/random.rs"]
+mod random;
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use calls::{Call, Caller, MOUNT, NFS, Random, opaque, status};
-use common::nfs::{BY_ADDRESS, Client, Handle};
+use calls::{Call, Caller, status};
+use common::nfs::{BY_ADDRESS, Client, Handle, MOUNT, NFS, opaque};
 use common::{Server, connect};
 use network::{APPLIANCE, Namespace, Network, WORKER};
+use random::Random;
 use tempfile::TempDir;
 
 const ADMIN: &str = "admin-0123456789abcdef";

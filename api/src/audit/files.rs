@@ -8,8 +8,6 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::change::Change;
-
 const SUFFIX: &str = ".jsonl";
 
 /// Digits of a name: those of the largest number, so that names sort as numbers do.
@@ -109,21 +107,20 @@ pub(super) fn begin(directory: &Path, first: u64, files_max: usize) -> io::Resul
     Ok(file)
 }
 
-/// The changes of a file, the oldest first, of at most so many bytes. None where it was removed just now.
-pub(super) fn read(file: &Numbered, bytes_max: u64) -> io::Result<Vec<Change>> {
-    let opened = match File::open(&file.path) {
-        Ok(opened) => opened,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+/// The first bytes of a file, at most so many. None where it was removed just now.
+pub(super) fn read(file: &Numbered, bytes_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    match File::open(&file.path) {
+        Ok(opened) => opened.take(bytes_max).read_to_end(&mut bytes)?,
+        Err(error) if error.kind() == ErrorKind::NotFound => 0,
         Err(error) => return Err(error),
     };
-    let mut bytes = Vec::new();
-    opened.take(bytes_max).read_to_end(&mut bytes)?;
-    Ok(lines(&bytes).collect())
+    Ok(bytes)
 }
 
-/// The whole lines that can be read.
-fn lines<T: DeserializeOwned>(bytes: &[u8]) -> impl Iterator<Item = T> {
-    let lines = bytes.split_inclusive(|&byte| byte == b'\n');
-    let whole = lines.filter_map(|line| line.strip_suffix(b"\n"));
+/// The whole lines that can be read, the last one first. Each is read when it is asked for.
+pub(super) fn lines<T: DeserializeOwned>(bytes: &[u8]) -> impl Iterator<Item = T> {
+    // What stands behind the last line feed is no line yet.
+    let whole = bytes.rsplit(|&byte| byte == b'\n').skip(1);
     whole.filter_map(|line| serde_json::from_slice(line).ok())
 }

@@ -97,8 +97,8 @@ pub(crate) struct Wanted {
 }
 
 impl AuditLog {
-    /// The log in this directory, which is made with the first change. What is wrong with it is told in the server's log,
-    /// and tried again with each change.
+    /// The log in this directory, which is made with the first change. What is wrong with it is in the server's log, and
+    /// each change tries again.
     ///
     /// # Errors
     /// The system gives no thread.
@@ -112,7 +112,7 @@ impl AuditLog {
     }
 
     /// Appends a change. Returns at once; what it returns is done once the change outlives the process, or is lost: then
-    /// it is counted and told in the server's log. `None`: it is lost, as too many wait.
+    /// it is counted, and the server's log says so. `None`: it is lost, as too many wait.
     pub fn append(&self, change: NewChange) -> Option<oneshot::Receiver<()>> {
         let (done, is_done) = oneshot::channel();
         match self.queue.try_send(Message::Change(Box::new(change.bounded()), done)) {
@@ -147,7 +147,7 @@ impl AuditLog {
             if wanted.before.is_some_and(|before| file.first >= before) {
                 continue;
             }
-            for change in files::read(file, FILE_BYTES_MAX)?.into_iter().rev() {
+            for change in files::lines::<Change>(&files::read(file, FILE_BYTES_MAX)?) {
                 let is_wanted = wanted.before.is_none_or(|before| change.number < before)
                     && wanted.by.as_ref().is_none_or(|by| *by == change.by);
                 if !is_wanted {

@@ -23,12 +23,14 @@ use crate::listen::ConnectionInfo;
 use crate::paths::{self, decode_component, encode_component};
 use crate::routes::vmstore;
 use crate::state::Shared;
+use crate::types::Timestamp;
 
 /// Longest wait of an answer for its line: far more than a disk takes that works, and less than callers bear.
 const LINE_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// Faults of the server with which nothing was begun.
-const REFUSED: [ProblemCode; 3] = [ProblemCode::Overloaded, ProblemCode::Busy, ProblemCode::Closed];
+/// Faults of the server with which nothing was begun. Clients try again, and would fill the log.
+const REFUSED: [ProblemCode; 4] =
+    [ProblemCode::Overloaded, ProblemCode::Busy, ProblemCode::Closed, ProblemCode::NoSpace];
 
 /// What a handler says about a change that its route does not: an extension of each request that is recorded.
 #[derive(Clone, Debug, Default)]
@@ -92,6 +94,8 @@ struct Pending {
     state: Shared,
     about: About,
     is_writing: bool,
+    /// Whether a sync had failed before: all changes are refused since, and none is begun.
+    was_poisoned: bool,
     change: Option<NewChange>,
 }
 
@@ -108,7 +112,8 @@ impl Pending {
         let peer = request.extensions().get::<ConnectionInfo>().map(|info| info.peer.ip());
         let (kind, by) = caller(state, request, template);
         let change = NewChange {
-            at: convert::timestamp(state.store.now()),
+            // Set when it ends.
+            at: Timestamp::from_nanos(0),
             kind,
             by,
             from: peer.map(|peer| peer.to_canonical().to_string()),
@@ -118,13 +123,20 @@ impl Pending {
             status: None,
         };
         let is_writing = template == paths::FILE_DATA;
-        Some(Self { state: Arc::clone(state), about, is_writing, change: Some(change) })
+        let was_poisoned = state.recorder.is_poisoned.load(Ordering::Relaxed);
+        let (state, change) = (Arc::clone(state), Some(change));
+        Some(Self { state, about, is_writing, was_poisoned, change })
     }
 
     /// Records how it ended, before the answer goes out.
     async fn end(&mut self, status: StatusCode, code: Option<ProblemCode>, made: Option<String>) {
         let Some(mut change) = self.change.take() else { return };
-        let is_refused = code.is_some_and(|code| REFUSED.contains(&code));
+        let is_poisoned = code == Some(ProblemCode::Poisoned);
+        if is_poisoned {
+            self.state.recorder.is_poisoned.store(true, Ordering::Relaxed);
+        }
+        let is_refused =
+            code.is_some_and(|code| REFUSED.contains(&code)) || is_poisoned && self.was_poisoned;
         // With another fault of the server a part may have been carried out.
         let is_partial = status.is_server_error() && !is_refused
             || self.about.0.has_begun.load(Ordering::Relaxed);

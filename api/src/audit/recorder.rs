@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -22,11 +23,13 @@ pub(crate) struct Recorder {
     log: Option<Arc<AuditLog>>,
     /// Who wrote to which file with what outcome, and when that was recorded.
     written: Mutex<HashMap<blake3::Hash, Instant>>,
+    /// Whether a change failed by a sync, after which the store takes none.
+    pub(crate) is_poisoned: AtomicBool,
 }
 
 impl Recorder {
     pub(crate) fn new(log: Option<Arc<AuditLog>>) -> Self {
-        Self { log, written: Mutex::default() }
+        Self { log, written: Mutex::default(), is_poisoned: AtomicBool::new(false) }
     }
 
     /// Whether there is a log.

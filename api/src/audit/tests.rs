@@ -86,7 +86,7 @@ fn a_line_that_was_cut_is_taken_away() {
     }
 }
 
-/// Whatever somebody wrote into them: the appliance serves, and goes on with numbers of its own.
+/// The appliance serves, whatever was written into its files by hand, and goes on with numbers of its own.
 #[test]
 fn what_is_no_change_is_passed_over() {
     let directory = tempfile::tempdir().unwrap();
@@ -158,7 +158,7 @@ fn what_cannot_be_written_is_counted_and_leaves_a_gap() {
     while counted(&log).1 < 4 {
         append(&log, long());
         sent += 1;
-        assert!(sent < 2 * fill, "a full file is not begun anew where it was");
+        assert!(sent < 2 * fill, "a full file has a next one, which cannot be made there");
     }
     std::fs::remove_file(&path).unwrap();
     append(&log, long());

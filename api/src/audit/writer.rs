@@ -14,8 +14,8 @@ use super::syncer::Syncer;
 use super::{Counts, FILE_BYTES_MAX, FILES_MAX, NewChange, files};
 use crate::change::Change;
 
-/// How often it is told that changes could not be written.
-const TOLD_INTERVAL: Duration = Duration::from_secs(60);
+/// How often the server's log says that changes could not be written.
+const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
 /// What the thread is asked to do.
 pub(super) enum Message {
@@ -39,23 +39,38 @@ pub(super) struct Writer {
     counts: Arc<Counts>,
     /// The number of the next change; unknown as long as what is there cannot be read.
     next: Option<u64>,
-    /// Of `counts`, what has a number.
+    /// Of the lost changes, those that have a number.
     numbered: u64,
+    /// Of the lost changes, those that this thread could not write; the queue had no room for the others.
+    unwritten: u64,
+    /// The others that were reported.
+    reported: u64,
     current: Option<Current>,
     syncer: Syncer,
-    told_at: Option<Instant>,
+    reported_at: Option<Instant>,
 }
 
 impl Writer {
     pub(super) fn new(directory: PathBuf, counts: Arc<Counts>, syncer: Syncer) -> Self {
-        let (next, current, told_at) = (None, None, None);
-        Self { directory, counts, next, numbered: 0, current, syncer, told_at }
+        let (next, current, reported_at) = (None, None, None);
+        let (numbered, unwritten, reported) = (0, 0, 0);
+        Self {
+            directory,
+            counts,
+            next,
+            numbered,
+            unwritten,
+            reported,
+            current,
+            syncer,
+            reported_at,
+        }
     }
 
     /// Works until it is to end, or no sender is left.
     pub(super) fn run(mut self, messages: &Receiver<Message>) {
         if let Err(error) = self.recover() {
-            self.tell(&error);
+            self.report(&error);
         }
         while let Ok(Message::Change(change, done)) = messages.recv() {
             self.append(*change);
@@ -77,7 +92,7 @@ impl Writer {
                         self.current = Some(Current { file, length_bytes, is_torn: false });
                     }
                     // The next change begins another file.
-                    Err(error) => self.tell(&error),
+                    Err(error) => self.report(&error),
                 }
                 found.last.map_or(newest.first, |last| last.saturating_add(1).max(newest.first))
             }
@@ -87,10 +102,11 @@ impl Writer {
     }
 
     fn append(&mut self, change: NewChange) {
-        if self.counts.lost.get() > self.numbered {
-            self.tell(&io::Error::other(
-                "more changes than fit into its queue, as the disk is slow",
-            ));
+        let without_room = self.counts.lost.get() - self.unwritten;
+        if without_room > self.reported {
+            self.reported = without_room;
+            let error = "more changes came than fit into its queue, as the disk is slow";
+            self.report(&io::Error::other(error));
         }
         let next = match self.next {
             Some(next) => Ok(next),
@@ -109,17 +125,18 @@ impl Writer {
                 self.counts.written.inc();
             }
             Err(error) => {
+                self.unwritten += 1;
                 self.counts.lost.inc();
                 let (call, by) = (&change.call, &change.by);
                 tracing::debug!(%error, call, by, "a change is not in the audit log");
-                self.tell(&error);
+                self.report(&error);
             }
         }
     }
 
-    fn tell(&mut self, error: &io::Error) {
-        if self.told_at.is_none_or(|at| at.elapsed() >= TOLD_INTERVAL) {
-            self.told_at = Some(Instant::now());
+    fn report(&mut self, error: &io::Error) {
+        if self.reported_at.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL) {
+            self.reported_at = Some(Instant::now());
             tracing::warn!(
                 %error, lost = self.counts.lost.get(), directory = %self.directory.display(),
                 "the audit log cannot be written; changes are made all the same"

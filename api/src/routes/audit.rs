@@ -19,8 +19,8 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 
 /// Lists changes, the newest first
 ///
-/// What was changed by REST, by whom and from where, and the appliance's own starts and changes of tokens. Writing to a
-/// file is told once an hour for each caller; what is changed over NFS is not told, but who was given a path to mount.
+/// What was changed by REST, by whom and from where, and the appliance's own starts and changes of token files. Writing
+/// to a file is recorded once an hour for each caller. Changes over NFS are not recorded; giving out a path to mount is.
 /// The appliance keeps 64 MiB of them, some 250,000 with short paths.
 #[utoipa::path(
     get, path = paths::AUDIT, tag = "appliance", operation_id = "listChanges",

@@ -14,9 +14,10 @@ use slackwater_api::listen::ConnectionInfo;
 use slackwater_api::types::{File, Snapshot};
 use slackwater_api::worker::{AddedWorker, CREDENTIAL_PREFIX, MountPath};
 use slackwater_api::{ApiOptions, AuditLog};
+use slackwater_blockstore::disk::{Fault, MemoryDisk};
 use tower::ServiceExt as _;
 
-use crate::harness::{Answer, Face, with_each_role};
+use crate::harness::{Answer, Face, memory_store, with_each_role};
 use crate::workers::{call, id};
 
 const LOGIN_TYPE: &str = "com.tintri.api.rest.vcommon.dto.rbac.RestApiCredentials";
@@ -29,10 +30,14 @@ struct Audited {
 
 impl Audited {
     fn new() -> Self {
+        Self::over(Face::with)
+    }
+
+    fn over(face: impl FnOnce(ApiOptions) -> Face) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let log = AuditLog::open(directory.path().join("audit")).unwrap();
-        let face = Face::with(ApiOptions { audit: Some(Arc::new(log)), ..with_each_role() });
-        Self { face, directory }
+        let audit = Some(Arc::new(log));
+        Self { face: face(ApiOptions { audit, ..with_each_role() }), directory }
     }
 
     async fn call(&self, secret: &str, method: Method, uri: &str, body: Option<Value>) -> Answer {
@@ -109,6 +114,9 @@ async fn what_is_changed_is_told_with_who_did_it() {
         audited.call(secret, Method::POST, "/v1/clones", body).await.expect(status);
         assert_eq!(audited.last().await.status, Some(status));
     }
+    // Asked for again, it changes nothing.
+    audited.call("root-secret", Method::POST, "/v1/clones", Some(publish)).await.expect(409);
+    assert_eq!(audited.last().await.number, 9);
     assert_eq!(audited.last().await.about, Some(format!("of snapshot {}", taken.id)));
 
     let page = audited.page("?by=root&limit=1").await;
@@ -140,6 +148,27 @@ async fn what_changes_nothing_is_not_told() {
         request("one").await.expect(201);
     }
     assert_eq!(audited.page("").await.items.len(), 1);
+}
+
+/// A call that failed in the middle is in the log; those that are refused afterwards are not.
+#[tokio::test]
+async fn what_failed_is_there_and_what_was_refused_is_not() {
+    let disk = MemoryDisk::new();
+    let store = memory_store(&disk, |options| options.background = false);
+    let audited = Audited::over(|options| Face::over(store, disk, options));
+    let call = async |method, uri: &str, body| {
+        call(&audited.face, "root-secret", method, uri, body).await.status
+    };
+    let file = |path: &str| Some(json!({"path": path, "size_bytes": 1}));
+    assert_eq!(call(Method::POST, "/v1/files", file("a")).await, 201);
+    audited.face.disk.inject(Fault::Sync(0));
+    let failed = call(Method::DELETE, "/v1/files/a", None).await;
+    assert!(failed >= 500, "{failed}");
+    for _ in 0..3 {
+        assert_eq!(call(Method::POST, "/v1/files", file("b")).await, 503);
+    }
+    let statuses: Vec<_> = audited.page("").await.items.iter().map(|item| item.status).collect();
+    assert_eq!(statuses, [Some(failed), Some(201)]);
 }
 
 #[tokio::test]

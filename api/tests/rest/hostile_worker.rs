@@ -18,8 +18,9 @@ use serde_json::{Value, json};
 use slackwater_api::paths;
 
 use crate::harness::Answer;
+use crate::random::Random;
 use crate::workers::call;
-use calls::{Call, Operation, RANGES, Random, odd_paths};
+use calls::{Call, Operation, RANGES, odd_paths};
 use world::{ADMIN, World, secret, tells_a_secret};
 
 /// Random calls, after those that are made in any case.
@@ -78,7 +79,7 @@ impl Attack {
             let got = String::from_utf8_lossy(&answer.body);
             format!("{} {} {sent}: {} {got}", call.method, call.uri, answer.status)
         };
-        assert!(!tells_a_secret(answer), "a secret is told: {}", about());
+        assert!(!tells_a_secret(answer), "the answer has a secret: {}", about());
         assert!(answer.status < 500, "{}", about());
         let body: Value = match operation.schema() {
             Some(_) => serde_json::from_slice(&call.body).unwrap_or_default(),

@@ -3,6 +3,9 @@
 //! Every answer of every test is held against the OpenAPI document (see `schema`).
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, reason = "tests")]
 
+#[path = "../../../tests/random.rs"]
+mod random;
+
 mod audit;
 mod chains;
 mod data;

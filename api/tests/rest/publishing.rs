@@ -70,12 +70,12 @@ async fn what_several_workers_published_stays_until_the_last_ends_it() {
         world.publish(two).await.problem(ProblemCode::Exists);
     }
     assert_eq!(world.publishers().await, ["node-1", "node-2"]);
-    let refused = world.unpublish(three).await.problem(ProblemCode::Forbidden);
+    let refused = world.unpublish(three).await.problem(ProblemCode::NotFound);
     assert!(refused.detail.contains("node-1, node-2"), "{}", refused.detail);
     world.unpublish(one).await.expect(204);
     assert!(world.is_published().await);
     assert_eq!(world.publishers().await, ["node-2"]);
-    world.unpublish(one).await.problem(ProblemCode::Forbidden);
+    world.unpublish(one).await.problem(ProblemCode::NotFound);
     world.unpublish(two).await.expect(204);
     assert!(!world.is_published().await);
     // With its last clone.
@@ -94,7 +94,7 @@ async fn what_an_administrator_published_no_worker_ends_and_the_other_way_round(
     world.publish(ADMIN).await.expect(201);
     world.publish(one).await.problem(ProblemCode::Exists);
     assert_eq!(world.publishers().await, ["node-1", "root"]);
-    for expected in [204, 403] {
+    for expected in [204, 404] {
         world.unpublish(one).await.expect(expected);
         assert!(world.is_published().await);
     }
@@ -104,7 +104,7 @@ async fn what_an_administrator_published_no_worker_ends_and_the_other_way_round(
     assert!(world.publishers().await.is_empty());
     // Published again by another one, it is not ended by those of before.
     world.publish(one).await.expect(201);
-    world.unpublish(two).await.problem(ProblemCode::Forbidden);
+    world.unpublish(two).await.problem(ProblemCode::NotFound);
     assert_eq!(world.publishers().await, ["node-1"]);
     world.unpublish(one).await.expect(204);
     assert!(!world.is_published().await && world.publishers().await.is_empty());
@@ -124,7 +124,7 @@ async fn the_worker_that_took_it_does_not_delete_what_others_publish() {
     world.unpublish(two).await.expect(204);
     assert_eq!(delete(one).await, 204);
     assert!(world.is_published().await, "the file is a clone that goes on");
-    world.unpublish(one).await.problem(ProblemCode::Forbidden);
+    world.unpublish(one).await.problem(ProblemCode::NotFound);
     world.unpublish(ADMIN).await.expect(204);
 }
 
@@ -135,7 +135,7 @@ async fn what_was_published_before_there_were_publishers_is_ended_by_tokens_alon
     let taken: SnapshotId = world.snapshot.parse().unwrap();
     let path = FilePath::parse(&world.path()).unwrap();
     world.face.store.clone_snapshot(taken, &path).unwrap();
-    let refused = world.unpublish(one).await.problem(ProblemCode::Forbidden);
+    let refused = world.unpublish(one).await.problem(ProblemCode::NotFound);
     assert!(refused.detail.contains("by others"), "{}", refused.detail);
     world.publish(one).await.problem(ProblemCode::Exists);
     assert_eq!(world.publishers().await, ["*", "node-1"]);
@@ -144,7 +144,7 @@ async fn what_was_published_before_there_were_publishers_is_ended_by_tokens_alon
     world.unpublish(ADMIN).await.expect(204);
 }
 
-/// Whatever else lies at such a path.
+/// As one that lies at such a path, and is no clone of the snapshot.
 #[tokio::test]
 async fn a_file_that_publishes_nothing_is_no_workers() {
     let world = World::new().await;
@@ -153,6 +153,6 @@ async fn a_file_that_publishes_nothing_is_no_workers() {
     call(&world.face, ADMIN, Method::POST, "/v1/files", Some(file)).await.expect(201);
     world.publish(one).await.problem(ProblemCode::Exists);
     assert!(world.publishers().await.is_empty());
-    world.unpublish(one).await.problem(ProblemCode::Forbidden);
+    world.unpublish(one).await.problem(ProblemCode::NotFound);
     assert!(world.is_published().await, "the file is still there");
 }

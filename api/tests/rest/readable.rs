@@ -171,7 +171,7 @@ async fn a_worker_reads_what_is_published_and_goes_on_with_what_it_cloned() {
     call(&face, &two, Method::PATCH, &route, resize).await.problem(ProblemCode::Forbidden);
     let hold = Some(clone(format!("workers/{}/holds/a", id(2))));
     call(&face, &two, Method::POST, "/v1/clones", hold).await.expect(201);
-    call(&face, &two, Method::DELETE, &route, None).await.problem(ProblemCode::Forbidden);
+    call(&face, &two, Method::DELETE, &route, None).await.problem(ProblemCode::NotFound);
     call(&face, &one, Method::DELETE, &route, None).await.expect(204);
     // Its containers start from the snapshot as long as it holds a clone.
     let uri = format!("/v1/snapshots/{shared}/data");

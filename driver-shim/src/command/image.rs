@@ -135,8 +135,7 @@ pub(super) async fn run(command: ImageCommand, config: &Config) -> Result<(), Dr
 }
 
 async fn unpublish(snapshot: SnapshotId, daemon: &Daemon) -> Result<(), DriverError> {
-    daemon.unpublish(snapshot).await?;
-    if daemon.published().await?.contains(&snapshot) {
+    if daemon.unpublish(snapshot).await? == Some(true) {
         // Nothing can be done when standard error is gone.
         let _ = writeln!(
             std::io::stderr(),

@@ -17,7 +17,7 @@ use super::proto::{
 };
 use super::{labels, remote};
 use crate::metrics::Metrics;
-use crate::trust::sharing::{Sharing, layer_digest};
+use crate::trust::sharing::{Sharing, is_of_image, layer_digest};
 use crate::trust::unpacking::{self, Below, Root};
 use crate::worker::{
     Access, ContainerdExtra, Engine, Extra, Key, Kind, Registration, Usage, Volume, Worker,
@@ -128,7 +128,8 @@ impl Snapshotter {
             Some(chain) => self.sharing(active, chain, parent).await?,
             None => Sharing::Kept,
         };
-        let is_private = known.is_some() && sharing != Sharing::All;
+        let is_for_all = sharing == Sharing::All;
+        let is_private = known.is_some() && !is_for_all;
         let registered = chain.and_then(|chain| match sharing {
             Sharing::All => Some(Registration { chain, blob: None }),
             Sharing::Readers(blob) => Some(Registration { chain, blob: Some(blob) }),
@@ -150,8 +151,8 @@ impl Snapshotter {
                 self.worker.commit_bound(&volume.key, name, snapshot, committed).await?
             }
             None => {
-                // Sealed before it has its name: it may be found to be another worker's, for fewer than this one's.
-                let is_for_all = registered.is_some() && !is_private;
+                // The appliance may have this layer of another worker, for fewer than this one: that has to be known before
+                // the layer has its name.
                 let sealed = self.worker.seal(&volume.key, registered).await?;
                 if is_for_all && !self.worker.trust().shares_all() {
                     committed.is_private = self.worker.is_restricted(sealed.id).await?;
@@ -322,21 +323,22 @@ impl Snapshotter {
         Ok(own.above(&self.worker.below_is(&volume, below.as_ref(), extra.is_private).await?))
     }
 
-    /// Whether this worker has the layer, or one of the same blob, as one that is not for all, or is unpacking it so.
+    /// Whether this worker has the layer, or one of the same blob, as one that is not for all; or has begun to pull an image
+    /// with that blob so, of which containerd fetches all blobs while it unpacks the first.
     fn keeps(&self, chain: &ChainId, labels: &BTreeMap<String, String>) -> bool {
         let digest = layer_digest(labels);
         let is_it = |volume: &Volume| {
             let Ok(extra) = extra(volume) else { return false };
-            let is_same_blob = |other: Option<&str>| digest.is_some() && digest == other;
+            let has_blob = digest.is_some_and(|digest| {
+                extra.blob_digest.as_deref() == Some(digest) || is_of_image(&extra.labels, digest)
+            });
             match extra.kind {
                 Kind::Committed => {
                     let is_same_chain = extra.chain.as_deref() == Some(chain.as_str());
-                    extra.is_private
-                        && (is_same_chain || is_same_blob(extra.blob_digest.as_deref()))
+                    extra.is_private && (is_same_chain || has_blob)
                 }
                 Kind::Active => {
-                    is_same_blob(layer_digest(&extra.labels))
-                        && self.worker.trust().sharing(&extra.labels) != Sharing::All
+                    has_blob && self.worker.trust().sharing(&extra.labels) != Sharing::All
                 }
                 Kind::View => false,
             }

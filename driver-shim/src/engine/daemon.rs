@@ -99,11 +99,11 @@ impl Daemon {
         self.http.post("/publish", &PublishRequest { snapshot, chain_id }).await
     }
 
-    /// Keeps it no more.
+    /// Keeps it no more. Returns whether others keep it published, if the appliance says so.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub async fn unpublish(&self, snapshot: SnapshotId) -> Result<(), EngineError> {
+    pub async fn unpublish(&self, snapshot: SnapshotId) -> Result<Option<bool>, EngineError> {
         self.http.post("/unpublish", &PublishRequest { snapshot, chain_id: None }).await
     }
 

@@ -22,6 +22,10 @@ const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
 /// The digest of the blob that is being unpacked.
 const LAYER: &str = "containerd.io/snapshot/cri.layer-digest";
 
+/// The digests of the blobs from this layer up to the image's last, as far as a label holds them: some 55. They are said
+/// with the first layer, before any is fetched (containerd, `snapshotters.AppendInfoHandlerWrapper`).
+const LAYERS: &str = "containerd.io/snapshot/cri.image-layers";
+
 /// For whom a layer is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Sharing {
@@ -133,6 +137,12 @@ fn blob_in(image: &str, digest: &str) -> Option<RegistryBlob> {
 /// The digest of the blob that was unpacked with these labels, if the client said it.
 pub(crate) fn layer_digest(labels: &BTreeMap<String, String>) -> Option<&str> {
     labels.get(LAYER).map(String::as_str)
+}
+
+/// Whether a blob is among those of the image that is pulled with these labels.
+pub(crate) fn is_of_image(labels: &BTreeMap<String, String>, digest: &str) -> bool {
+    let layers = labels.get(LAYERS).map(String::as_str).unwrap_or_default();
+    layer_digest(labels) == Some(digest) || layers.split(',').any(|layer| layer == digest)
 }
 
 impl Trust {

@@ -165,12 +165,16 @@ impl Worker {
     /// registry that refer to the snapshot cannot be pulled any more, and once no worker has it, it goes.
     ///
     /// # Errors
-    /// `UnknownSnapshot` if it is not published, `Appliance`; with code `forbidden` if others published it, and this worker
+    /// `UnknownSnapshot` if it is not published, `Appliance`; with code `not_found` if others published it, and this worker
     /// did not.
     pub async fn unpublish(&self, snapshot: SnapshotId) -> Result<(), WorkerError> {
         match self.client().delete_file(&format!("{PUBLISHED}/{snapshot}")).await {
             Ok(()) => Ok(()),
-            Err(error) if error.is_not_found() => Err(self.unknown(snapshot)),
+            // Where others published it, the appliance says who.
+            Err(source) if source.is_not_found() => match self.is_published(snapshot).await? {
+                true => Err(source.into()),
+                false => Err(self.unknown(snapshot)),
+            },
             Err(source) => Err(source.into()),
         }
     }

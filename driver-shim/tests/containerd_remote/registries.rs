@@ -233,20 +233,10 @@ fn no_pull_makes_a_private_layer_one_for_all() {
         let early = serve(&unpacking).await;
         let theirs = pulled(&chain('8'), &private.image("team/app"));
         early.prepare_labelled(&unpack_key(7, &chain('8')), "", theirs).await.unwrap();
-        let evil = "docker.io/library/evil:1";
         for (machine, snapshots) in
             [(&private.owner, &private.snapshots), (&second, &others), (&unpacking, &early)]
         {
-            let sent = pulled_as(&chain('e'), evil, 'e');
-            let base = match is_given(snapshots, "default", sent.clone()).await {
-                true => chain('e'),
-                false => unpack_labelled(snapshots, &chain('e'), "", sent).await,
-            };
-            let sent = pulled(&chain('f'), evil);
-            let name = unpack_labelled(snapshots, &chain('f'), &base, sent).await;
-            let above = snapshot(machine, &name).await;
-            let told = second.worker.client().snapshot(above.id).await.unwrap();
-            assert!(told.chains.is_empty(), "{:?}", told.chains);
+            assert_evil_is_kept(machine, snapshots).await;
         }
         early.stop().await;
         // Another repository of the registry lets in its readers, too.
@@ -274,6 +264,48 @@ fn no_pull_makes_a_private_layer_one_for_all() {
             assert!(told.chains.is_empty(), "{:?}", told.chains);
         }
         others.stop().await;
+        private.snapshots.stop().await;
+    });
+}
+
+/// An image of another registry lists the private blob, above a layer of its own: no other worker gets that.
+async fn assert_evil_is_kept(machine: &Machine, snapshots: &Snapshots) {
+    let evil = "docker.io/library/evil:1";
+    let sent = pulled_as(&chain('e'), evil, 'e');
+    let base = match is_given(snapshots, "default", sent.clone()).await {
+        true => chain('e'),
+        false => unpack_labelled(snapshots, &chain('e'), "", sent).await,
+    };
+    let sent = pulled(&chain('f'), evil);
+    let name = unpack_labelled(snapshots, &chain('f'), &base, sent).await;
+    let above = snapshot(machine, &name).await;
+    let told = machine.worker.client().snapshot(above.id).await.unwrap();
+    assert!(told.chains.is_empty(), "{:?}", told.chains);
+}
+
+/// containerd fetches all blobs of an image while it unpacks the first, and has them after a pull that broke off.
+#[test]
+fn a_blob_of_an_image_that_is_being_pulled_makes_no_layer_for_all() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let private = Private::start(&appliance).await;
+        let mut first = pulled_as(&chain('8'), &private.image("team/app"), 'c');
+        let layers = format!("{},{}", chain('c'), chain('b'));
+        first.insert("containerd.io/snapshot/cri.image-layers".to_owned(), layers);
+        for is_unpacked in [false, true] {
+            let machine = private.worker(&appliance, OTHER).await;
+            let snapshots = serve(&machine).await;
+            match is_unpacked {
+                true => drop(unpack_labelled(&snapshots, &chain('8'), "", first.clone()).await),
+                false => {
+                    let key = unpack_key(7, &chain('8'));
+                    snapshots.prepare_labelled(&key, "", first.clone()).await.unwrap();
+                }
+            }
+            assert_evil_is_kept(&machine, &snapshots).await;
+            snapshots.stop().await;
+        }
         private.snapshots.stop().await;
     });
 }

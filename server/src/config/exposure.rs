@@ -1,4 +1,4 @@
-//! What a configuration opens to machines that nobody chose: all of the Internet by address rules, and all who see
+//! What a configuration opens to machines that no administrator chose: all of the Internet by address rules, and all who see
 //! the traffic by REST without TLS.
 //!
 //! Such a configuration is refused ([`super::check`]), unless an option that begins with `insecure-` takes it: then it

@@ -159,8 +159,8 @@ pub struct Settings {
 
     /// Take --nfs-client for more addresses than a site has [default: false]
     ///
-    /// That is a network of fewer than 8 bits, or 16 with IPv6: 0.0.0.0/0 and ::/0 are all of the
-    /// Internet. NFS is not encrypted, so all who see the traffic read the secret paths.
+    /// That is a network of fewer than 8 bits, or 16 with IPv6 (but for fc00::/7 and fe80::/10):
+    /// 0.0.0.0/0 and ::/0 are all of the Internet. NFS is not encrypted, so all who see the traffic read the secret paths.
     #[arg(long, env = "SLACKWATER_INSECURE_ANY_CLIENT", value_name = "BOOL")]
     pub insecure_any_client: Option<bool>,
 

@@ -6,8 +6,8 @@ use std::net::{SocketAddr, TcpStream};
 
 use super::connect;
 
-const NFS: u32 = 100_003;
-const MOUNT: u32 = 100_005;
+pub const NFS: u32 = 100_003;
+pub const MOUNT: u32 = 100_005;
 const LOOKUP: u32 = 3;
 const READ: u32 = 6;
 const WRITE: u32 = 7;
@@ -15,6 +15,9 @@ const COMMIT: u32 = 21;
 const GETATTR: u32 = 1;
 const CREATE: u32 = 8;
 const REMOVE: u32 = 12;
+
+/// The superuser.
+const ROOT: u32 = 0;
 
 /// The status of success (section 2.6).
 pub const OK: u32 = 0;
@@ -123,8 +126,9 @@ impl Client {
     /// Sends the WRITE that [`Client::try_write`] sent last, once more, as a client does that heard
     /// nothing: with the same transaction id.
     pub fn resend_write(&mut self, xid: u32, file: &[u8], offset_bytes: u64, data: &[u8]) {
-        let call =
-            encode(xid, (NFS, WRITE), |call| write_arguments(call, file, offset_bytes, data));
+        let call = encode(xid, ROOT, (NFS, 3, WRITE), |call| {
+            write_arguments(call, file, offset_bytes, data)
+        });
         self.stream.write_all(&call).unwrap();
     }
 
@@ -132,7 +136,7 @@ impl Client {
     /// when the connection is gone.
     pub fn send_remove(&mut self, directory: &[u8], name: &str) -> std::io::Result<()> {
         self.xid += 1;
-        let call = encode(self.xid, (NFS, REMOVE), |call| {
+        let call = encode(self.xid, ROOT, (NFS, 3, REMOVE), |call| {
             opaque(call, directory);
             opaque(call, name.as_bytes());
         });
@@ -174,7 +178,7 @@ impl Client {
         arguments: impl FnOnce(&mut Vec<u8>),
     ) -> Reply {
         self.xid += 1;
-        let call = encode(self.xid, (program, procedure), arguments);
+        let call = encode(self.xid, ROOT, (program, 3, procedure), arguments);
         self.stream.write_all(&call).unwrap();
         let mut reply = self.receive();
         let head: [u32; 6] = std::array::from_fn(|_| reply.word());
@@ -193,18 +197,19 @@ impl Client {
     }
 }
 
-/// A call of root, as a record.
-fn encode(
+/// A call of program, version and procedure by a user, as a record.
+pub fn encode(
     xid: u32,
-    (program, procedure): (u32, u32),
+    uid: u32,
+    (program, version, procedure): (u32, u32, u32),
     arguments: impl FnOnce(&mut Vec<u8>),
 ) -> Vec<u8> {
     let mut call = vec![0; 4];
-    for word in [xid, 0, 2, program, 3, procedure] {
+    for word in [xid, 0, 2, program, version, procedure] {
         call.extend(word.to_be_bytes());
     }
-    // AUTH_SYS of root: stamp, empty machine name, uid, gid, no further groups.
-    for word in [1_u32, 20, 0, 0, 0, 0, 0, 0, 0] {
+    // AUTH_SYS: stamp, empty machine name, uid, gid, no further groups.
+    for word in [1_u32, 20, 0, 0, uid, uid, 0, 0, 0] {
         call.extend(word.to_be_bytes());
     }
     arguments(&mut call);
@@ -278,7 +283,7 @@ impl Reply {
 }
 
 /// Appends variable-length opaque data, padded (RFC 4506 section 4.10).
-fn opaque(call: &mut Vec<u8>, bytes: &[u8]) {
+pub fn opaque(call: &mut Vec<u8>, bytes: &[u8]) {
     call.extend(u32::try_from(bytes.len()).unwrap().to_be_bytes());
     call.extend(bytes);
     call.resize(call.len().next_multiple_of(4), 0);

@@ -2,48 +2,15 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::common::connect;
+use crate::common::nfs::{MOUNT, NFS, encode, opaque};
+use crate::random::Random;
 
-pub const NFS: u32 = 100_003;
-pub const MOUNT: u32 = 100_005;
 const PORTMAP: u32 = 100_000;
 
 /// Largest reply that is read: a READ or READDIRPLUS of one MiB and more.
 const REPLY_BYTES_MAX: usize = 4 << 20;
-
-/// Chance by a seed that is printed (splitmix64).
-pub struct Random(u64);
-
-impl Random {
-    pub fn new() -> Self {
-        let given = std::env::var("SLACKWATER_HOSTILE_SEED").ok();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-        let seed = given.map_or(now, |text| text.parse().unwrap());
-        println!("SLACKWATER_HOSTILE_SEED={seed}");
-        Self(seed)
-    }
-
-    pub fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub fn below(&mut self, count: usize) -> usize {
-        usize::try_from(self.draw() % u64::try_from(count).unwrap()).unwrap()
-    }
-
-    pub fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
-        &all[self.below(all.len())]
-    }
-
-    pub fn bytes(&mut self, length: usize) -> Vec<u8> {
-        (0..length).map(|_| self.draw().to_le_bytes()[0]).collect()
-    }
-}
 
 /// A call: program, procedure, arguments.
 #[derive(Clone, Debug)]
@@ -108,7 +75,9 @@ impl Caller {
     /// Sends a call; the reply behind its transaction id, or nothing if the server ends the connection.
     pub fn send(&mut self, call: &Call) -> Option<Vec<u8>> {
         self.xid += 1;
-        let record = record(self.xid, self.uid, call);
+        let version = if call.program == PORTMAP { 2 } else { 3 };
+        let procedure = (call.program, version, call.procedure);
+        let record = encode(self.xid, self.uid, procedure, |to| to.extend(&call.arguments));
         let mut stream = self.stream.take().unwrap_or_else(|| connect(self.address));
         let ended = |error: &std::io::Error| {
             let kinds = [ErrorKind::WouldBlock, ErrorKind::TimedOut];
@@ -134,27 +103,4 @@ pub fn status(reply: &[u8]) -> Option<u32> {
         reply.chunks_exact(4).map(|word| u32::from_be_bytes(word.try_into().unwrap())).collect();
     // REPLY, MSG_ACCEPTED, a verifier of nothing, SUCCESS.
     matches!(words.get(..5), Some([1, 0, 0, 0, 0])).then(|| words.get(5).copied())?
-}
-
-fn record(xid: u32, uid: u32, call: &Call) -> Vec<u8> {
-    let mut bytes = vec![0; 4];
-    let version = if call.program == PORTMAP { 2 } else { 3 };
-    for word in [xid, 0, 2, call.program, version, call.procedure] {
-        bytes.extend(word.to_be_bytes());
-    }
-    // AUTH_SYS: stamp, empty machine name, uid, gid, no further groups.
-    for word in [1_u32, 20, 0, 0, uid, uid, 0, 0, 0] {
-        bytes.extend(word.to_be_bytes());
-    }
-    bytes.extend(&call.arguments);
-    let mark = 0x8000_0000 | u32::try_from(bytes.len() - 4).unwrap();
-    bytes[..4].copy_from_slice(&mark.to_be_bytes());
-    bytes
-}
-
-/// Appends variable-length opaque data, padded (RFC 4506 section 4.10).
-pub fn opaque(call: &mut Vec<u8>, bytes: &[u8]) {
-    call.extend(u32::try_from(bytes.len()).unwrap().to_be_bytes());
-    call.extend(bytes);
-    call.resize(call.len().next_multiple_of(4), 0);
 }

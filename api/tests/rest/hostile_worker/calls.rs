@@ -16,37 +16,6 @@ const RAW_PARTS: [&str; 8] =
 
 pub const RANGES: [&str; 4] = ["bytes=0-31", "bytes=-32", "bytes=4000-", "bytes=9-,0-1"];
 
-/// Choices by a seed that is printed (splitmix64).
-pub struct Random(u64);
-
-impl Random {
-    pub fn new() -> Self {
-        let given = std::env::var("SLACKWATER_HOSTILE_SEED").ok();
-        let seed = given.map_or(u64::from(std::process::id()), |text| text.parse().unwrap());
-        println!("SLACKWATER_HOSTILE_SEED={seed}");
-        Self(seed)
-    }
-
-    fn draw(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, count: usize) -> usize {
-        usize::try_from(self.draw() % u64::try_from(count).unwrap()).unwrap()
-    }
-
-    pub fn is_one_in(&mut self, count: usize) -> bool {
-        self.below(count) == 0
-    }
-
-    pub fn pick<'a, T>(&mut self, all: &'a [T]) -> &'a T {
-        &all[self.below(all.len())]
-    }
-}
-
 /// Paths with a meaning of their own, or with none.
 pub fn odd_paths() -> Vec<String> {
     let (own, victim) = (id(ATTACKER), id(VICTIM));
@@ -274,7 +243,7 @@ impl Attack {
         }
         // Published, where that is possible.
         let snapshot = body.get("snapshot_id").and_then(Value::as_str).map(str::to_owned);
-        if let Some(snapshot) = snapshot.filter(|_| self.random.is_one_in(4)) {
+        if let Some(snapshot) = snapshot.filter(|_| self.strays(4)) {
             body.insert("path".to_owned(), json!(format!("published/{snapshot}")));
         }
         Value::from(body)

@@ -105,8 +105,9 @@ pub(crate) enum Command {
     Worker(worker::WorkerCommand),
     /// List who changed what by REST, the newest first; needs the role admin
     ///
-    /// STATUS is what was answered, `-` where the caller left before, or there was no answer in time. Writing to a file is told once an hour for each
-    /// caller; what is changed over NFS is not told, but who was given a path to mount (`POST /v1/mount-paths`).
+    /// STATUS is that of the outcome, `-` where the caller left before the answer, or there was none in time. Writing to
+    /// a file is recorded once an hour for each caller. Changes over NFS are not recorded; giving out a path to mount
+    /// (`POST /v1/mount-paths`) is.
     Audit(audit::AuditArguments),
     /// Tell what this machine lacks to attach disks of the appliance
     Doctor(doctor::DoctorArguments),

@@ -3,11 +3,11 @@
 use clap::Args;
 use slackwater_client::change::{CallerKind, Change};
 use slackwater_client::query::ListChanges;
-use slackwater_client::types::PAGE_LIMIT_MAX;
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::output::{Align, JsonList, Table, moment, or_dash};
+use crate::output::{Align, Table, moment, or_dash};
+use crate::pages;
 
 /// Which changes to list.
 #[derive(Debug, Args)]
@@ -21,9 +21,8 @@ pub(crate) struct AuditArguments {
 }
 
 pub(crate) async fn run(context: &Context, arguments: AuditArguments) -> Result<(), Failure> {
-    let mut left = arguments.limit;
     let mut query = ListChanges { by: arguments.by, ..ListChanges::default() };
-    let mut table = Table::new(&[
+    let table = Table::new(&[
         ("TIME", Align::Left),
         ("BY", Align::Left),
         ("FROM", Align::Left),
@@ -31,22 +30,12 @@ pub(crate) async fn run(context: &Context, arguments: AuditArguments) -> Result<
         ("CALL", Align::Left),
         ("ABOUT", Align::Left),
     ]);
-    let mut list = JsonList::new(context.output);
-    loop {
-        query.limit = Some(usize::try_from(left).unwrap_or(usize::MAX).min(PAGE_LIMIT_MAX));
+    let page = async |limit, after| {
+        (query.limit, query.after) = (Some(limit), after);
         let page = context.client.changes(&query).await?;
-        left = left.saturating_sub(u64::try_from(page.items.len()).unwrap_or(u64::MAX));
-        if context.output.is_json() {
-            list.items(&page.items)?;
-        } else {
-            let rows: Vec<_> = page.items.iter().map(row).collect();
-            context.output.text(&table.page(&rows))?;
-        }
-        query.after = page.next;
-        if query.after.is_none() || left == 0 {
-            return list.finish();
-        }
-    }
+        Ok((page.items, page.next))
+    };
+    pages::print(context.output, Some(arguments.limit), table, row, page).await
 }
 
 fn row(change: &Change) -> Vec<String> {

@@ -2,11 +2,12 @@
 
 use clap::{Args, Subcommand};
 use slackwater_client::query::ListFiles;
-use slackwater_client::types::{File, PAGE_LIMIT_MAX};
+use slackwater_client::types::File;
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::output::{Align, JsonList, Table, fields, moment, or_dash};
+use crate::output::{Align, Table, fields, moment, or_dash};
+use crate::pages;
 use crate::several::Several;
 use crate::size::{SIZE_HELP, Size, human};
 
@@ -85,8 +86,7 @@ async fn create(context: &Context, path: &str, size: Size) -> Result<(), Failure
 
 async fn list(context: &Context, prefix: &str, limit: Option<u64>) -> Result<(), Failure> {
     let prefix = crate::name::prefix(prefix, &context.export_path);
-    let mut left = limit.unwrap_or(u64::MAX);
-    let mut table = Table::new(&[
+    let table = Table::new(&[
         ("PATH", Align::Left),
         ("SIZE", Align::Right),
         ("USED", Align::Right),
@@ -97,22 +97,12 @@ async fn list(context: &Context, prefix: &str, limit: Option<u64>) -> Result<(),
         prefix: (!prefix.is_empty()).then(|| prefix.to_owned()),
         ..ListFiles::default()
     };
-    let mut list = JsonList::new(context.output);
-    loop {
-        query.limit = Some(usize::try_from(left).unwrap_or(usize::MAX).min(PAGE_LIMIT_MAX));
+    let page = async |limit, after| {
+        (query.limit, query.after) = (Some(limit), after);
         let page = context.client.files(&query).await?;
-        left = left.saturating_sub(u64::try_from(page.items.len()).unwrap_or(u64::MAX));
-        if context.output.is_json() {
-            list.items(&page.items)?;
-        } else {
-            let rows: Vec<_> = page.items.iter().map(row).collect();
-            context.output.text(&table.page(&rows))?;
-        }
-        query.after = page.next;
-        if query.after.is_none() || left == 0 {
-            return list.finish();
-        }
-    }
+        Ok((page.items, page.next))
+    };
+    pages::print(context.output, limit, table, row, page).await
 }
 
 fn row(file: &File) -> Vec<String> {

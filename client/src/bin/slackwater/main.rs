@@ -26,6 +26,7 @@ mod interrupt;
 mod mount_path;
 mod name;
 mod output;
+mod pages;
 mod progress;
 mod rpc;
 mod several;

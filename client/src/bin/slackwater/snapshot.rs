@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use slackwater_client::query::{Diff, ListSnapshots};
-use slackwater_client::types::{
-    CreateSnapshot, DeletionPolicy, DiffExtent, ExtentKind, PAGE_LIMIT_MAX, Snapshot,
-};
+use slackwater_client::types::{CreateSnapshot, DeletionPolicy, DiffExtent, ExtentKind, Snapshot};
 
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::name::{self, LabelChange};
-use crate::output::{Align, JsonList, Table, fields, moment, or_dash};
+use crate::output::{Align, Table, fields, moment, or_dash};
+use crate::pages;
 use crate::several::Several;
 use crate::size::human;
 
@@ -129,14 +128,13 @@ async fn create(context: &Context, arguments: CreateArguments) -> Result<(), Fai
 }
 
 async fn list(context: &Context, arguments: ListArguments) -> Result<(), Failure> {
-    let mut left = arguments.limit.unwrap_or(u64::MAX);
     let mut query = ListSnapshots {
         path: arguments.path.map(|path| context.path(&path)).transpose()?,
         name: arguments.name,
         labels: arguments.labels.into_iter().collect(),
         ..ListSnapshots::default()
     };
-    let mut table = Table::new(&[
+    let table = Table::new(&[
         ("ID", Align::Left),
         ("NAME", Align::Left),
         ("PATH", Align::Left),
@@ -145,22 +143,12 @@ async fn list(context: &Context, arguments: ListArguments) -> Result<(), Failure
         ("CLONES", Align::Right),
         ("CREATED", Align::Left),
     ]);
-    let mut list = JsonList::new(context.output);
-    loop {
-        query.limit = Some(usize::try_from(left).unwrap_or(usize::MAX).min(PAGE_LIMIT_MAX));
+    let page = async |limit, after| {
+        (query.limit, query.after) = (Some(limit), after);
         let page = context.client.snapshots(&query).await?;
-        left = left.saturating_sub(u64::try_from(page.items.len()).unwrap_or(u64::MAX));
-        if context.output.is_json() {
-            list.items(&page.items)?;
-        } else {
-            let rows: Vec<_> = page.items.iter().map(row).collect();
-            context.output.text(&table.page(&rows))?;
-        }
-        query.after = page.next;
-        if query.after.is_none() || left == 0 {
-            return list.finish();
-        }
-    }
+        Ok((page.items, page.next))
+    };
+    pages::print(context.output, arguments.limit, table, row, page).await
 }
 
 fn row(snapshot: &Snapshot) -> Vec<String> {
@@ -281,12 +269,11 @@ async fn diff(context: &Context, text: &str, base: Option<&str>) -> Result<(), F
         Some(base) => Some(name::snapshot(&context.client, base).await?),
         None => None,
     };
-    let mut query = Diff { base, limit: Some(PAGE_LIMIT_MAX), after: None };
+    let mut query = Diff { base, ..Diff::default() };
     let columns = [("OFFSET", Align::Right), ("LENGTH", Align::Right), ("KIND", Align::Left)];
-    let mut table = Table::new(&columns);
-    let mut list = JsonList::new(context.output);
     let (mut data_bytes, mut hole_bytes) = (0_u64, 0_u64);
-    loop {
+    let page = async |limit, after| {
+        (query.limit, query.after) = (Some(limit), after);
         let page = context.client.diff(id, &query).await?;
         for extent in &page.items {
             let sum = match extent.kind {
@@ -295,23 +282,15 @@ async fn diff(context: &Context, text: &str, base: Option<&str>) -> Result<(), F
             };
             *sum = sum.saturating_add(extent.length_bytes);
         }
-        if context.output.is_json() {
-            list.items(&page.items)?;
-        } else {
-            let rows: Vec<_> = page.items.iter().map(extent_row).collect();
-            context.output.text(&table.page(&rows))?;
-        }
-        query.after = page.next;
-        if query.after.is_none() {
-            break;
-        }
-    }
+        Ok((page.items, page.next))
+    };
+    pages::print(context.output, None, Table::new(&columns), extent_row, page).await?;
     context.output.remark(&format!(
         "{} of data and {} of holes differ",
         human(data_bytes),
         human(hole_bytes)
     ));
-    list.finish()
+    Ok(())
 }
 
 fn extent_row(extent: &DiffExtent) -> Vec<String> {
