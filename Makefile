@@ -63,7 +63,7 @@ quick: needs ## Formatting, lints, unit and model tests: minutes, without root
 
 test: check ## Install what is missing, then formatting, lints, and every test
 	$(LEASH) cargo build --release --workspace --bins
-	@$(LEASH) sh -c 'for suite in $$(tests/suite --list); do $(LEASH) tests/suite $$suite || exit; done'
+	@$(LEASH) tests/all
 
 soak: build ## Kill the server 300 times, cut its power 50 times, load it for ten minutes
 	$(LEASH) $(RELEASE)/slackwater-bench soak kill $(ARGS)

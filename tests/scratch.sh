@@ -2,7 +2,8 @@
 # The folder of a run, and what killed runs have left of theirs; for scripts to read.
 #
 # A run holds a lock on its folder until its last process has ended. An unlocked folder is that of a run
-# that was killed before it could clean up: the next run does that.
+# that was killed before it could clean up: the next run does that. tests/all gets to know each folder by
+# the file SUITE_RECORD, and looks at what is left.
 
 # scratch_make NAME CLEAN: sets `scratch` to a new folder. CLEAN FOLDER is called for each that is left.
 scratch_make() {
@@ -20,6 +21,7 @@ scratch_make() {
         fi
     done
     scratch=$(mktemp -d -t "slackwater-$1.XXXXXX")
+    [ -z "${SUITE_RECORD:-}" ] || echo "$scratch" >>"$SUITE_RECORD"
     exec {own}<"$scratch"
     flock "$own"
     exec {others}>&-

@@ -55,7 +55,8 @@ pub(super) fn problems(report: CheckReport) -> Vec<String> {
     report.problems
 }
 
-/// Tells how a soak ended, and answers whether it `is_sound`. The folder of one that is not is kept.
+/// Tells how a soak ended, and answers whether it `is_sound`. The folder of one that is not, or that failed, is kept;
+/// that of one that was interrupted is not.
 pub(super) fn conclude(
     folder: TempDir,
     outcome: Result<(), Failure>,
@@ -63,7 +64,8 @@ pub(super) fn conclude(
     report: &impl Serialize,
     json: Option<&Path>,
 ) -> Result<bool, Failure> {
-    if outcome.is_err() || !is_sound {
+    let is_failed = outcome.as_ref().is_err_and(|failure| !matches!(failure, Failure::Interrupted));
+    if is_failed || !is_sound {
         let kept = folder.keep();
         progress(&format!("data and log are kept in {}", kept.display()));
     }

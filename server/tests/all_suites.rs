@@ -1,0 +1,110 @@
+//! `tests/all`, with a stand-in for the suites: it finds a suite that talks to a default port or socket, and what one
+//! leaves. Each run has a network, a `/run` and processes of its own, so that the default places are free there.
+#![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::process::Command;
+
+/// Makes the default places free, and runs the suites `first` and `second`.
+const RUNS: &str = r#"
+    set -e
+    mount -t tmpfs tmpfs /run
+    ip link set lo up
+    exec "$1/tests/all"
+"#;
+
+struct Ended {
+    is_passed: bool,
+    said: String,
+}
+
+/// Runs `tests/all` with suites that are a shell script; their name is `$1`, the project's folder `$root`.
+fn run(script: &str) -> Ended {
+    let directory = tempfile::tempdir().unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let suite = directory.path().join("suite");
+    let listing = r#"[ "$1" != --list ] || { echo "first second"; exit; }"#;
+    let text = format!("#!/usr/bin/env bash\nroot='{}'\n{listing}\n{script}\n", root.display());
+    fs::write(&suite, text).unwrap();
+    fs::set_permissions(&suite, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = Command::new("unshare");
+    command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+    command.args(["--propagation", "private", "sh", "-c", RUNS, "sh"]).arg(root);
+    command.env("SUITE", suite).env("SUITE_END_LIMIT_SECONDS", "3");
+    command.env("XDG_CACHE_HOME", directory.path()).env("TMPDIR", directory.path());
+    let output = command.output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    Ended { is_passed: output.status.success(), said: String::from_utf8(said).unwrap() }
+}
+
+/// Returns what it found, which is one thing.
+fn assert_found(script: &str, expected: &[&str]) -> String {
+    let ended = run(script);
+    assert!(!ended.is_passed, "`{script}` passed: {}", ended.said);
+    let found: Vec<_> = ended.said.lines().filter(|line| line.contains("FAILED:")).collect();
+    assert_eq!(found.len(), 1, "`{script}`: {}", ended.said);
+    for word in expected {
+        assert!(found[0].contains(word), "`{script}`: got {found:?}, expected {word}");
+    }
+    found[0].to_owned()
+}
+
+fn detach(device: &str) {
+    assert!(Command::new("losetup").args(["--detach", device]).status().unwrap().success());
+}
+
+#[test]
+fn as_root_suites_that_pass_and_leave_nothing_pass() {
+    let ended = run(r#"echo "suite $1""#);
+    assert!(ended.is_passed, "{}", ended.said);
+    for word in ["suite first", "suite second", "=== first", "=== second"] {
+        assert!(ended.said.contains(word), "no `{word}` in {}", ended.said);
+    }
+}
+
+#[test]
+fn as_root_the_first_suite_that_fails_ends_the_run() {
+    let ended = run(r#"echo "suite $1"; exit 3"#);
+    assert!(!ended.is_passed && ended.said.contains("suite first"), "{}", ended.said);
+    assert!(!ended.said.contains("suite second"), "{}", ended.said);
+}
+
+#[test]
+fn as_root_a_suite_that_talks_to_a_default_place_is_found() {
+    let places = [
+        ("http://127.0.0.1:8049/v1/files", "127.0.0.1 port 8049"),
+        ("http://[::1]:2049/", "::1 port 2049"),
+        ("--unix-socket /run/docker.sock http://docker/", "/run/docker.sock"),
+        (
+            "--unix-socket /run/slackwater/containerd.sock http://driver/",
+            "/run/slackwater/containerd.sock",
+        ),
+    ];
+    for (place, expected) in places {
+        let script = format!("[ $1 = second ] || curl --silent --max-time 60 {place} || true");
+        assert_found(&script, &["curl --silent", expected]);
+    }
+}
+
+#[test]
+fn as_root_what_a_suite_leaves_is_found() {
+    let once = "[ $1 = first ] || exit 0";
+    let process = format!("{once}; setsid sleep 600 >/dev/null 2>&1 &");
+    assert_found(&process, &["process", "sleep 600"]);
+    let folder = format!(r#"{once}; . "$root/tests/scratch.sh"; scratch_make left true"#);
+    assert_found(&folder, &["folder", "slackwater-left."]);
+    let disk =
+        r#"disk=$TMPDIR/${scratch##*/}.disk; truncate -s 1M "$disk"; losetup --find "$disk""#;
+    let attached = format!(r#"{folder}; {disk}; rmdir "$scratch""#);
+    let found = assert_found(&attached, &["loop device /dev/loop", "slackwater-left."]);
+    detach(found.split(' ').find(|word| word.starts_with("/dev/loop")).unwrap());
+}
+
+#[test]
+fn as_root_a_folder_that_is_to_be_kept_is_not_left() {
+    let kept = r#". "$root/tests/scratch.sh"; scratch_make kept true; touch "$scratch/kept""#;
+    let ended = run(kept);
+    assert!(ended.is_passed, "{}", ended.said);
+}
