@@ -66,9 +66,9 @@ test: check ## Install what is missing, then formatting, lints, and every test
 	@$(LEASH) tests/all
 
 soak: build ## Kill the server 300 times, cut its power 50 times, load it for ten minutes
-	$(LEASH) $(RELEASE)/slackwater-bench soak kill $(ARGS)
+	$(LEASH) tests/soak/run kill $(ARGS)
 	$(LEASH) env SLACKWATERD=$(RELEASE)/slackwaterd tests/power/run
-	$(LEASH) $(RELEASE)/slackwater-bench soak load
+	$(LEASH) tests/soak/run load
 
 bench-needs: build
 	@deploy/install-needs bench

@@ -1,11 +1,11 @@
 """What a run of suites started and made, wherever it is.
 
 ```
-variable of the environment ----> processes that have it
-the file that it names ---------> folders of suites (scratch.sh adds them)
+variable of the environment ----> processes that have it, and those that they started
+the file that it names ---------> folders of suites, and other texts that their loop devices have (scratch.sh)
 ```
-Whatever a suite starts inherits the variable, also in other namespaces and sessions. Not what it starts by
-sudo, which clears it.
+Whatever a suite starts inherits the variable, also in other namespaces and sessions, but by sudo where that is not
+asked to keep it. What a program starts without any environment is known by its parents.
 """
 
 import contextlib
@@ -24,6 +24,8 @@ RECORDS = (
 # Only reached if something does not end. Tests of this file wait for less.
 END_LIMIT_SECONDS = int(os.environ.get("SUITE_END_LIMIT_SECONDS") or 120)
 LOOK_SECONDS = 0.1
+# More parents than a process has here.
+PARENTS_MAX = 64
 
 
 class Record:
@@ -41,7 +43,7 @@ class Record:
 
     @property
     def path(self):
-        """The file that names the folders."""
+        """The file that has the folders and texts."""
         return pathlib.Path(self._file.name)
 
     @property
@@ -49,12 +51,30 @@ class Record:
         """This process's environment with the record in it, for what the run starts."""
         return os.environ | {VARIABLE: str(self.path)}
 
+    def lines(self):
+        """The folders that suites made, also those that they have removed, and other texts."""
+        return list(filter(None, self.path.read_text(encoding="utf-8").splitlines()))
+
     def folders(self):
-        """What the suites made, also what they have removed."""
-        return [pathlib.Path(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        """The folders."""
+        return [pathlib.Path(line) for line in self.lines() if _is_folder(line)]
+
+    def add(self, lines):
+        """Takes the lines of another record."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
 
     def has(self, process):
         """Whether the process with this id is of the run."""
+        for _ in range(PARENTS_MAX):
+            if process <= 1:
+                return False
+            if self._is_marked(process):
+                return True
+            process = _parent(process)
+        return False
+
+    def _is_marked(self, process):
         try:
             variables = pathlib.Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
         except OSError:
@@ -62,13 +82,13 @@ class Record:
         return f"{VARIABLE}={self.path}".encode() in variables
 
     def processes(self):
-        """Those of the run that live: their ids and commands."""
+        """Those of the run that live: their ids, and the words that they were started by."""
         found = {}
         for entry in pathlib.Path("/proc").iterdir():
-            if entry.name.isdecimal() and self.has(entry.name):
+            if entry.name.isdecimal() and self._is_marked(int(entry.name)):
                 with contextlib.suppress(OSError):
-                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
-                    found[int(entry.name)] = command.decode(errors="replace").strip()
+                    words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+                    found[int(entry.name)] = [word.decode(errors="replace") for word in words]
         return found
 
     def wait_for_end(self):
@@ -77,9 +97,11 @@ class Record:
 
     def left(self):
         """What the run has left, a line each. Called when all its suites have ended."""
-        left = [f"process {number}: {command}" for number, command in self.wait_for_end().items()]
-        folders = [folder for folder in self.folders() if not (folder / "kept").exists()]
-        return left + [line for folder in folders for line in _wait_for_none(lambda: _of(folder))]
+        def look():
+            processes = self.processes().items()
+            return [f"process {number}: {' '.join(words)}" for number, words in processes] + \
+                _left_of(self.lines())
+        return _wait_for_none(look)
 
 
 def _wait_for_none(look):
@@ -90,19 +112,37 @@ def _wait_for_none(look):
     return found
 
 
-def _of(folder):
-    """What there is of a suite's folder and of what has its name."""
-    found = [f"folder {folder}"] if folder.exists() else []
+def _is_folder(line):
+    """Folders are made by mktemp; other texts are parts of the paths of loop devices' files."""
+    return pathlib.Path(line).name.startswith("slackwater-")
+
+
+def _left_of(lines):
+    """What there is of folders and texts."""
+    folders = [pathlib.Path(line) for line in lines if _is_folder(line)]
+    names = [folder.name for folder in folders]
+    texts = names + [line for line in lines if not _is_folder(line)]
+    found = [f"folder {folder}" for folder in folders if folder.exists()]
     # Read from /sys: a tool that looks at the files themselves would hang on a dead one.
     for entry in pathlib.Path("/sys/block").glob("loop*/loop/backing_file"):
         with contextlib.suppress(OSError):
             file = entry.read_text(encoding="utf-8").strip()
-            if folder.name in file:
+            if any(text in file for text in texts):
                 found.append(f"loop device /dev/{entry.parts[3]} on {file}")
     mounts = pathlib.Path("/proc/self/mounts").read_text(encoding="utf-8").splitlines()
-    found += [f"mount {line}" for line in mounts if folder.name in line]
-    groups = pathlib.Path("/sys/fs/cgroup").rglob(f"{folder.name}*")
-    return found + [f"control group {group}" for group in groups]
+    found += [f"mount {line}" for line in mounts if any(name in line for name in names)]
+    # Others make and remove control groups meanwhile, which os.walk passes over.
+    groups = (group for _, groups, _ in os.walk("/sys/fs/cgroup") for group in groups)
+    return found + [f"control group {group}" for group in groups if group.startswith(tuple(names or ["/"]))]
+
+
+def _parent(process):
+    """The id of a process's parent; 0 if there is none."""
+    with contextlib.suppress(OSError, ValueError):
+        # Behind the name, which may hold anything.
+        status = pathlib.Path(f"/proc/{process}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(status.rsplit(")", 1)[1].split()[1])
+    return 0
 
 
 def _remove_left():

@@ -2,8 +2,9 @@
 # The folder of a run, and what killed runs have left of theirs; for scripts to read.
 #
 # A run holds a lock on its folder until its last process has ended. An unlocked folder is that of a run
-# that was killed before it could clean up: the next run does that. tests/all gets to know each folder by
-# the file SUITE_RECORD, and looks at what is left.
+# that was killed before it could clean up: the next run does that. Each folder is a line of the file that
+# SUITE_RECORD names, if it does, and so are other texts in the paths of loop devices' files: tests/all looks
+# at what is left of them.
 
 # scratch_make NAME CLEAN: sets `scratch` to a new folder. CLEAN FOLDER is called for each that is left.
 scratch_make() {

@@ -1,9 +1,10 @@
 //! `tests/crates/run`, with a stand-in for cargo: a run that is killed leaves no process and no mount, and
-//! the next one removes its files and detaches its loop devices.
+//! the next one removes its files and detaches its loop devices; one that is interrupted removes them itself.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
 use std::fs::{self, File, TryLockError};
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -69,6 +70,27 @@ fn has_ended(folder: &Path) -> bool {
 
 fn is_attached(device: &str) -> bool {
     Path::new("/sys/block").join(Path::new(device).file_name().unwrap()).join("loop").exists()
+}
+
+#[test]
+fn as_root_an_interrupted_run_ends_and_removes_its_files() {
+    let run = Run::new();
+    // As a terminal does it: all of the group gets the signal.
+    let mut command = run.command(STAYS, &[]);
+    let mut interrupted = command.process_group(0).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(interrupted.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let folder = PathBuf::from(line.split(' ').next().unwrap());
+    assert!(folder.join("disk").exists(), "got {line:?}");
+    let group = format!("-{}", interrupted.id());
+    assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
+    let deadline = Instant::now() + END_TIME;
+    while interrupted.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "it still runs");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(!interrupted.wait().unwrap().success());
+    assert!(!folder.exists(), "a run left its own folder");
 }
 
 #[test]

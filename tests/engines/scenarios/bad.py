@@ -169,9 +169,13 @@ def no_fuse(world):
     image, server = world.images.busybox(), world.server("no-fuse-appliance")
     # A /dev of its own, with what a start needs and without /dev/fuse.
     wrapper = ["unshare", "--mount", "--propagation", "unchanged", "sh", "-c", WITHOUT_FUSE, "sh"]
+    # No engine of this machine is asked.
+    none = world.scratch / "no-engine.sock"
     doctor = attempt([
-        *wrapper, os.environ["SLACKWATER_DRIVER"], "--api", server.url, "--attach", "fuse",
-        "--state-dir", world.scratch / "no-fuse", "doctor",
+        *wrapper, os.environ["SLACKWATER_DRIVER"], "--api", server.url,
+        "--nfs", f"127.0.0.1:{server.nfs_port}", "--attach", "fuse",
+        "--state-dir", world.scratch / "no-fuse",
+        "doctor", "--docker-host", f"unix://{none}", "--containerd", none,
     ])
     missing = [line for line in doctor.output.splitlines() if line.startswith("FAIL")]
     require(doctor.code != 0 and any("FUSE" in line for line in missing), f"doctor: {doctor.text}")
