@@ -62,7 +62,7 @@ pub enum CallerKind {
 pub struct ChangePage {
     /// The changes.
     pub items: Vec<Change>,
-    /// The `after` of the next page, of older ones; absent on the last page.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The `after` of the next page, of older ones; null on the last one.
+    #[serde(default)]
     pub next: Option<String>,
 }

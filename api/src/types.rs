@@ -113,8 +113,8 @@ pub struct File {
 pub struct FilePage {
     /// The files.
     pub items: Vec<File>,
-    /// The `after` of the next page; absent on the last page.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The `after` of the next page; null on the last one.
+    #[serde(default)]
     pub next: Option<String>,
 }
 
@@ -227,8 +227,8 @@ pub struct SnapshotReference {
 pub struct SnapshotPage {
     /// The snapshots.
     pub items: Vec<Snapshot>,
-    /// The `after` of the next page; absent on the last page.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The `after` of the next page; null on the last one.
+    #[serde(default)]
     pub next: Option<String>,
 }
 
@@ -307,8 +307,8 @@ pub struct DiffExtent {
 pub struct DiffPage {
     /// The extents.
     pub items: Vec<DiffExtent>,
-    /// The `after` of the next page; absent on the last page.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The `after` of the next page; null on the last one.
+    #[serde(default)]
     pub next: Option<String>,
 }
 
@@ -371,6 +371,9 @@ pub struct Stats {
     pub cache_hits: u64,
     /// Since start: blocks that were not in the block cache.
     pub cache_misses: u64,
+    /// Since start: blocks of long runs, which are read past the block cache. Release 0.2 does not count them.
+    #[serde(default)]
+    pub cache_bypassed: u64,
     /// Since start: map entries that reclaim and collapse visited.
     pub reclaimed_entries: u64,
     /// Since start: bytes that compaction rewrote.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::export::{Export, STATISTICS};
 use crate::probe::{self, Probe};
-use crate::{Access, AttachError, Method, Mounted, Options, Source};
+use crate::{Access, AttachError, Method, Mounted, MountedBy, Options, Source};
 
 /// The attached export. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -69,6 +69,11 @@ impl Attach {
     /// How the export is attached.
     pub fn method(&self) -> Method {
         self.export.method
+    }
+
+    /// By what the appliance lets this machine's mount of the export in; none while it is not mounted.
+    pub fn mounted_by(&self) -> Option<MountedBy> {
+        self.export.mounted_by()
     }
 
     /// Where the export is visible.

@@ -65,6 +65,27 @@ impl fmt::Display for Method {
     }
 }
 
+/// By what the appliance lets a mount of the export in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum MountedBy {
+    /// A secret path of the worker, which leads to its own files.
+    Worker,
+    /// A secret path of a token, which leads to the whole export.
+    Token,
+    /// The address of this machine, which leads to the whole export.
+    Address,
+}
+
+impl fmt::Display for MountedBy {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self {
+            Self::Worker => "worker",
+            Self::Token => "token",
+            Self::Address => "address",
+        })
+    }
+}
+
 impl FromStr for Method {
     type Err = AttachError;
 

@@ -17,7 +17,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
 use slackwater_attach::{
-    Access, Attach, AttachError, Options, PathSource, Source, keep_serving, run_tool,
+    Access, Attach, AttachError, MountedBy, Options, PathSource, Source, keep_serving, run_tool,
 };
 use support::{PATIENCE, Place, run, until};
 
@@ -354,6 +354,7 @@ async fn a_machine_that_joined_mounts_again_once_no_disk_is_in_use() {
     // With a disk it stays as it is, and serves.
     let attach = Attach::open(options(of_worker)).await.unwrap();
     assert_eq!(mount_source(&place), by_address);
+    assert_eq!(attach.mounted_by(), Some(MountedBy::Address));
     exercise(&place, &attach, "in use").await;
     attach.unmount(&target(&place)).await.unwrap();
     until("it is released", async || attach.is_released(DISK).await.unwrap()).await;
@@ -363,7 +364,12 @@ async fn a_machine_that_joined_mounts_again_once_no_disk_is_in_use() {
         let before = mount_fields(&place)[0].clone();
         let was = mount_source(&place);
         let expected = format!("{by_address}/{mounts}");
-        drop(Attach::open(options(mounts)).await.unwrap());
+        let mounted_by = Attach::open(options(mounts)).await.unwrap().mounted_by();
+        let is_of_worker = mounts == of_worker;
+        assert_eq!(
+            mounted_by,
+            Some(if is_of_worker { MountedBy::Worker } else { MountedBy::Token })
+        );
         assert_eq!(mount_source(&place), expected);
         // A number may be given to the next mount.
         let is_same = mount_fields(&place)[0] == before;

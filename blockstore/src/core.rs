@@ -88,6 +88,7 @@ pub(crate) struct Tally {
     pub(crate) zero_blocks: AtomicU64,
     pub(crate) cache_hits: AtomicU64,
     pub(crate) cache_misses: AtomicU64,
+    pub(crate) cache_bypassed: AtomicU64,
     pub(crate) reclaimed_entries: AtomicU64,
     pub(crate) compacted_bytes: AtomicU64,
     pub(crate) scrubbed_bytes: AtomicU64,

@@ -271,10 +271,11 @@ fn materialize(core: &Core, piece: Piece, effort: Effort, out: &mut Vec<Bytes>) 
             if effort != Effort::Wait {
                 return Ok(false);
             }
-            match core.segments.read(first, count)? {
-                Some(pieces) => out.extend(pieces),
-                None => return Ok(false),
-            }
+            let Some(pieces) = core.segments.read(first, count)? else {
+                return Ok(false);
+            };
+            core.tally.cache_bypassed.fetch_add(count, Ordering::Relaxed);
+            out.extend(pieces);
         }
         Piece::Chunks(first, count) => return through_cache(core, (first, count), effort, out),
     }

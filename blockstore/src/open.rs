@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{File, TryLockError};
 use std::io::Write as _;
 use std::ops::ControlFlow;
-use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -52,18 +52,8 @@ const STORE_RECORD_VERSION: u8 = 1;
 /// How far the threads that hash stand back: 5 is a third of the weight of a usual thread.
 const HASH_NICENESS: i32 = 5;
 
-/// Only the owner reaches the data directory: what is in it is every client's disk.
+/// Only the owner reaches the data directory: what is in it is every client's disk. One that is there keeps its mode.
 const DATA_DIR_MODE: u32 = 0o700;
-
-/// A directory that was made by somebody else has the mode that he chose, and keeps it.
-fn warn_if_open_to_others(data_dir: &Path) -> std::io::Result<()> {
-    let mode = std::fs::metadata(data_dir)?.permissions().mode() & 0o777;
-    if mode & !DATA_DIR_MODE != 0 {
-        let data_dir = data_dir.display();
-        tracing::warn!(%data_dir, mode = format_args!("{mode:03o}"), "other users of this machine may read the disks: chmod 700 it");
-    }
-    Ok(())
-}
 
 /// The folders that hold the names of those that are missing on the way to a path.
 fn parents_of_missing(path: &Path) -> Vec<&Path> {
@@ -96,7 +86,6 @@ pub(crate) fn lock(data_dir: &Path) -> Result<File> {
         .iter()
         .try_for_each(|parent| sync_folder(parent))
         .map_err(fail("sync the folder of"))?;
-    warn_if_open_to_others(data_dir).map_err(fail("look at"))?;
     let file = File::options()
         .create(true)
         .truncate(false)

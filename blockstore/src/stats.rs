@@ -72,6 +72,7 @@ pub(crate) fn stats(core: &Core) -> Stats {
         segment_read_bytes: core.segments.read_bytes(),
         cache_hits: of(&core.tally.cache_hits),
         cache_misses: of(&core.tally.cache_misses),
+        cache_bypassed: of(&core.tally.cache_bypassed),
         reclaimed_entries: of(&core.tally.reclaimed_entries),
         compacted_bytes: of(&core.tally.compacted_bytes),
         scrubbed_bytes: of(&core.tally.scrubbed_bytes),

@@ -357,6 +357,8 @@ pub struct Stats {
     pub cache_hits: u64,
     /// Since start: blocks that were not in the block cache.
     pub cache_misses: u64,
+    /// Since start: blocks of long runs, which are read past the block cache.
+    pub cache_bypassed: u64,
     /// Since start: map entries that reclaim and collapse visited.
     pub reclaimed_entries: u64,
     /// Since start: bytes that compaction rewrote.

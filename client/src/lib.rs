@@ -48,6 +48,6 @@ pub use error::ClientError;
 pub use retry::RetryPolicy;
 pub use slackwater_api::block_map::{BlockHash, BlockMap};
 pub use slackwater_api::error::ProblemCode;
-pub use slackwater_api::{change, query, types, worker};
+pub use slackwater_api::{change, exposition, query, types, worker};
 pub use token::{Token, TokenError};
 pub use transport::Client;

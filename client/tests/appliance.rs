@@ -154,6 +154,7 @@ fn snapshots_are_listed_shown_and_labelled() {
     }
     let table = appliance.ok(&["snapshot", "ls"]);
     assert!(table.starts_with("ID                                    NAME "), "{table}");
+    appliance.fails(2, &["snapshot", "ls", "--sort", "size"]);
 
     appliance.ok(&["snapshot", "label", "first", "team=db", "tier-", "new=yes"]);
     let shown = appliance.json(&["snapshot", "show", &first]);
@@ -161,6 +162,53 @@ fn snapshots_are_listed_shown_and_labelled() {
     appliance.ok(&["snapshot", "label", &first, "only=this", "--replace"]);
     let shown = appliance.ok(&["snapshot", "show", "first"]);
     assert!(shown.ends_with("label    only=this\n"), "{shown}");
+}
+
+#[test]
+fn snapshots_are_listed_by_time() {
+    let appliance = Appliance::start();
+    appliance.ok(&["file", "create", "a.img", "1M"]);
+    let taken: Vec<String> = (0..12)
+        .map(|_| appliance.ok(&["snapshot", "create", "a.img"]).trim_end().to_owned())
+        .collect();
+    let listed = |arguments: &[&str]| -> Vec<String> {
+        let list = appliance.json(&[&["snapshot", "ls"], arguments].concat());
+        let ids = list.as_array().unwrap().iter().map(|snapshot| snapshot["id"].as_str().unwrap());
+        ids.map(str::to_owned).collect()
+    };
+    assert_eq!(listed(&[]), taken);
+    assert_eq!(listed(&["--sort", "oldest", "--limit", "2"]), taken[..2]);
+    let newest: Vec<_> = taken.iter().rev().cloned().collect();
+    assert_eq!(listed(&["--sort", "newest"]), newest);
+    assert_eq!(listed(&["--sort", "newest", "--limit", "3"]), newest[..3]);
+    let mut by_id = taken.clone();
+    by_id.sort();
+    assert_eq!(listed(&["--sort", "id"]), by_id);
+    let table = appliance.ok(&["snapshot", "ls", "--sort", "newest"]);
+    let rows = table.lines().skip(1).map(|line| line.split(' ').next().unwrap());
+    assert!(rows.eq(newest.iter().map(String::as_str)), "{table}");
+}
+
+#[test]
+fn files_of_drivers_are_listed_where_they_are_asked_for() {
+    let appliance = Appliance::start();
+    let of_worker = "workers/6f4c2a7e-0000-4000-8000-000000000000/disk";
+    for path in ["a.img", of_worker, "workers.img", "published/one"] {
+        appliance.ok(&["file", "create", path, "4096"]);
+    }
+    let listed = |arguments: &[&str]| -> Vec<String> {
+        let table = appliance.ok(&[&["file", "ls"], arguments].concat());
+        table.lines().skip(1).map(|line| line.split(' ').next().unwrap().to_owned()).collect()
+    };
+    assert_eq!(listed(&[]), ["a.img", "workers.img"]);
+    let all = ["a.img", "published/one", of_worker, "workers.img"];
+    assert_eq!(listed(&["--all"]), all);
+    assert_eq!(listed(&["workers/"]), [of_worker]);
+    assert_eq!(listed(&["/published"]), ["published/one"]);
+    assert_eq!(listed(&["work"]), [of_worker, "workers.img"]);
+    assert_eq!(listed(&["a"]), ["a.img"]);
+    let json = appliance.json(&["file", "ls"]);
+    assert_eq!(json.as_array().unwrap().len(), all.len(), "{json}");
 }
 
 #[test]

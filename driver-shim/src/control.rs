@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
-use axum::http::header::CONTENT_TYPE;
+use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
@@ -29,8 +29,8 @@ use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use slackwater_archive::Reference;
-use slackwater_client::ProblemCode;
 use slackwater_client::types::{ChainId, SnapshotId};
+use slackwater_client::{ProblemCode, exposition};
 
 use crate::daemon::Stop;
 use crate::settings::Config;
@@ -38,9 +38,6 @@ use crate::trust::unpacking;
 use crate::worker::{
     Engine, Extra, Key, Kind, Reconciled, SnapshotRef, Volume, Worker, WorkerError,
 };
-
-/// The type of the metrics page.
-const METRICS_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// What the calls work with.
 #[derive(Clone, Debug)]
@@ -162,12 +159,13 @@ async fn status(State(control): State<Control>) -> Json<Value> {
             "available_bytes": stats.available_bytes }),
         Err(error) => json!({ "reachable": false, "reason": error.to_string() }),
     };
-    let (attach, mounts) = match worker.attached() {
+    let (attach, mounted_by, mounts) = match worker.attached() {
         Some(attach) => {
             let mounts = attach.mounts().await.map(|mounts| mounts.len()).ok();
-            (Some(attach.method().to_string()), mounts)
+            let mounted_by = attach.mounted_by().map(|by| by.to_string());
+            (Some(attach.method().to_string()), mounted_by, mounts)
         }
-        None => (None, None),
+        None => (None, None, None),
     };
     let users = |engine| worker.list(engine).iter().filter(|volume| volume.users > 0).count();
     let volumes = |engine| json!({ "all": worker.list(engine).len(), "in_use": users(engine) });
@@ -180,6 +178,7 @@ async fn status(State(control): State<Control>) -> Json<Value> {
         "disk_size_bytes": worker.disk_size_bytes(),
         "appliance": appliance,
         "attach": attach,
+        "mounted_by": mounted_by,
         "mounts": mounts,
         "volumes": { "docker": volumes(Engine::Docker), "containerd": volumes(Engine::Containerd) },
         "cache": cache_statistics(worker).await,
@@ -201,10 +200,12 @@ pub fn metrics_router(control: Control) -> Router {
     Router::new().route("/metrics", get(metrics)).with_state(control)
 }
 
-async fn metrics(State(control): State<Control>) -> Response {
+async fn metrics(State(control): State<Control>, headers: HeaderMap) -> Response {
     let worker = &control.worker;
     let page = worker.metrics().render(worker, cache_statistics(worker).await.as_ref());
-    ([(CONTENT_TYPE, METRICS_TYPE)], page).into_response()
+    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
+    let (media_type, page) = exposition::answer(page, accept);
+    ([(CONTENT_TYPE, media_type)], page).into_response()
 }
 
 async fn reference(

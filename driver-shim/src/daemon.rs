@@ -64,6 +64,23 @@ impl Stop {
     }
 }
 
+/// Tells what the settings open, with the way out.
+fn warn_of_what_is_unsafe(config: &Config) {
+    if is_readable_on_the_way(&config.target.api) {
+        let api = &config.target.api;
+        tracing::warn!(
+            api,
+            "tokens and credentials are sent unencrypted; use https:// beyond this machine"
+        );
+    }
+    if config.trust.references_without_mac {
+        tracing::warn!(
+            "insecure-references-without-mac is true: an image or a container that knows the id of a published \
+             snapshot becomes it; make images of release 0.2 again by `image convert`, then set it to false"
+        );
+    }
+}
+
 /// Serves the engines until a signal comes.
 ///
 /// # Errors
@@ -77,13 +94,7 @@ pub async fn run(config: Config) -> Result<(), DriverError> {
     if config.target.token_file.is_none() {
         tokio::spawn(credential::keep_fresh(config.target.client()?, config.state_dir.clone()));
     }
-    if is_readable_on_the_way(&config.target.api) {
-        let api = &config.target.api;
-        tracing::warn!(
-            api,
-            "tokens and credentials are sent unencrypted; use https:// beyond this machine"
-        );
-    }
+    warn_of_what_is_unsafe(&config);
     announce(&config, &worker);
     let ended = tokio::select! {
         () = stop.clone().asked() => None,

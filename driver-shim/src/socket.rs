@@ -1,13 +1,16 @@
 //! Unix sockets that only root reaches, and which take the place of what a dead process left.
 
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use tokio::net::{UnixListener, UnixStream};
 
 /// Only root: whoever reaches a plugin's socket can read and write every container's disk.
 const SOCKET_MODE: u32 = 0o600;
+
+/// Of the directories that are made for it: a socket has its mode only a moment after it is made.
+const DIRECTORY_MODE: u32 = 0o700;
 
 /// A socket that cannot be listened on.
 #[derive(Debug, thiserror::Error)]
@@ -64,7 +67,8 @@ pub async fn listen(path: &Path) -> Result<UnixListener, SocketError> {
 pub fn replace(path: &Path) -> Result<UnixListener, SocketError> {
     let failed = |source| SocketError::Io { path: path.to_owned(), source };
     if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent).map_err(failed)?;
+        let mut builder = std::fs::DirBuilder::new();
+        builder.recursive(true).mode(DIRECTORY_MODE).create(parent).map_err(failed)?;
     }
     let mut name = path.as_os_str().to_owned();
     // Docker takes every *.sock of its directory for a plugin.
@@ -95,7 +99,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/plugin.sock");
         let first = listen(&path).await.unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let mode_of = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode_of(&path), 0o600);
+        assert_eq!(mode_of(path.parent().unwrap()), 0o700);
         assert!(matches!(listen(&path).await, Err(SocketError::Taken { .. })));
         drop(first);
         let _second = listen(&path).await.unwrap();

@@ -363,7 +363,7 @@ fn a_reference_that_was_unpacked_is_bound() {
         write(&key("without"), "", &without).await;
         let answer = snapshots.commit("x/2/without", &key("without")).await;
         let message = refused(answer, Code::FailedPrecondition);
-        assert!(message.contains("references-without-mac"), "{message}");
+        assert!(message.contains("insecure-references-without-mac"), "{message}");
 
         write(&key("1"), "", &meant).await;
         snapshots.commit("x/2/first", &key("1")).await.unwrap();

@@ -185,6 +185,7 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
     assert_eq!(status["volumes"]["containerd"]["all"], 2, "{status}");
     assert_eq!(status["appliance"]["reachable"], true, "{status}");
     assert_eq!(status["attach"], "fuse", "{status}");
+    assert_eq!(status["mounted_by"], "address", "{status}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

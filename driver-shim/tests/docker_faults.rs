@@ -137,7 +137,7 @@ async fn references_that_anything_could_have_written_are_refused() {
         for forged in &forged {
             refused("forged", forged, "forged");
         }
-        refused("without", &without, "references-without-mac");
+        refused("without", &without, "insecure-references-without-mac");
     }
     plugin.create("pulled", "");
     plugin.apply("pulled", "", &made.to_archive());

@@ -233,9 +233,10 @@ impl Request {
             // Not by what it was answered before it was revoked.
             Err(_) => return Resent::No,
         };
-        let key =
-            DuplicateKey::new(self.peer.address, self.claim, self.xid, procedure, arguments, scope);
-        match shared.duplicates.begin(key, self.received) {
+        let (client, cache) = (self.peer.address, &shared.duplicates);
+        let arguments = cache.arguments(arguments);
+        let key = DuplicateKey::new(client, self.claim, self.xid, procedure, arguments, scope);
+        match cache.begin(key, self.received) {
             Seen::New(ticket) => {
                 self.ticket = Some(ticket);
                 Resent::No

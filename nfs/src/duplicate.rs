@@ -8,9 +8,11 @@
 //! ```
 //! Only calls that are not idempotent come here, so the others cost nothing. The key holds
 //! what makes two calls the same: the client's address (not its port: a reconnect brings a new
-//! one), the user, the transaction id, the procedure, the length and crc32c of the arguments.
+//! one), the user, the transaction id, the procedure, the length of the arguments, and a hash of them, whose key this
+//! process makes: no client can choose arguments that are taken for those of another call.
 
 use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher as _, RandomState};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -31,23 +33,28 @@ pub(crate) struct DuplicateKey {
     claim: Claim,
     xid: Xid,
     procedure: NfsProcedure,
-    length: usize,
-    checksum: u32,
+    arguments: Arguments,
     scope: Option<MountScope>,
+}
+
+/// What is kept of a call's arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Arguments {
+    length: usize,
+    hash: u64,
 }
 
 impl DuplicateKey {
     /// The key of a call with these arguments, the first of which is a handle of this scope.
-    pub(crate) fn new(
+    pub(crate) const fn new(
         client: IpAddr,
         claim: Claim,
         xid: Xid,
         procedure: NfsProcedure,
-        arguments: &[u8],
+        arguments: Arguments,
         scope: Option<MountScope>,
     ) -> Self {
-        let checksum = crc32c::crc32c(arguments);
-        Self { client, claim, xid, procedure, length: arguments.len(), checksum, scope }
+        Self { client, claim, xid, procedure, arguments, scope }
     }
 }
 
@@ -66,6 +73,8 @@ pub(crate) enum Seen {
 #[derive(Debug)]
 pub(crate) struct DuplicateCache {
     shards: [Mutex<Shard>; SHARDS],
+    /// Keyed at random.
+    hasher: RandomState,
 }
 
 const SHARDS: usize = 16;
@@ -95,7 +104,13 @@ pub(crate) struct Ticket {
 impl DuplicateCache {
     /// An empty cache.
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { shards: std::array::from_fn(|_| Mutex::default()) })
+        let shards = std::array::from_fn(|_| Mutex::default());
+        Arc::new(Self { shards, hasher: RandomState::new() })
+    }
+
+    /// What a key has of these arguments.
+    pub(crate) fn arguments(&self, arguments: &[u8]) -> Arguments {
+        Arguments { length: arguments.len(), hash: self.hasher.hash_one(arguments) }
     }
 
     fn shard(&self, key: &DuplicateKey) -> &Mutex<Shard> {
@@ -169,9 +184,18 @@ mod tests {
     use std::net::Ipv4Addr;
     use std::time::Duration;
 
-    fn key(xid: u32, arguments: &[u8]) -> DuplicateKey {
-        let client = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        DuplicateKey::new(client, Claim::Nobody, Xid(xid), NfsProcedure::Remove, arguments, None)
+    fn key(cache: &DuplicateCache, xid: u32, arguments: &[u8]) -> DuplicateKey {
+        let (client, procedure) = (IpAddr::V4(Ipv4Addr::LOCALHOST), NfsProcedure::Remove);
+        let arguments = cache.arguments(arguments);
+        DuplicateKey::new(client, Claim::Nobody, Xid(xid), procedure, arguments, None)
+    }
+
+    #[test]
+    fn another_process_has_another_key() {
+        let [one, two] = [DuplicateCache::new(), DuplicateCache::new()];
+        assert_eq!(key(&one, 1, b"a"), key(&one, 1, b"a"));
+        assert_ne!(one.arguments(b"a"), two.arguments(b"a"));
+        assert_ne!(one.arguments(b"a"), one.arguments(b"b"));
     }
 
     fn finish(cache: &Arc<DuplicateCache>, key: DuplicateKey, reply: Bytes, now: Instant) {
@@ -184,11 +208,13 @@ mod tests {
     #[test]
     fn a_call_is_run_once_and_its_reply_sent_again() {
         let (cache, now) = (DuplicateCache::new(), Instant::now());
-        let Seen::New(ticket) = cache.begin(key(1, b"a"), now) else { panic!("not new") };
-        assert!(matches!(cache.begin(key(1, b"a"), now), Seen::InProgress));
+        let Seen::New(ticket) = cache.begin(key(&cache, 1, b"a"), now) else { panic!("not new") };
+        assert!(matches!(cache.begin(key(&cache, 1, b"a"), now), Seen::InProgress));
         ticket.finish(Bytes::from_static(b"reply"), now);
         for _ in 0..2 {
-            let Seen::Done(reply) = cache.begin(key(1, b"a"), now) else { panic!("not done") };
+            let Seen::Done(reply) = cache.begin(key(&cache, 1, b"a"), now) else {
+                panic!("not done")
+            };
             assert_eq!(reply, "reply");
         }
     }
@@ -196,12 +222,12 @@ mod tests {
     #[test]
     fn calls_that_differ_in_anything_are_not_the_same() {
         let (cache, now) = (DuplicateCache::new(), Instant::now());
-        let first = key(1, b"a");
+        let first = key(&cache, 1, b"a");
         finish(&cache, first, Bytes::new(), now);
         let others = [
-            key(1, b"b"),
-            key(1, b"aa"),
-            key(2, b"a"),
+            key(&cache, 1, b"b"),
+            key(&cache, 1, b"aa"),
+            key(&cache, 2, b"a"),
             DuplicateKey { client: "127.0.0.2".parse().unwrap(), ..first },
             DuplicateKey { procedure: NfsProcedure::RemoveDirectory, ..first },
             DuplicateKey { claim: Claim::User(crate::auth::Credentials::new(1, 1, &[])), ..first },
@@ -214,18 +240,18 @@ mod tests {
     #[test]
     fn a_call_that_was_not_run_is_forgotten() {
         let (cache, now) = (DuplicateCache::new(), Instant::now());
-        drop(cache.begin(key(1, b"a"), now));
-        assert!(matches!(cache.begin(key(1, b"a"), now), Seen::New(_)));
+        drop(cache.begin(key(&cache, 1, b"a"), now));
+        assert!(matches!(cache.begin(key(&cache, 1, b"a"), now), Seen::New(_)));
     }
 
     #[test]
     fn replies_are_forgotten_with_age() {
         let (cache, now) = (DuplicateCache::new(), Instant::now());
-        finish(&cache, key(1, b"a"), Bytes::new(), now);
+        finish(&cache, key(&cache, 1, b"a"), Bytes::new(), now);
         let later = now + limits::DUPLICATES_AGE;
-        assert!(matches!(cache.begin(key(1, b"a"), later), Seen::Done(_)));
+        assert!(matches!(cache.begin(key(&cache, 1, b"a"), later), Seen::Done(_)));
         let too_late = later + Duration::from_secs(1);
-        assert!(matches!(cache.begin(key(1, b"a"), too_late), Seen::New(_)));
+        assert!(matches!(cache.begin(key(&cache, 1, b"a"), too_late), Seen::New(_)));
     }
 
     #[test]
@@ -233,17 +259,17 @@ mod tests {
         let (cache, now) = (DuplicateCache::new(), Instant::now());
         let xid = |call: usize| u32::try_from(call * SHARDS).unwrap();
         for call in 0..=SHARD_ENTRIES_MAX {
-            finish(&cache, key(xid(call), b""), Bytes::new(), now);
+            finish(&cache, key(&cache, xid(call), b""), Bytes::new(), now);
         }
-        assert!(matches!(cache.begin(key(xid(1), b""), now), Seen::Done(_)));
-        assert!(matches!(cache.begin(key(xid(0), b""), now), Seen::New(_)));
+        assert!(matches!(cache.begin(key(&cache, xid(1), b""), now), Seen::Done(_)));
+        assert!(matches!(cache.begin(key(&cache, xid(0), b""), now), Seen::New(_)));
 
         let cache = DuplicateCache::new();
         let reply = Bytes::from(vec![0; SHARD_BYTES_MAX / 2]);
         for call in 0..3 {
-            finish(&cache, key(xid(call), b""), reply.clone(), now);
+            finish(&cache, key(&cache, xid(call), b""), reply.clone(), now);
         }
-        assert!(matches!(cache.begin(key(xid(0), b""), now), Seen::New(_)));
-        assert!(matches!(cache.begin(key(xid(2), b""), now), Seen::Done(_)));
+        assert!(matches!(cache.begin(key(&cache, xid(0), b""), now), Seen::New(_)));
+        assert!(matches!(cache.begin(key(&cache, xid(2), b""), now), Seen::Done(_)));
     }
 }

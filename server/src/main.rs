@@ -21,9 +21,11 @@ fn main() -> ExitCode {
     match carry_out(&parsed) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // One line: whoever reads a journal greps for it. Nothing can be done when
+            // The name on each line: those who read a journal search for it. Nothing can be done when
             // standard error is gone.
-            let _ = writeln!(std::io::stderr(), "slackwaterd: {error}");
+            for line in error.to_string().lines() {
+                let _ = writeln!(std::io::stderr(), "slackwaterd: {line}");
+            }
             ExitCode::from(error.exit_code())
         }
     }

@@ -105,10 +105,3 @@ fn as_root_what_a_suite_leaves_is_found() {
     let found = assert_found(&attached, &["loop device /dev/loop", "slackwater-left."]);
     detach(found.split(' ').find(|word| word.starts_with("/dev/loop")).unwrap());
 }
-
-#[test]
-fn as_root_a_folder_that_is_to_be_kept_is_not_left() {
-    let kept = r#". "$root/tests/scratch.sh"; scratch_make kept true; touch "$scratch/kept""#;
-    let ended = run(kept);
-    assert!(ended.is_passed, "{}", ended.said);
-}

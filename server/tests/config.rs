@@ -2,6 +2,8 @@
 //! the environment is part of it.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -51,10 +53,15 @@ fn file(directory: &TempDir, text: &str) -> String {
 
 /// One line on standard error, and the exit code of a wrong configuration.
 fn refused(output: &Output) -> String {
+    refused_for(output, 1)
+}
+
+/// What is told of so many faults, a line each.
+fn refused_for(output: &Output, faults: usize) -> String {
     let text = stderr(output);
     assert_eq!(output.status.code(), Some(2), "{text}");
-    assert_eq!(text.lines().count(), 1, "more than one line: {text}");
-    assert!(text.starts_with("slackwaterd: "), "{text}");
+    assert_eq!(text.lines().count(), faults, "expected {faults} lines: {text}");
+    assert!(text.lines().all(|line| line.starts_with("slackwaterd: ")), "{text}");
     assert!(output.stdout.is_empty());
     text
 }
@@ -159,7 +166,7 @@ fn one_form_of_the_password_wins_over_the_other_of_a_lower_layer() {
     assert_eq!(shown(&text, "vmstore-password-file").1, "flag");
     assert!(!text.contains("vmstore-password ="), "{text}");
 
-    let path = file(&directory, "vmstore-user = \"u\"\nvmstore-password = \"x\"\n");
+    let path = file(&directory, "vmstore-user = \"u\"\nvmstore-password = \"another one\"\n");
     let flags = ["--data-dir", "/d", "--config", &path, "--vmstore-password-file", password];
     let text = stdout(&check(&flags, &[]));
     assert!(!text.contains("vmstore-password ="), "{text}");
@@ -210,29 +217,72 @@ fn what_cannot_be_served_is_refused() {
     let tokens = directory.path().join("tokens");
     std::fs::write(&tokens, "ops admin 0123456789abcdef\n").unwrap();
     let tokens = tokens.to_str().unwrap();
-    for (arguments, reason) in [
-        (&[][..], "data-dir is not set"),
-        (&["--data-dir", "/d", "--nfs-listen", "0.0.0.0:2049"], "--nfs-client"),
-        (&["--data-dir", "/d", "--api-listen", "[::]:8049"], "--token-file"),
+    for (arguments, reasons) in [
+        (&[][..], &["data-dir is not set"][..]),
+        (&["--data-dir", "/d", "--nfs-listen", "0.0.0.0:2049"], &["--nfs-client"]),
+        (
+            &["--data-dir", "/d", "--api-listen", "[::]:8049"],
+            &["--token-file", "--insecure-plain-http"],
+        ),
         (
             &["--data-dir", "/d", "--api-listen", "[::]:8049", "--insecure-no-tokens", "true"],
-            "--token-file",
+            &["--token-file", "--insecure-plain-http"],
         ),
         (
             &["--data-dir", "/d", "--nfs-listen", "[::]:2049", "--nfs-client", "0.0.0.0/0:rw"],
-            "--insecure-any-client",
+            &["--insecure-any-client"],
         ),
         (
             &["--data-dir", "/d", "--api-listen", "10.0.0.5:8049", "--token-file", tokens],
-            "--insecure-plain-http",
+            &["--insecure-plain-http"],
         ),
-        (&["--data-dir", "/d", "--memory", "1MiB"], "at least"),
-        (&["--data-dir", "/d", "--tls-cert", "/c"], "without tls-key"),
-        (&["--data-dir", "/d", "--export-path", "slack"], "begins with /"),
+        (&["--data-dir", "/d", "--memory", "1MiB"], &["at least"]),
+        (
+            &["--tls-cert", "/c", "--export-path", "slack", "--memory", "1MiB"],
+            &["data-dir is not set", "without tls-key", "at least", "begins with /"],
+        ),
     ] {
-        let error = refused(&check(arguments, &[]));
-        assert!(error.contains(reason), "{error}");
+        let error = refused_for(&check(arguments, &[]), reasons.len());
+        for (line, reason) in error.lines().zip(reasons) {
+            assert!(line.contains(reason), "expected {reason}: {error}");
+        }
     }
+}
+
+#[test]
+fn what_is_unsafe_is_told_with_the_way_out() {
+    let directory = TempDir::new().unwrap();
+    let tokens = directory.path().join("tokens");
+    std::fs::write(&tokens, "ops admin 0123456789abcdef\n").unwrap();
+    std::fs::set_permissions(&tokens, Permissions::from_mode(0o644)).unwrap();
+    let store = directory.path().join("store");
+    std::fs::create_dir(&store).unwrap();
+    std::fs::set_permissions(&store, Permissions::from_mode(0o755)).unwrap();
+    let (tokens, store) = (tokens.to_str().unwrap(), store.to_str().unwrap());
+    let arguments = [
+        &["--data-dir", store, "--token-file", tokens][..],
+        &["--nfs-listen", "10.0.0.5:2049", "--nfs-client", "0.0.0.0/0:rw"],
+        &["--api-listen", "10.0.0.5:8049", "--insecure-any-client", "true"],
+        &["--insecure-plain-http", "true", "--insecure-address-only", "true"],
+        &["--insecure-no-tokens", "true"],
+    ];
+    let output = check(&arguments.concat(), &[]);
+    assert_eq!(output.status.code(), Some(0));
+    let told = stderr(&output);
+    for words in [
+        ["holds a secret", "chmod 600"],
+        ["in plain text (1)", "slackwaterd token hash"],
+        ["where the disks are", "chmod 700"],
+        ["--insecure-address-only is true", "mount-path"],
+        ["--insecure-any-client is true", "list the networks"],
+        ["--insecure-no-tokens is true", "set it to false"],
+        ["--insecure-plain-http is true", "--tls-cert"],
+    ] {
+        let has = |line: &&str| words.iter().all(|word| line.contains(word));
+        assert_eq!(told.lines().filter(has).count(), 1, "{words:?}: {told}");
+    }
+    assert!(told.lines().all(|line| line.starts_with("slackwaterd: warning: ")), "{told}");
+    assert_eq!(told.lines().count(), 7, "{told}");
 }
 
 #[test]

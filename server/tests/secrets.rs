@@ -160,7 +160,7 @@ fn the_data_directory_is_the_owners_alone() {
     let directory = TempDir::new().unwrap();
     let data_dir = directory.path().join("deep/store");
     let mode = || std::fs::metadata(&data_dir).unwrap().permissions().mode() & 0o777;
-    let advice = format!("data_dir={}", data_dir.display());
+    let advice = format!("may enter {}", data_dir.display());
     let log_of_a_run = || {
         let mut server = Server::start(&data_dir);
         server.signal(Signal::TERM);
@@ -170,7 +170,7 @@ fn the_data_directory_is_the_owners_alone() {
     let log = log_of_a_run();
     assert_eq!(mode(), 0o700);
     assert!(!log.contains(&advice), "{log}");
-    // One that the administrator made is left as he made it, and he is told.
+    // One that an administrator made is left as it is, and the log names it.
     std::fs::set_permissions(&data_dir, Permissions::from_mode(0o755)).unwrap();
     let log = log_of_a_run();
     assert_eq!(mode(), 0o755);

@@ -35,6 +35,7 @@ use crate::options::ApiOptions;
 use crate::paths;
 use crate::query::PutData;
 use crate::router::Mount;
+use crate::routes::conditional::has_already;
 use crate::routes::range::{Wanted, wanted};
 use crate::scope::Scope;
 use crate::state::Shared;
@@ -74,10 +75,12 @@ pub(crate) fn mount(mount: Mount) -> Mount {
         ("path" = String, Path, description = "The file's path, its slashes as %2F"),
         ("range" = Option<String>, Header, description = "One range of bytes"),
         ("if-range" = Option<String>, Header, description = "Ignore `Range` unless this is the `ETag`"),
+        ("if-none-match" = Option<String>, Header, description = "Answer 304 if one of these is the `ETag`"),
     ),
     responses(
         (status = 200, description = "All bytes", content_type = "application/octet-stream"),
         (status = 206, description = "The range", content_type = "application/octet-stream"),
+        (status = 304, description = "The bytes are those of `If-None-Match`"),
         (status = 404, description = "Nothing is at the path"),
         (status = 409, description = "The path is no file's"),
         (status = 416, description = "The range begins at or after the end"),
@@ -117,10 +120,12 @@ pub(crate) async fn get_file(
         ("id" = String, Path, format = Uuid, description = "The snapshot's id"),
         ("range" = Option<String>, Header, description = "One range of bytes"),
         ("if-range" = Option<String>, Header, description = "Ignore `Range` unless this is the `ETag`"),
+        ("if-none-match" = Option<String>, Header, description = "Answer 304 if one of these is the `ETag`"),
     ),
     responses(
         (status = 200, description = "All bytes", content_type = "application/octet-stream"),
         (status = 206, description = "The range", content_type = "application/octet-stream"),
+        (status = 304, description = "The bytes are those of `If-None-Match`"),
         (status = 404, description = "There is no such snapshot"),
         (status = 416, description = "The range begins at or after the end"),
         (status = 422, description = "The id is no UUID in lower case"),
@@ -158,6 +163,11 @@ async fn send(
     headers: &HeaderMap,
 ) -> Result<Response, Failure> {
     let size_bytes = readable.size_bytes;
+    let tag = HeaderValue::from_str(&readable.entity_tag).ok();
+    let tag = tag.map(|tag| [(header::ETAG, tag)]);
+    if has_already(headers, &readable.entity_tag) {
+        return Ok((StatusCode::NOT_MODIFIED, tag, ()).into_response());
+    }
     let (status, range) = match wanted(headers, &readable.entity_tag, size_bytes) {
         Wanted::All => (StatusCode::OK, 0..size_bytes),
         Wanted::Part(range) => (StatusCode::PARTIAL_CONTENT, range),
@@ -172,14 +182,11 @@ async fn send(
         let permit = state.data_stream().await?;
         stream_out(state, readable.source, range, permit, standing)
     };
-    let mut response = (status, body).into_response();
+    let mut response = (status, tag, body).into_response();
     let answer = response.headers_mut();
     answer.insert(header::CONTENT_TYPE, HeaderValue::from_static(MEDIA_TYPE));
     answer.insert(header::CONTENT_LENGTH, length_bytes.into());
     answer.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    if let Ok(tag) = HeaderValue::from_str(&readable.entity_tag) {
-        answer.insert(header::ETAG, tag);
-    }
     if status == StatusCode::PARTIAL_CONTENT
         && let Ok(value) = HeaderValue::from_str(&content_range)
     {

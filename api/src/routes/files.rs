@@ -151,7 +151,8 @@ pub(crate) async fn update(
             // Directories are renamed over NFS; here the path is to be a file's.
             state.call(move |store| store.rename_file(&path, &target)).await?
         }
-        _ => return Err(Failure::invalid("give either size_bytes or path, not both")),
+        (None, None) => return Err(Failure::invalid("give size_bytes or path; got neither")),
+        (Some(_), Some(_)) => return Err(Failure::invalid("give size_bytes or path; got both")),
     };
     Ok(Json(convert::file(&info)))
 }

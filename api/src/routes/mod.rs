@@ -3,6 +3,7 @@
 pub(crate) mod audit;
 pub(crate) mod chains;
 pub(crate) mod clones;
+pub(crate) mod conditional;
 pub(crate) mod data;
 pub(crate) mod files;
 pub(crate) mod map;

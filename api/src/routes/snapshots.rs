@@ -46,7 +46,7 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 /// Lists snapshots
 ///
 /// In order of their ids, those that the caller reads. A page may hold fewer items than asked for, or none; only a page
-/// without `next` is the last one.
+/// whose `next` is null is the last one.
 #[utoipa::path(
     get, path = paths::SNAPSHOTS, tag = "snapshots", operation_id = "listSnapshots",
     params(

@@ -4,11 +4,12 @@ use std::borrow::Cow;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderName, Method, header};
+use axum::http::{HeaderMap, HeaderName, Method, header};
 use slackwater_blockstore::InodeId;
 
 use crate::convert;
 use crate::error::ProblemCode;
+use crate::exposition;
 use crate::extract::OptionalJsonBody;
 use crate::failure::Failure;
 use crate::openapi;
@@ -16,9 +17,6 @@ use crate::paths;
 use crate::router::Mount;
 use crate::state::Shared;
 use crate::types::{CheckReport, CheckRequest, GcReport, Health, Stats};
-
-/// Media type of OpenMetrics' text format, which Prometheus reads.
-const METRICS_MEDIA_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 pub(crate) fn mount(mount: Mount) -> Mount {
     mount
@@ -85,15 +83,25 @@ pub(crate) async fn gc(State(state): State<Shared>) -> Result<Json<GcReport>, Fa
 }
 
 /// Shows metrics for Prometheus
+///
+/// In OpenMetrics' format where `Accept` names it, else in Prometheus' text format 0.0.4.
 #[utoipa::path(
     get, path = paths::METRICS, tag = "appliance", operation_id = "getMetrics",
-    responses((status = 200, description = "OpenMetrics text", body = String, content_type = "application/openmetrics-text")),
+    responses((status = 200, description = "The metrics", content(
+        (String = "text/plain"),
+        (String = "application/openmetrics-text"),
+    ))),
 )]
 pub(crate) async fn metrics(
     State(state): State<Shared>,
+    headers: HeaderMap,
 ) -> ([(HeaderName, &'static str); 1], String) {
     let page = state.api_metrics.render_after(&state.metrics.render());
-    ([(header::CONTENT_TYPE, METRICS_MEDIA_TYPE)], page)
+    // Lists in several lines are one list (RFC 9110 section 5.3).
+    let accept: Vec<_> =
+        headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let (media_type, page) = exposition::answer(page, Some(&accept.join(",")));
+    ([(header::CONTENT_TYPE, media_type)], page)
 }
 
 /// Tells that the process is up

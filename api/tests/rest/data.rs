@@ -71,6 +71,29 @@ async fn the_tag_of_a_file_changes_with_it() {
 }
 
 #[tokio::test]
+async fn bytes_that_the_client_has_are_not_sent_again() {
+    let face = Face::new();
+    face.make_file("a", 10).await;
+    let snapshot = face.take_snapshot("a").await;
+    for route in ["/v1/files/a/data".to_owned(), format!("/v1/snapshots/{}/data", snapshot.id)] {
+        let tag = face.get(&route).await.header(header::ETAG).to_owned();
+        // It counts before the range (RFC 9110 section 13.2.2).
+        for headers in [
+            &[("if-none-match", tag.as_str())][..],
+            &[("if-none-match", tag.as_str()), ("range", "bytes=0-3")],
+        ] {
+            for method in [Method::GET, Method::HEAD] {
+                let answer = face.call(method, &route, headers, None).await.expect(304);
+                assert_eq!(answer.header(header::ETAG), tag);
+                assert!(answer.body.is_empty());
+            }
+        }
+        let other = [("if-none-match", "\"other\""), ("range", "bytes=0-3")];
+        assert_eq!(face.call(Method::GET, &route, &other, None).await.expect(206).body.len(), 4);
+    }
+}
+
+#[tokio::test]
 async fn zeros_take_no_space() {
     let face = Face::new();
     face.make_file("a", 0).await;

@@ -98,6 +98,8 @@ async fn pages_hold_every_file_once_and_in_order() {
         after = format!("&after={}", slackwater_api::paths::encode_component(next.as_bytes()));
     }
     assert_eq!(listed, paths);
+    let last = face.get("/v1/files?limit=25").await.json();
+    assert_eq!(last.get("next"), Some(&serde_json::Value::Null), "{last}");
     let exact: FilePage = face.get("/v1/files?limit=25").await.parse();
     assert_eq!((exact.items.len(), exact.next), (25, None));
     let some: FilePage = face.get("/v1/files?prefix=/d1/f%200").await.parse();

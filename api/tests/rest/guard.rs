@@ -142,13 +142,21 @@ async fn health_and_metrics_answer() {
     assert_eq!(face.get("/readyz").await.expect(200).json(), json!({"status": "ok"}));
     face.get("/v1/files/gone").await.expect(404);
     let metrics = face.get("/metrics").await.expect(200);
-    assert!(metrics.header(header::CONTENT_TYPE).starts_with("application/openmetrics-text"));
+    assert_eq!(metrics.header(header::CONTENT_TYPE), "text/plain; version=0.0.4; charset=utf-8");
     let text = std::str::from_utf8(&metrics.body).unwrap();
+    assert!(text.contains("# TYPE slackwater_api_requests_total counter\n"), "{text}");
+    let accept = [("accept", "text/plain;q=0.3"), ("accept", "application/openmetrics-text;q=0.5")];
+    let metrics = face.call(Method::GET, "/metrics", &accept, None).await.expect(200);
+    assert!(metrics.header(header::CONTENT_TYPE).starts_with("application/openmetrics-text"));
+    let openmetrics = std::str::from_utf8(&metrics.body).unwrap();
+    assert!(openmetrics.contains("# TYPE slackwater_api_requests counter\n"), "{openmetrics}");
+    let is_ended = openmetrics.ends_with("# EOF\n") && openmetrics.matches("# EOF").count() == 1;
+    assert!(is_ended, "{openmetrics}");
     assert!(text.starts_with("test_metric 1\n"), "{text}");
     let line =
         r#"slackwater_api_requests_total{method="GET",route="/v1/files/{path}",status="404"} 1"#;
     assert!(text.contains(line), "{text}");
-    assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1, "{text}");
+    assert!(!text.contains("# EOF"), "{text}");
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 //! meaning, and reads and changes nothing that is not its own.
 //!
 //! Routes, queries and bodies are those of the OpenAPI document, so a new route is called too. What a worker may do with
-//! what is shared (THREATS.md, "A malicious worker") it does; that is left out where the appliance is compared.
+//! what is shared (THREATS.md, "A worker that joined") it does; that is left out where the appliance is compared.
 //! `SLACKWATER_HOSTILE_SEED=N` gives the seed of the random calls.
 
 mod calls;

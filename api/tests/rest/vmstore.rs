@@ -215,6 +215,16 @@ async fn lists_are_filtered_sorted_and_paged() {
     assert_eq!(descriptions("since=2100-01-01T00:00:00.000Z").await.0, 0);
     assert_eq!(descriptions("until=2100-01-01T00:00:00.000%2B0100").await.0, 8);
     assert_eq!(descriptions("vmUuid=unknown").await.0, 0);
+    // As Cinder's driver looks for images that nothing uses any more, to delete them.
+    let cleanup = |until: &str, word: &str| {
+        format!(
+            "sortedBy=createTime&target=SNAPSHOT&consistency=CRASH_CONSISTENT&hasClone=No&type=CINDER_GENERATED_SNAPSHOT\
+             &contain={word}&limit=100&page=1&sortOrder=DESC&since=1970-01-01T00%3A00%3A00&until={until}"
+        )
+    };
+    assert_eq!(descriptions(&cleanup("2100-01-01T00:00:00", "snap-")).await.0, 7);
+    assert_eq!(descriptions(&cleanup("2020-01-01T00:00:00", "snap-")).await.0, 0);
+    assert_eq!(descriptions(&cleanup("2100-01-01T00:00:00", "image-")).await.0, 0);
     let first = client.get("snapshot?limit=5").await.json();
     assert_eq!((&first["pageTotal"], &first["next"]), (&json!(2), &json!("limit=5&page=2")));
     let last = client.get(&format!("snapshot?{}", first["next"].as_str().unwrap())).await.json();

@@ -18,10 +18,13 @@ use super::{Export, FIRST_MOUNT_TIME_LIMIT, SNAPSHOTS, make_directory};
 use crate::kernel::{self, MountPoint};
 use crate::serving;
 use crate::tools::{self, MODPROBE, MOUNT, STAT, Tools};
-use crate::{AttachError, Method, Options};
+use crate::{AttachError, Method, MountedBy, Options};
+
+/// The name below which secret paths of workers are.
+const WORKER_MOUNTS: &str = ".worker";
 
 /// The names below which secret paths are: of workers, and of others.
-const SECRET_MOUNTS: [&str; 2] = [".worker", ".export"];
+const SECRET_MOUNTS: [&str; 2] = [WORKER_MOUNTS, ".export"];
 
 /// The type of a kernel NFS mount.
 const NFS_FILE_SYSTEM: &str = "nfs";
@@ -61,6 +64,16 @@ impl Export {
             point.source.starts_with(source)
         };
         SECRET_MOUNTS.into_iter().find(|&mounts| is_below(mounts))
+    }
+
+    /// By what the appliance lets its mount in. A local directory is not mounted.
+    pub(crate) fn mounted_by(&self) -> Option<MountedBy> {
+        let point = kernel::mounted_at(&self.directory).ok().flatten()?;
+        self.is_ours(&point).then(|| match self.mounted_below(&point) {
+            Some(WORKER_MOUNTS) => MountedBy::Worker,
+            Some(_) => MountedBy::Token,
+            None => MountedBy::Address,
+        })
     }
 
     /// Below which name of the export its secret path is from now on, if it is asked for one.

@@ -419,7 +419,8 @@ fn info(volume: &Volume) -> Result<Info, CallError> {
         parent: volume.parent.as_ref().map(|parent| parent.name.clone()).unwrap_or_default(),
         kind: kind.into(),
         created_at: Some(moment(volume.created_at)),
-        updated_at: Some(moment(extra.updated_at)),
+        // What was never updated has equal times. It was made a moment after its record was.
+        updated_at: Some(moment(extra.updated_at.max(volume.created_at))),
         labels: extra.labels.clone().into_iter().collect(),
     })
 }

@@ -203,7 +203,9 @@ impl Config {
             cache_size: given(settings.cache_size, "cache-size")?,
             disk_size,
             trust: Trust {
-                references_without_mac: settings.references_without_mac.unwrap_or_default(),
+                references_without_mac: settings
+                    .insecure_references_without_mac
+                    .unwrap_or_default(),
                 makers: trusted_makers(settings.trusted_makers.as_deref())?,
                 private_layers: settings.private_layers.unwrap_or_default(),
                 private_registries: private_registries(settings.private_registries.as_deref())?,

@@ -76,8 +76,8 @@ pub struct Settings {
     /// Their references have no message authentication code (MAC) of the appliance: what runs in a container
     /// can write one, and become the snapshot of any published image, or of what is committed just now, if it
     /// knows the id.
-    #[arg(long, env = "SLACKWATER_REFERENCES_WITHOUT_MAC", value_name = "BOOL")]
-    pub references_without_mac: Option<bool>,
+    #[arg(long, env = "SLACKWATER_INSECURE_REFERENCES_WITHOUT_MAC", value_name = "BOOL")]
+    pub insecure_references_without_mac: Option<bool>,
 
     /// Take unpacked layers only of workers (or tokens) of these names, separated by commas [default: of all]
     ///
@@ -158,7 +158,7 @@ impl Settings {
             export_path: Some("/slackwater".to_owned()),
             cache_size: Some(Size::from_bytes(10 << 30)),
             disk_size: Some(Size::from_bytes(64 << 30)),
-            references_without_mac: Some(false),
+            insecure_references_without_mac: Some(false),
             private_layers: Some(false),
             attach: Some(AttachChoice::Auto),
             log: "info".parse().ok(),
@@ -180,7 +180,9 @@ impl Settings {
             cache_dir: self.cache_dir.or(lower.cache_dir),
             cache_size: self.cache_size.or(lower.cache_size),
             disk_size: self.disk_size.or(lower.disk_size),
-            references_without_mac: self.references_without_mac.or(lower.references_without_mac),
+            insecure_references_without_mac: self
+                .insecure_references_without_mac
+                .or(lower.insecure_references_without_mac),
             trusted_makers: self.trusted_makers.or(lower.trusted_makers),
             private_layers: self.private_layers.or(lower.private_layers),
             private_registries: self.private_registries.or(lower.private_registries),

@@ -17,7 +17,7 @@ pub enum TrustError {
     },
     /// A reference has no MAC.
     #[error(
-        "the image refers to snapshot {id} as release 0.2 did, without a message authentication code (MAC) of the appliance, so anything may have written that reference: make the image again by `slackwater-driver image convert` on a worker that has it, or set references-without-mac"
+        "the image refers to snapshot {id} as release 0.2 did, without a message authentication code (MAC) of the appliance, so anything may have written that reference: make the image again by `slackwater-driver image convert` on a worker that has it, or set insecure-references-without-mac"
     )]
     WithoutMac {
         /// The snapshot.

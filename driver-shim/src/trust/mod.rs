@@ -14,8 +14,9 @@
 //!  annotation .../slackwater       an image's author            where a layer is, if that is registered as it
 //!                                                               and published
 //!  member with a reference         an image's author, what      which snapshot a layer is, if its MAC is the
-//!                                  runs in a container          appliance's (or references-without-mac is on), and
-//!                                                               it is published or this worker has just written it
+//!                                  runs in a container          appliance's (or insecure-references-without-mac is
+//!                                                               on), and it is published or this worker has just
+//!                                                               written it
 //!  labels of Commit                the same                     whether an unpacker finds a layer that is recorded as
 //!                                                               its chain
 //!  labels of a parent              the same                     nothing
@@ -33,7 +34,7 @@
 //!  chain of a snapshot             who has a token, by a call   what it holds, for those who trust the maker
 //!                                  that records the maker
 //!  names, other labels of a        who has a token              nothing; `slackwater.chain`, with
-//!    snapshot                                                   references-without-mac, that it is a chain
+//!    snapshot                                                   insecure-references-without-mac, that it is a chain
 //! ```
 //! The functions take the input and the facts to compare it with, and make no calls. Their callers collect the facts:
 //! `containerd/remote.rs` whether a disk holds a reference and nothing else, `worker/references.rs` which references

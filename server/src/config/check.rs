@@ -1,17 +1,19 @@
 //! From settings to a configuration: what must be given, what goes together, what is in range.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use slackwater_api::{VmstoreCredentials, require_tokens_for};
+use slackwater_api::{Token, VmstoreCredentials, require_tokens_for};
 
-use super::error::ConfigError;
+use super::error::{ConfigError, Faults};
 use super::exposure::{self, is_loopback};
-use super::secret::Secret;
+use super::secret::{REDACTED, Secret};
 use super::settings::Settings;
 use super::size::Size;
+use super::strength::weakness;
 use super::text_file::read_text;
-use super::{Config, TlsPaths, tokens};
+use super::tokens::{self, TokenFile};
+use super::{Config, TlsPaths};
 use crate::memory::{BUDGET_BYTES_MIN, MemoryPlan};
 use crate::options;
 
@@ -35,34 +37,48 @@ const NFS_IO_THREADS_MAX: u32 = 128;
 /// space would come back later than it is needed.
 const COMPACTION_RATE_MIN: Size = Size::from_bytes(1 << 20);
 
+/// Shortest password of the VMstore-compatible API. Callers of one address try one a second, so 12 characters that are not
+/// in a list of known passwords hold for good; those of a token have to hold against one who reads a file of them.
+const PASSWORD_CHARACTERS_MIN: usize = 12;
+
 impl TryFrom<Settings> for Config {
     type Error = ConfigError;
 
     /// Checks settings; defaults are taken for what they leave open.
+    ///
+    /// # Errors
+    /// All faults of single settings; if there is none, all of settings that do not go together.
     fn try_from(settings: Settings) -> Result<Self, ConfigError> {
         let settings = settings.or(Settings::defaults());
-        let (tokens, token_files) = tokens::read(settings.token_file.as_deref().unwrap_or(&[]))?;
-        let data_dir = given(settings.data_dir.clone(), "data-dir")?;
+        let Checked {
+            tokens,
+            token_files,
+            data_dir,
+            tls,
+            vmstore,
+            memory,
+            compaction_bytes_per_second,
+            dirty_age,
+            nfs_connections,
+            nfs_io_threads,
+            export_path,
+        } = Checked::of(&settings)?;
         let is_open = given(settings.insecure_no_tokens, "insecure-no-tokens")?;
         let makes_token = tokens.is_empty() && !is_open;
         let config = Self {
             admin_token_file: makes_token.then(|| data_dir.join(tokens::ADMIN_TOKEN_FILE)),
-            tls: tls(&settings)?,
+            tls,
             tokens,
             token_files,
-            vmstore: vmstore(&settings)?,
+            vmstore,
             capacity_bytes: settings.capacity.map(Size::bytes),
-            memory: memory(given(settings.memory, "memory")?)?,
-            compaction_bytes_per_second: compaction_rate(&settings)?,
+            memory,
+            compaction_bytes_per_second,
             scrub_bytes_per_second: given(settings.scrub_rate, "scrub-rate")?.bytes(),
-            dirty_age: dirty_age(&settings)?,
-            nfs_connections: within(
-                settings.nfs_connections,
-                "nfs-connections",
-                NFS_CONNECTIONS_MAX,
-            )?,
-            nfs_io_threads: within(settings.nfs_io_threads, "nfs-io-threads", NFS_IO_THREADS_MAX)?,
-            export_path: export_path(given(settings.export_path, "export-path")?)?,
+            dirty_age,
+            nfs_connections,
+            nfs_io_threads,
+            export_path,
             nfs_clients: settings
                 .nfs_client
                 .map(|rules| rules.iter().map(|rule| *rule.value()).collect()),
@@ -84,6 +100,62 @@ impl TryFrom<Settings> for Config {
         };
         refuse_open_addresses(&config)?;
         Ok(config)
+    }
+}
+
+/// What single settings can be wrong about.
+struct Checked {
+    tokens: Vec<Token>,
+    token_files: Vec<TokenFile>,
+    data_dir: PathBuf,
+    tls: Option<TlsPaths>,
+    vmstore: Option<VmstoreCredentials>,
+    memory: MemoryPlan,
+    compaction_bytes_per_second: u64,
+    dirty_age: Duration,
+    nfs_connections: usize,
+    nfs_io_threads: usize,
+    export_path: String,
+}
+
+impl Checked {
+    /// # Errors
+    /// All faults.
+    fn of(settings: &Settings) -> Result<Self, ConfigError> {
+        let mut faults = Faults::default();
+        let data_dir = faults.keep(given(settings.data_dir.clone(), "data-dir"));
+        let files = settings.token_file.as_deref().unwrap_or(&[]);
+        let tokens = faults.keep(tokens::read(files));
+        let tls = faults.keep(tls(settings));
+        let vmstore = faults.keep(vmstore(settings));
+        let memory = faults.keep(given(settings.memory, "memory").and_then(memory));
+        let rate = faults.keep(compaction_rate(settings));
+        let dirty_age = faults.keep(dirty_age(settings));
+        let connections = settings.nfs_connections;
+        let connections = faults.keep(within(connections, "nfs-connections", NFS_CONNECTIONS_MAX));
+        let threads = settings.nfs_io_threads;
+        let threads = faults.keep(within(threads, "nfs-io-threads", NFS_IO_THREADS_MAX));
+        let path = settings.export_path.clone();
+        let path = faults.keep(given(path, "export-path").and_then(export_path));
+        faults.into_result()?;
+        let all = || {
+            let (tokens, token_files) = tokens?;
+            Some(Self {
+                tokens,
+                token_files,
+                data_dir: data_dir?,
+                tls: tls?,
+                vmstore: vmstore?,
+                memory: memory?,
+                compaction_bytes_per_second: rate?,
+                dirty_age: dirty_age?,
+                nfs_connections: connections?,
+                nfs_io_threads: threads?,
+                export_path: path?,
+            })
+        };
+        // None is missing without a fault.
+        all().ok_or_else(|| ConfigError::Several(Vec::new()))
     }
 }
 
@@ -127,26 +199,28 @@ fn require_pem(path: &Path, what: &'static str) -> Result<(), ConfigError> {
 
 /// User and password of the VMstore-compatible API, or neither.
 fn vmstore(settings: &Settings) -> Result<Option<VmstoreCredentials>, ConfigError> {
-    let password = match (&settings.vmstore_password, &settings.vmstore_password_file) {
+    let (key, password) = match (&settings.vmstore_password, &settings.vmstore_password_file) {
         (Some(_), Some(_)) => {
             return Err(ConfigError::Both {
                 first: "vmstore-password",
                 second: "vmstore-password-file",
             });
         }
-        (Some(password), None) => Some(password.clone()),
-        (None, Some(path)) => Some(first_line(path)?),
-        (None, None) => None,
+        (Some(password), None) => ("vmstore-password", Some(password.clone())),
+        (None, Some(path)) => ("vmstore-password-file", Some(first_line(path)?)),
+        (None, None) => ("vmstore-password", None),
     };
     let alone = |given, needed| ConfigError::Alone { given, needed };
     match (&settings.vmstore_user, password) {
         (None, None) => Ok(None),
         (Some(_), None) => Err(alone("vmstore-user", "vmstore-password-file")),
-        (None, Some(_)) => Err(alone("vmstore-password", "vmstore-user")),
+        (None, Some(_)) => Err(alone(key, "vmstore-user")),
         (Some(user), Some(password)) => {
-            let both = [("vmstore-user", user.as_str()), ("vmstore-password", password.reveal())];
-            if let Some((key, _)) = both.into_iter().find(|(_, text)| text.is_empty()) {
-                return Err(value(key, "", "it must not be empty"));
+            if user.is_empty() {
+                return Err(value("vmstore-user", "", "it must not be empty"));
+            }
+            if let Some(reason) = weakness(password.reveal(), PASSWORD_CHARACTERS_MIN) {
+                return Err(value(key, REDACTED, &format!("the password is weak: {reason}")));
             }
             Ok(Some(VmstoreCredentials {
                 username: user.clone(),
@@ -219,20 +293,23 @@ fn export_path(path: String) -> Result<String, ConfigError> {
 /// Nothing is opened to other machines by an address alone, and nothing to the whole Internet or to all who see the
 /// traffic but by an option that says so.
 fn refuse_open_addresses(config: &Config) -> Result<(), ConfigError> {
+    let mut faults = Faults::default();
+    let mut refuse = |fault| faults.keep::<()>(Err(fault));
     if !is_loopback(config.nfs_listen.ip()) && config.nfs_clients.is_none() {
-        return Err(ConfigError::OpenNfs { address: config.nfs_listen });
+        refuse(ConfigError::OpenNfs { address: config.nfs_listen });
     }
     if let Some(rule) = exposure::wide_rule(config)
         && !config.insecure_any_client
     {
-        return Err(ConfigError::AnyClient { rule });
+        refuse(ConfigError::AnyClient { rule });
     }
-    require_tokens_for(config.api_listen, &options::api(config, &[]))
-        .map_err(|refused| ConfigError::OpenApi { address: refused.address })?;
+    if let Err(refused) = require_tokens_for(config.api_listen, &options::api(config, &[])) {
+        refuse(ConfigError::OpenApi { address: refused.address });
+    }
     if exposure::is_readable_on_the_way(config) && !config.insecure_plain_http {
-        return Err(ConfigError::PlainHttp { address: config.api_listen });
+        refuse(ConfigError::PlainHttp { address: config.api_listen });
     }
-    Ok(())
+    faults.into_result()
 }
 
 /// The fault of a setting whose value cannot be used.
@@ -272,7 +349,7 @@ mod tests {
         assert!(alone(fault(|s| s.tls_cert = Some("c".into()))));
         assert!(alone(fault(|s| s.tls_key = Some("k".into()))));
         assert!(alone(fault(|s| s.vmstore_user = Some("u".into()))));
-        assert!(alone(fault(|s| s.vmstore_password = Some(Secret::new("p")))));
+        assert!(alone(fault(|s| s.vmstore_password = Some(Secret::new("correct horse")))));
         assert!(matches!(
             fault(|s| {
                 s.vmstore_password = Some(Secret::new("p"));
@@ -280,11 +357,44 @@ mod tests {
             }),
             ConfigError::Both { .. }
         ));
-        let login = checked(|s| {
-            s.vmstore_user = Some("u".into());
-            s.vmstore_password = Some(Secret::new("p"));
+        let login = |password: &str| {
+            checked(|s| {
+                s.vmstore_user = Some("u".into());
+                s.vmstore_password = Some(Secret::new(password));
+            })
+        };
+        assert_eq!(login("correct horse").unwrap().vmstore.unwrap().username, "u");
+        for weak in ["", "p", "hunter2", "123456123456"] {
+            let error = login(weak).unwrap_err().to_string();
+            assert!(error.contains("vmstore-password") && error.contains("weak"), "{error}");
+            assert!(weak.len() < 2 || !error.contains(weak), "{error}");
+        }
+    }
+
+    #[test]
+    fn all_faults_are_told() {
+        let of_settings = fault(|s| {
+            s.data_dir = None;
+            s.memory = Some(Size::from_bytes(1));
+            s.tls_cert = Some("c".into());
+            s.export_path = Some("x".to_owned());
+            // Not judged before these are right.
+            s.nfs_listen = Some("0.0.0.0:0".parse().unwrap());
         });
-        assert_eq!(login.unwrap().vmstore.unwrap().username, "u");
+        let lines: Vec<_> = of_settings.to_string().lines().map(str::to_owned).collect();
+        assert_eq!(lines.len(), 4, "{lines:?}");
+        for (line, word) in lines.iter().zip(["data-dir", "tls-cert", "memory", "export-path"]) {
+            assert!(line.contains(word), "{word}: {line}");
+        }
+        let of_addresses = fault(|s| {
+            s.nfs_listen = Some("0.0.0.0:0".parse().unwrap());
+            s.api_listen = Some("0.0.0.0:0".parse().unwrap());
+        });
+        let lines = of_addresses.to_string();
+        for word in ["nfs-client", "token-file", "plain-http"] {
+            assert!(lines.contains(word), "{word}: {lines}");
+        }
+        assert_eq!(lines.lines().count(), 3, "{lines}");
     }
 
     #[test]
@@ -319,7 +429,9 @@ mod tests {
     fn nothing_is_opened_by_an_address_alone() {
         let everywhere = || Some("0.0.0.0:0".parse().unwrap());
         assert!(matches!(fault(|s| s.nfs_listen = everywhere()), ConfigError::OpenNfs { .. }));
-        assert!(matches!(fault(|s| s.api_listen = everywhere()), ConfigError::OpenApi { .. }));
+        let error = fault(|s| s.api_listen = everywhere());
+        let ConfigError::Several(faults) = error else { panic!("got {error}") };
+        assert!(matches!(faults[0], ConfigError::OpenApi { .. }), "{faults:?}");
         let allowed = checked(|s| {
             s.nfs_listen = everywhere();
             s.nfs_client = Some(vec!["10.0.0.0/8:rw".parse().unwrap()]);

@@ -8,7 +8,7 @@ use slackwater_nfs::ClientRule;
 
 use super::size::Size;
 
-/// A fault of the configuration; the message names the setting, what was found and what was
+/// A fault, or faults, of the configuration; the message names the setting, what was found and what was
 /// expected.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
@@ -137,6 +137,9 @@ pub enum ConfigError {
         /// The address.
         address: SocketAddr,
     },
+    /// More than one fault, a line each.
+    #[error("{}", lines(.0))]
+    Several(Vec<Self>),
     /// All of the Internet could try to mount.
     #[error(
         "nfs-client has {rule}, which is more than the machines of one site: list the networks of your clients, such as \
@@ -146,4 +149,27 @@ pub enum ConfigError {
         /// The rule.
         rule: ClientRule,
     },
+}
+
+fn lines(faults: &[ConfigError]) -> String {
+    faults.iter().map(ConfigError::to_string).collect::<Vec<_>>().join("\n")
+}
+
+/// Collects faults, so that all are told and not the first alone.
+#[derive(Debug, Default)]
+pub(super) struct Faults(Vec<ConfigError>);
+
+impl Faults {
+    /// The value; or none, and its fault is kept.
+    pub(super) fn keep<T>(&mut self, result: Result<T, ConfigError>) -> Option<T> {
+        result.map_err(|fault| self.0.push(fault)).ok()
+    }
+
+    /// All faults, if there is any.
+    pub(super) fn into_result(mut self) -> Result<(), ConfigError> {
+        match self.0.len() {
+            0 | 1 => self.0.pop().map_or(Ok(()), Err),
+            _ => Err(ConfigError::Several(self.0)),
+        }
+    }
 }

@@ -19,6 +19,9 @@ use super::{Config, exposure};
 /// that may read is a common way to share a key among services.
 const EXPOSING_BITS: u32 = 0o027;
 
+/// Permission bits by which others than its owner reach a directory.
+const ENTERING_BITS: u32 = 0o077;
+
 /// Permission bits by which others than its owner can change a file.
 const CHANGING_BITS: u32 = 0o022;
 
@@ -27,6 +30,8 @@ const CHANGING_BITS: u32 = 0o022;
 pub enum Finding {
     /// A file that holds a secret, and that others reach.
     Exposed(PathBuf),
+    /// The data directory, which others reach.
+    OpenDataDir(PathBuf),
     /// A token file that holds no secrets, and that others can change.
     Changeable(PathBuf),
     /// A token file with secrets, where their hashes would do.
@@ -49,6 +54,13 @@ impl fmt::Display for Finding {
             Self::Exposed(path) => {
                 let path = path.display();
                 write!(f, "{path} holds a secret and others may reach it: chmod 600 {path}")
+            }
+            Self::OpenDataDir(path) => {
+                let path = path.display();
+                write!(
+                    f,
+                    "other users of this machine may enter {path}, where the disks are: chmod 700 {path}"
+                )
             }
             Self::Changeable(path) => {
                 let path = path.display();
@@ -109,6 +121,11 @@ pub(super) fn find(
         .filter(|path| has_bits(path, EXPOSING_BITS))
         .map(|path| Finding::Exposed(path.to_owned()));
     tokens.iter().flat_map(of_token_file).chain(with_secret).collect()
+}
+
+/// That others reach the data directory. One that is made by the server is its owner's alone.
+pub(super) fn of_data_dir(path: &Path) -> Option<Finding> {
+    has_bits(path, ENTERING_BITS).then(|| Finding::OpenDataDir(path.to_owned()))
 }
 
 /// What is unsafe about NFS: that machines mount the whole export by their address alone, on loopback too, where each
@@ -183,6 +200,19 @@ mod tests {
             let expected = is_exposed.then(|| Finding::Exposed(path.clone()));
             assert_eq!(find(&settings, &[], None), Vec::from_iter(expected), "{mode:o}");
         }
+    }
+
+    #[test]
+    fn a_data_directory_that_others_reach_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        assert_eq!(of_data_dir(&path.join("none")), None);
+        for (mode, is_told) in [(0o700, false), (0o750, true), (0o701, true), (0o755, true)] {
+            set_permissions(path, Permissions::from_mode(mode)).unwrap();
+            assert_eq!(of_data_dir(path).is_some(), is_told, "{mode:o}");
+        }
+        let told = of_data_dir(path).unwrap().to_string();
+        assert!(told.contains("chmod 700") && told.contains(&path.display().to_string()), "{told}");
     }
 
     #[test]

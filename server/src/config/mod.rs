@@ -17,6 +17,7 @@ mod secret;
 mod settings;
 mod show;
 mod size;
+mod strength;
 pub(crate) mod text_file;
 pub(crate) mod tokens;
 
@@ -34,8 +35,9 @@ pub use settings::{LogFilter, LogFormat, Parsed, Settings};
 pub use size::{Size, SizeError};
 use slackwater_api::{Token, VmstoreCredentials};
 use slackwater_nfs::{ClientRule, Squash};
+pub use strength::DIFFERENT_CHARACTERS_MIN;
 pub use text_file::FILE_BYTES_MAX;
-pub use tokens::{TOKEN_CHARACTERS_MIN, TOKEN_DIFFERENT_CHARACTERS_MIN, TOKENS_MAX, TokenFile};
+pub use tokens::{TOKEN_CHARACTERS_MIN, TOKENS_MAX, TokenFile};
 
 use crate::memory::MemoryPlan;
 
@@ -135,6 +137,7 @@ pub fn load(parsed: &ParsedCommandLine) -> Result<Loaded, ConfigError> {
     let file = parsed.line.config.as_deref().map(|path| (path, &from_file));
     let config = Config::try_from(effective.clone())?;
     let mut findings = findings::find(&effective, &config.token_files, file);
+    findings.extend(findings::of_data_dir(&config.data_dir));
     findings.extend(findings::of_nfs(&config));
     findings.extend(findings::of_tokens(&config));
     findings.extend(findings::of_rest(&config));

@@ -68,14 +68,14 @@ fn space(stats: &Stats) -> [Plain; 7] {
 /// What is in the store, and how the store is.
 fn objects(stats: &Stats) -> [Plain; 10] {
     [
-        gauge("chunk_count", stats.chunk_count, "Live chunks: distinct blocks"),
+        gauge("chunks", stats.chunk_count, "Live chunks: distinct blocks"),
         gauge("mapped_blocks", stats.mapped_blocks, "Blocks that name chunks, over all layers"),
-        gauge("file_count", stats.file_count, "Regular files"),
-        gauge("inode_count", stats.inode_count, "Files, directories and symbolic links"),
-        gauge("snapshot_count", stats.snapshot_count, "Snapshots"),
-        gauge("layer_count", stats.layer_count, "Layers, those that wait for reclaim included"),
-        gauge("dead_layer_count", stats.dead_layer_count, "Layers that wait for reclaim"),
-        gauge("segment_count", stats.segment_count, "Segment files"),
+        gauge("files", stats.file_count, "Regular files"),
+        gauge("inodes", stats.inode_count, "Files, directories and symbolic links"),
+        gauge("snapshots", stats.snapshot_count, "Snapshots"),
+        gauge("layers", stats.layer_count, "Layers, those that wait for reclaim included"),
+        gauge("dead_layers", stats.dead_layer_count, "Layers that wait for reclaim"),
+        gauge("segments", stats.segment_count, "Segment files"),
         gauge(
             "reclaim_jobs_set_aside",
             stats.reclaim_jobs_set_aside,
@@ -86,7 +86,7 @@ fn objects(stats: &Stats) -> [Plain; 10] {
 }
 
 /// What was done since start.
-fn work(stats: &Stats) -> [Plain; 11] {
+fn work(stats: &Stats) -> [Plain; 12] {
     [
         counter("dedup_hits", stats.dedup_hits, "Blocks found to be stored already"),
         counter("dedup_misses", stats.dedup_misses, "Blocks that were new"),
@@ -96,6 +96,11 @@ fn work(stats: &Stats) -> [Plain; 11] {
         counter("segment_read_bytes", stats.segment_read_bytes, "Bytes read from segments"),
         counter("cache_hits", stats.cache_hits, "Blocks answered from the block cache"),
         counter("cache_misses", stats.cache_misses, "Blocks that were not in the block cache"),
+        counter(
+            "cache_bypassed",
+            stats.cache_bypassed,
+            "Blocks of long runs, which are read past the block cache",
+        ),
         counter("reclaimed_entries", stats.reclaimed_entries, "Map entries visited by reclaim"),
         counter("compacted_bytes", stats.compacted_bytes, "Bytes rewritten by compaction"),
         counter(
@@ -141,6 +146,7 @@ mod tests {
             segment_read_bytes: 121,
             cache_hits: 122,
             cache_misses: 123,
+            cache_bypassed: 132,
             reclaimed_entries: 124,
             compacted_bytes: 125,
             scrubbed_bytes: 126,
@@ -189,7 +195,9 @@ mod tests {
 
         let fields = fields(&distinct());
         assert!(fields.len() >= 26);
-        for (name, value) in &fields {
+        for (field, value) in &fields {
+            // What ends with `_count` is a part of a histogram.
+            let name = &field.strip_suffix("_count").map_or(field.clone(), |one| format!("{one}s"));
             let is_gauge = has_line(format!("{PREFIX}{name} {value}"))
                 && has_line(format!("# TYPE {PREFIX}{name} gauge"));
             let is_counter = has_line(format!("{PREFIX}{name}_total {value}"))

@@ -69,6 +69,40 @@ def by_address(world):
         done""")
 
 
+@scenario("a worker that is revoked: its mount by the kernel, also what it has open, is refused", 60)
+def revoked(world):
+    with _another(world, "revoked") as server:
+        token = server.call("POST", "/v1/workers", {"name": "guest"})["join_token"]
+        world.guest(f"""
+            nfs_port={server.nfs_port} api=http://10.0.2.2:{server.api_port}
+            (umask 077; echo {token} >/run/join-token)
+            env -u SLACKWATER_TOKEN_FILE /tools/slackwater-driver --state-dir /run/revoked --api $api --nfs 10.0.2.2:$nfs_port \
+                join --join-token-file /run/join-token
+            (umask 077; echo "Authorization: Bearer $(cat /run/revoked/credential)" >/run/credential)
+            path=$(/tools/curl --silent --show-error --fail-with-body --request POST --header @/run/credential $api/v1/mount-paths |
+                sed -n 's/.*"path":"\\([^"]*\\)".*/\\1/p')
+            case $path in */.worker/?*) ;; *) fail "no path: '$path'" ;; esac
+            mkdir -p /revoked
+            mount -i -t nfs -o "nolock,vers=3,proto=tcp,mountproto=tcp,port=$nfs_port,mountport=$nfs_port,\
+addr=10.0.2.2,hard" "10.0.2.2:$path" /revoked
+            home=$(echo /revoked/workers/*)
+            pool 0 {FILE_BYTES} >$home/kept
+            pool 0 {FILE_BYTES} >$home/open
+            sync $home/kept $home/open
+            refused 'No such file' cat /revoked/file
+            exec 5<>$home/open 6<$home/open
+            /tools/curl --silent --fail --request DELETE --header @/run/authorization $api/v1/workers/guest
+            caches_drop
+            refused 'denied' dd if=$home/kept of=/dev/null bs=4096 count=1
+            refused 'denied' touch $home/new
+            refused 'denied' rm $home/kept
+            refused 'denied' dd bs=4096 count=1 of=/dev/null <&6
+            refused 'denied' sh -c '/tools/dd if=/pool bs=4096 count=1 conv=notrunc,fsync >&5'
+            umount -l /revoked""")
+        files = [item["path"] for item in server.call("GET", "/v1/files")["items"]]
+        require(any(path.endswith("/kept") for path in files), f"of the worker's files there are {files}")
+
+
 @scenario("four writers over four connections (nconnect=4)", 60)
 def four_connections(world):
     with _another(world, "wide") as server:

@@ -41,7 +41,25 @@ pub(crate) const TYPE_CINDER: &str = "CINDER_GENERATED_SNAPSHOT";
 /// The type of all others.
 pub(crate) const TYPE_USER: &str = "USER_GENERATED_SNAPSHOT";
 
-/// What the query asks for. Parameters that VMstore knows and this face does not are ignored,
+/// Filters that VMstore knows and this face does not. A client that deletes what a list holds must not get more than it
+/// asked for.
+const UNSUPPORTED: [&str; 10] = [
+    "deleted",
+    "fromDate",
+    "instanceId",
+    "location",
+    "locked",
+    "name",
+    "offset",
+    "orphaned",
+    "replica",
+    "toDate",
+];
+
+/// Their values that choose nothing.
+const CHOOSES_ALL: [&str; 5] = ["", "0", "false", "no", "both"];
+
+/// What the query asks for. Other parameters that VMstore knows and this face does not are ignored,
 /// as its clients send them without need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Listing {
@@ -71,6 +89,15 @@ enum SortKey {
 impl Listing {
     pub(crate) fn decode(query: &str) -> Result<Self, QueryError> {
         let mut reader = Reader::new(query)?;
+        for name in UNSUPPORTED {
+            let values = reader.all(name);
+            if values.iter().any(|value| !CHOOSES_ALL.contains(&&*value.to_ascii_lowercase())) {
+                return Err(QueryError::new(
+                    name,
+                    "is a filter that is not supported: leave it out",
+                ));
+            }
+        }
         let since = time(&mut reader, "since")?;
         let until = time(&mut reader, "until")?;
         let has_clone = match reader.one("hasClone")?.map(|text| text.to_ascii_lowercase()) {
@@ -142,7 +169,8 @@ fn positive(reader: &mut Reader, name: &str) -> Result<Option<usize>, QueryError
     }
 }
 
-/// A time in ISO 8601, or in milliseconds since 1970 as answers give it.
+/// A time in ISO 8601, or in milliseconds since 1970 as answers give it. One without a zone is in UTC: Cinder's driver sends
+/// `1970-01-01T00:00:00`.
 fn time(reader: &mut Reader, name: &str) -> Result<Option<Timestamp>, QueryError> {
     let Some(text) = reader.one(name)? else {
         return Ok(None);
@@ -151,7 +179,9 @@ fn time(reader: &mut Reader, name: &str) -> Result<Option<Timestamp>, QueryError
         return Ok(Some(Timestamp::from_nanos(milliseconds.saturating_mul(1_000_000))));
     }
     // An unescaped `+` before the offset came as a space.
-    match text.replace(' ', "+").parse::<crate::types::Timestamp>() {
+    let text = text.replace(' ', "+");
+    let parse = |text: &str| text.parse::<crate::types::Timestamp>();
+    match parse(&text).or_else(|error| parse(&format!("{text}Z")).map_err(|_| error)) {
         Ok(stamp) => Ok(Some(Timestamp::from_nanos(stamp.as_nanos()))),
         Err(error) => Err(QueryError::new(name, error.to_string())),
     }
@@ -287,6 +317,11 @@ mod tests {
         assert_eq!(matching("since=1970-01-01T00:00:05.000Z"), (false, true));
         assert_eq!(matching("until=1970-01-01T01:00:05.000+0100"), (true, false));
         assert_eq!(matching("until=5000"), (true, false));
+        assert_eq!(matching("since=1970-01-01T00:00:00"), (true, true));
+        assert_eq!(
+            matching("since=1970-01-01T00:00:05&until=1970-01-01T00:00:09.5"),
+            (false, true)
+        );
         assert_eq!(matching("type=SCHEDULED_SNAPSHOT,CINDER_GENERATED_SNAPSHOT"), (true, true));
         assert_eq!(matching("type=USER_GENERATED_SNAPSHOT"), (false, false));
         assert_eq!(matching("contain=o&hasClone=No&refresh=TRUE"), (true, false));
@@ -312,9 +347,19 @@ mod tests {
             "limit=0",
             "page=0",
             "since=now",
+            "since=1970-01-01",
+            "instanceId=7",
+            "replica=Yes",
+            "fromDate=5000",
+            "offset=10",
+            "since=1970-01-01T00:00:00ZZ",
         ] {
             assert!(Listing::decode(bad).is_err(), "{bad}");
         }
+        assert!(
+            Listing::decode("replica=No&deleted=false&offset=0&consistency=CRASH_CONSISTENT")
+                .is_ok()
+        );
         let large = Listing::decode("limit=99999&page=3").unwrap();
         assert_eq!((large.limit, large.page), (LIMIT_MAX, 3));
     }

@@ -164,8 +164,11 @@ pub(crate) fn require_type_id(type_id: Option<&str>, expected: &str) -> Result<(
 
 /// The file that a client names, below the export.
 pub(crate) fn path_below_export(state: &Shared, text: &str) -> Result<FilePath, Failure> {
+    let path = strip_export(text, &state.options.export_path);
+    // A share with a trailing slash gives an empty name, which NFS passes over as well.
+    let names: Vec<_> = path.split('/').filter(|name| !name.is_empty()).collect();
     // Its users are administrators.
-    Scope::All.changes(strip_export(text, &state.options.export_path))
+    Scope::All.changes(&names.join("/"))
 }
 
 /// Takes the export's own path off. Only a path with a leading slash can have it: `tintri/a`

@@ -11,6 +11,9 @@ use crate::pages;
 use crate::several::Several;
 use crate::size::{SIZE_HELP, Size, human};
 
+/// Where drivers have their disks, and what keeps published snapshots.
+const DRIVER_DIRECTORIES: [&str; 2] = ["workers/", "published/"];
+
 /// What to do with files.
 #[derive(Debug, Subcommand)]
 pub(crate) enum FileCommand {
@@ -22,14 +25,7 @@ pub(crate) enum FileCommand {
         size: Size,
     },
     /// List files, in order of their paths
-    Ls {
-        /// Only files whose path begins with this
-        #[arg(default_value = "")]
-        prefix: String,
-        /// Most files to list
-        #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
-        limit: Option<u64>,
-    },
+    Ls(ListArguments),
     /// Show files
     Stat {
         /// Paths
@@ -67,10 +63,24 @@ pub(crate) struct ResizeArguments {
     shrink: bool,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct ListArguments {
+    /// Only files whose path begins with this
+    #[arg(default_value = "")]
+    prefix: String,
+    /// Also the files of drivers, below workers/ and published/. JSON has them always, and so has a table
+    /// of a PREFIX that names them
+    #[arg(long)]
+    all: bool,
+    /// Most files to list
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
+    limit: Option<u64>,
+}
+
 pub(crate) async fn run(context: &Context, command: FileCommand) -> Result<(), Failure> {
     match command {
         FileCommand::Create { path, size } => create(context, &path, size).await,
-        FileCommand::Ls { prefix, limit } => list(context, &prefix, limit).await,
+        FileCommand::Ls(arguments) => list(context, &arguments).await,
         FileCommand::Stat { paths } => stat(context, &paths).await,
         FileCommand::Resize(arguments) => resize(context, &arguments).await,
         FileCommand::Mv { from, to } => rename(context, &from, &to).await,
@@ -84,8 +94,11 @@ async fn create(context: &Context, path: &str, size: Size) -> Result<(), Failure
     context.output.result(&file, || format!("{}\n", file.path))
 }
 
-async fn list(context: &Context, prefix: &str, limit: Option<u64>) -> Result<(), Failure> {
-    let prefix = crate::name::prefix(prefix, &context.export_path);
+async fn list(context: &Context, arguments: &ListArguments) -> Result<(), Failure> {
+    let prefix = crate::name::prefix(&arguments.prefix, &context.export_path);
+    let is_named = DRIVER_DIRECTORIES.iter().any(|directory| is_part(prefix, directory));
+    let with_drivers = arguments.all || context.output.is_json() || is_named;
+    let mut left_out = false;
     let table = Table::new(&[
         ("PATH", Align::Left),
         ("SIZE", Align::Right),
@@ -99,10 +112,30 @@ async fn list(context: &Context, prefix: &str, limit: Option<u64>) -> Result<(),
     };
     let page = async |limit, after| {
         (query.limit, query.after) = (Some(limit), after);
-        let page = context.client.files(&query).await?;
+        let mut page = context.client.files(&query).await?;
+        if !with_drivers {
+            let before = page.items.len();
+            page.items.retain(|file| !is_of_driver(file));
+            left_out |= page.items.len() < before;
+        }
         Ok((page.items, page.next))
     };
-    pages::print(context.output, limit, table, row, page).await
+    pages::print(context.output, arguments.limit, table, row, page).await?;
+    if left_out {
+        context.output.remark(
+            "files of drivers, below workers/ and published/, are left out: --all shows them",
+        );
+    }
+    Ok(())
+}
+
+/// Whether the prefix of paths names a directory: some of its letters, or a path in it.
+fn is_part(prefix: &str, directory: &str) -> bool {
+    !prefix.is_empty() && (directory.starts_with(prefix) || prefix.starts_with(directory))
+}
+
+fn is_of_driver(file: &File) -> bool {
+    DRIVER_DIRECTORIES.iter().any(|directory| file.path.starts_with(directory))
 }
 
 fn row(file: &File) -> Vec<String> {

@@ -37,3 +37,33 @@ pub(crate) async fn print<T: Serialize>(
         }
     }
 }
+
+/// All items, if they are at most `limit`.
+pub(crate) async fn all<T>(
+    limit: usize,
+    mut page: impl AsyncFnMut(usize, Option<String>) -> Result<Page<T>, Failure>,
+) -> Result<Option<Vec<T>>, Failure> {
+    let (mut all, mut after) = (Vec::new(), None);
+    loop {
+        let (items, next) = page(PAGE_LIMIT_MAX, after).await?;
+        all.extend(items);
+        if all.len() > limit {
+            return Ok(None);
+        }
+        after = next;
+        if after.is_none() {
+            return Ok(Some(all));
+        }
+    }
+}
+
+/// Pages of items that are here, for [`print`].
+pub(crate) fn of<T>(
+    items: Vec<T>,
+) -> impl AsyncFnMut(usize, Option<String>) -> Result<Page<T>, Failure> {
+    let mut items = items.into_iter();
+    async move |wanted, _| {
+        let page = items.by_ref().take(wanted).collect();
+        Ok((page, (items.len() > 0).then(String::new)))
+    }
+}

@@ -14,12 +14,15 @@ use crate::pages;
 use crate::several::Several;
 use crate::size::human;
 
+/// Most snapshots that are sorted, in memory: some 100 MB.
+const SORTED_MAX: usize = 100_000;
+
 /// What to do with snapshots. SNAPSHOT is an id or a name.
 #[derive(Debug, Subcommand)]
 pub(crate) enum SnapshotCommand {
     /// Take a snapshot of a file; prints its id alone
     Create(CreateArguments),
-    /// List snapshots, in order of their ids
+    /// List snapshots
     Ls(ListArguments),
     /// Show a snapshot
     Show {
@@ -85,9 +88,22 @@ pub(crate) struct ListArguments {
     /// Only snapshots with this label; may be given several times
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = name::label)]
     labels: Vec<(String, String)>,
-    /// Most snapshots to list
+    /// Order of the list
+    #[arg(long, value_name = "ORDER", default_value = "oldest")]
+    sort: Sort,
+    /// Most snapshots to list, the first in that order
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Sort {
+    /// By the time when they were taken, the oldest first
+    Oldest,
+    /// The newest first
+    Newest,
+    /// By id, as they come: a list of any length, printed while it comes
+    Id,
 }
 
 pub(crate) async fn run(context: &Context, command: SnapshotCommand) -> Result<(), Failure> {
@@ -148,7 +164,20 @@ async fn list(context: &Context, arguments: ListArguments) -> Result<(), Failure
         let page = context.client.snapshots(&query).await?;
         Ok((page.items, page.next))
     };
-    pages::print(context.output, arguments.limit, table, row, page).await
+    if arguments.sort == Sort::Id {
+        return pages::print(context.output, arguments.limit, table, row, page).await;
+    }
+    let mut snapshots = pages::all(SORTED_MAX, page).await?.ok_or_else(|| {
+        Failure::Usage(format!(
+            "there are more than {SORTED_MAX} snapshots to sort: list them by --sort id, or choose some by --path, --name \
+             or --label"
+        ))
+    })?;
+    snapshots.sort_by_key(|snapshot| (snapshot.created_at, snapshot.id));
+    if arguments.sort == Sort::Newest {
+        snapshots.reverse();
+    }
+    pages::print(context.output, arguments.limit, table, row, pages::of(snapshots)).await
 }
 
 fn row(snapshot: &Snapshot) -> Vec<String> {
