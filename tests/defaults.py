@@ -3,7 +3,8 @@
 ```
 a suite --> 127.0.0.1:2049 --> listener here: not an appliance, says nothing, notes the process
 ```
-They are default ports and sockets of an appliance, of a driver, of engines and of other common services. What is
+They are default ports of an appliance and of other common services, and sockets of a driver and of containerd, not
+Docker's, which has no folder of its own. What is
 taken already, say by `make run` in the next terminal, is left to its owner. A caller that connects and closes at
 once, without waiting for a word, is missed: the kernel does not say any more whose the connection was.
 

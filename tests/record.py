@@ -59,11 +59,6 @@ class Record:
         """The folders."""
         return [pathlib.Path(line) for line in self.lines() if _is_folder(line)]
 
-    def add(self, lines):
-        """Takes the lines of another record."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-
     def has(self, process):
         """Whether the process with this id is of the run."""
         for _ in range(PARENTS_MAX):

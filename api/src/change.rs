@@ -64,5 +64,6 @@ pub struct ChangePage {
     pub items: Vec<Change>,
     /// The `after` of the next page, of older ones; null on the last one.
     #[serde(default)]
+    #[cfg_attr(feature = "server", schema(required = true))]
     pub next: Option<String>,
 }

@@ -22,21 +22,32 @@ pub fn answer(openmetrics: String, accept: Option<&str>) -> (&'static str, Strin
     (TEXT, text(&openmetrics))
 }
 
-/// Whether OpenMetrics is named, with no less weight than plain text (RFC 9110 section 12.5.1).
+/// Whether OpenMetrics is named, with no less weight than plain text (RFC 9110 section 12.5.1). A range that only includes
+/// it, such as `*/*`, does not name it.
 fn prefers_openmetrics(accept: &str) -> bool {
-    let weight = |media_type: &str| {
-        let ranges = accept.split(',').filter_map(|range| {
-            let mut parts = range.split(';').map(str::trim);
-            let is_named = parts.next()?.eq_ignore_ascii_case(media_type);
-            let weight = parts.find_map(|parameter| parameter.strip_prefix("q="));
-            // One that cannot be read is none.
-            let weight = weight.map_or(1.0, |text| text.parse().unwrap_or(0.0));
-            is_named.then_some(weight)
-        });
-        ranges.fold(0.0, f64::max)
+    let weight = |media_types: &[&str]| {
+        // The most specific range counts.
+        media_types.iter().find_map(|media_type| {
+            let ranges = accept.split(',').filter_map(|range| weight_of(range, media_type));
+            ranges.reduce(f64::max)
+        })
     };
-    let openmetrics = weight("application/openmetrics-text");
-    openmetrics > 0.0 && openmetrics >= weight("text/plain")
+    let openmetrics = weight(&["application/openmetrics-text"]).unwrap_or(0.0);
+    openmetrics > 0.0 && openmetrics >= weight(&["text/plain", "text/*", "*/*"]).unwrap_or(0.0)
+}
+
+/// The weight of a range of this media type.
+fn weight_of(range: &str, media_type: &str) -> Option<f64> {
+    let mut parts = range.split(';').map(str::trim);
+    if !parts.next()?.eq_ignore_ascii_case(media_type) {
+        return None;
+    }
+    let weight = parts.find_map(|parameter| {
+        let (name, value) = parameter.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("q").then_some(value.trim())
+    });
+    // One that cannot be read is none.
+    Some(weight.map_or(1.0, |text| text.parse().unwrap_or(0.0)))
 }
 
 /// The same metrics in the older format.
@@ -106,6 +117,9 @@ mod tests {
             ("Application/OpenMetrics-Text; version=1.0.0", OPENMETRICS),
             ("application/openmetrics-text, text/plain", OPENMETRICS),
             ("application/openmetrics-text;q=0", TEXT),
+            ("application/openmetrics-text;q=0.1, text/*;q=0.9", TEXT),
+            ("application/openmetrics-text; Q=0.5, */*", TEXT),
+            ("application/openmetrics-text, */*;q=0.1", OPENMETRICS),
             ("application/openmetrics-text;q=much", TEXT),
             ("text/plain", TEXT),
             ("", TEXT),

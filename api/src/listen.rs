@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::http::{Request, Response, Version};
+use axum::http::{Request, Response, StatusCode, Version, header};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -349,7 +349,12 @@ async fn answer(
     let mut request = request.map(Body::new);
     request.extensions_mut().insert(info);
     request.extensions_mut().insert(Arc::clone(&standing));
-    let response = router.oneshot(request).await?;
+    let mut response = router.oneshot(request).await?;
+    if response.status() == StatusCode::NOT_MODIFIED {
+        // Axum gives the length of its body, which is none; here it would be taken for that of the file (RFC 9110 section
+        // 8.6).
+        response.headers_mut().remove(header::CONTENT_LENGTH);
+    }
     Ok(response.map(|body| Body::new(Answer { body, standing, owed: None })))
 }
 

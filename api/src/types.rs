@@ -115,6 +115,7 @@ pub struct FilePage {
     pub items: Vec<File>,
     /// The `after` of the next page; null on the last one.
     #[serde(default)]
+    #[cfg_attr(feature = "server", schema(required = true))]
     pub next: Option<String>,
 }
 
@@ -203,7 +204,8 @@ pub struct Snapshot {
     pub clone_count: u64,
     /// When the appliance deletes it by itself.
     pub deletion_policy: DeletionPolicy,
-    /// The appliance deletes it some time after this, if it has no clones then.
+    /// The appliance deletes it some time after this, if it has no clones then; not before its clock has run for an hour
+    /// without a jump.
     pub expires_at: Option<Timestamp>,
 }
 
@@ -229,6 +231,7 @@ pub struct SnapshotPage {
     pub items: Vec<Snapshot>,
     /// The `after` of the next page; null on the last one.
     #[serde(default)]
+    #[cfg_attr(feature = "server", schema(required = true))]
     pub next: Option<String>,
 }
 
@@ -249,7 +252,8 @@ pub struct CreateSnapshot {
     /// When the appliance deletes it by itself.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
-    /// The appliance deletes it some time after this, if it has no clones then.
+    /// The appliance deletes it some time after this, if it has no clones then; not before its clock has run for an hour
+    /// without a jump.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
     /// Instead of `expires_at`: so long from now by the appliance's clock, for a caller whose own may be
@@ -309,6 +313,7 @@ pub struct DiffPage {
     pub items: Vec<DiffExtent>,
     /// The `after` of the next page; null on the last one.
     #[serde(default)]
+    #[cfg_attr(feature = "server", schema(required = true))]
     pub next: Option<String>,
 }
 

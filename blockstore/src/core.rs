@@ -25,6 +25,7 @@ use crate::resolve::Resolver;
 use crate::scrub::Scrub;
 use crate::segments::Segments;
 use crate::stats::Summary;
+use crate::steady::SteadyClock;
 use crate::time::Clock;
 use crate::transaction::Transaction;
 use crate::units::BLOCK_BYTES_U64;
@@ -128,6 +129,7 @@ pub(crate) struct Core {
     pub(crate) resolver: Resolver,
     pub(crate) files: FileTable,
     pub(crate) clock: Clock,
+    pub(crate) steady: Mutex<SteadyClock>,
     pub(crate) committer: Committer,
     pub(crate) blocks: Cache<ChunkId, Bytes, BlockWeight>,
     pub(crate) tally: Tally,

@@ -14,7 +14,7 @@
 //! - `namespace`, `ancestry`, `attributes`, `paths`: directories, names, links, SETATTR; `rights`: if
 //!   nothing that was judged has changed.
 //! - `data`, `write`, `file_commit`: READ, WRITE, COMMIT; `file`, `flush`: what is dirty.
-//! - `snapshot`, `diff`: snapshots, clones, what differs.
+//! - `snapshot`, `diff`: snapshots, clones, what differs; `steady`: by what clock snapshots expire.
 //! - `commit`, `transaction`, `mapping`: the one way in which anything changes.
 //! - `resolve`, `layer_sets`, `window_set`: from a block through the layers to its chunk.
 //! - `log`, `segments`, `segment_format`: chunks and commit records on the disk.
@@ -74,6 +74,7 @@ mod segment_format;
 mod segments;
 mod snapshot;
 mod stats;
+mod steady;
 mod store;
 #[cfg(test)]
 mod testing;

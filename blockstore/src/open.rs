@@ -224,6 +224,7 @@ pub(crate) fn open_core(
         dedup: Arc::new(dedup),
         files: FileTable::default(),
         clock: Clock::default(),
+        steady: Mutex::default(),
         committer,
         blocks: Cache::with_weighter(blocks, budget.blocks_bytes, BlockWeight),
         tally: Tally::default(),

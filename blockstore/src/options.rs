@@ -24,6 +24,8 @@ pub struct Options {
     pub compaction_bytes_per_second: u64,
     /// Bytes a second that are read to find damage before it is needed; 0: none.
     pub scrub_bytes_per_second: u64,
+    /// How long the machine's clock has to run without a jump, from the start on, before snapshots expire by it.
+    pub steady_clock: Duration,
     /// Run reclaim, collapse, compaction, ageing and expiry on background threads. Tests that
     /// want one thread turn it off and call [`crate::Store::gc`].
     pub background: bool,
@@ -52,6 +54,8 @@ impl Options {
             compaction_bytes_per_second: 64 << 20,
             // A terabyte in three days, and hardly a hundredth of what a disk can do.
             scrub_bytes_per_second: 4 << 20,
+            // Longer than a clock stays wrong that something else puts right, as NTP does after a boot.
+            steady_clock: Duration::from_secs(3600),
             background: true,
             compress: true,
             recent_chunks_max: None,

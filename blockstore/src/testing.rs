@@ -4,6 +4,7 @@
 pub(crate) mod hooked;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -35,6 +36,7 @@ pub(crate) struct World {
 pub(crate) fn options(segment_bytes: u64) -> Options {
     let mut options = Options::new("unused");
     options.background = false;
+    options.steady_clock = Duration::ZERO;
     options.segment_bytes = segment_bytes;
     options.hash_threads = 2;
     options.compaction_live_ratio = 1.0;

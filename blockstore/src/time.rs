@@ -46,6 +46,12 @@ impl Timestamp {
     }
 }
 
+/// The machine's clock as it is, which may jump.
+pub(crate) fn wall() -> Timestamp {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    Timestamp(u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX - 1))
+}
+
 /// A clock whose stamps always grow, so that two changes of a file never carry one mtime and
 /// a client's cache notices each of them.
 #[derive(Debug, Default)]
@@ -56,8 +62,7 @@ pub(crate) struct Clock {
 impl Clock {
     /// A stamp later than every one given before.
     pub(crate) fn now(&self) -> Timestamp {
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let wall_nanos = u64::try_from(wall.as_nanos()).unwrap_or(u64::MAX - 1);
+        let wall_nanos = wall().as_nanos();
         let mut given = 0;
         // The closure always answers Some, so both arms carry the value before the update.
         let (Ok(last) | Err(last)) =

@@ -281,3 +281,23 @@ fn a_torn_append_behind_a_long_log_is_cut_off() {
     assert!(reply.pieces.concat() == data);
     assert_sound(&store);
 }
+
+#[test]
+fn each_block_that_is_read_counts_once() {
+    let fixture = Fixture::new();
+    let inode = fixture.store.create_file(&path("f"), 0).unwrap().attributes.inode;
+    let distinct: Vec<_> = (1..=64).flat_map(|seed| bytes(seed, 4096)).collect();
+    fixture.store.write(inode, 0, distinct.into(), Stability::FileSync).unwrap();
+    let fixture = fixture.restart();
+    let counts = || {
+        let stats = fixture.store.stats();
+        (stats.cache_hits, stats.cache_misses, stats.cache_bypassed)
+    };
+    let read = |blocks: usize| fixture.store.read(Source::File(inode), 0, blocks * 4096).unwrap();
+    read(64);
+    assert_eq!(counts(), (0, 0, 64), "a long run goes past the cache");
+    read(3);
+    assert_eq!(counts(), (0, 3, 64));
+    read(3);
+    assert_eq!(counts(), (3, 3, 64));
+}

@@ -10,10 +10,12 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use bytes::Bytes;
-use common::{Fixture, assert_sound, bytes, content, path};
+use common::{Fixture, assert_sound, bytes, content, options, path};
 use slackwater_blockstore::disk::{Disk, FileName, FileRole};
-use slackwater_blockstore::kv::{Family, KvRead};
+use slackwater_blockstore::kv::{Family, Kv, KvRead};
 use slackwater_blockstore::{
     CreateMode, ErrorKind, FilePath, InodeId, Name, Options, SegmentId, SetAttributes, SnapshotId,
     SnapshotRequest, Source, Stability, Store,
@@ -447,6 +449,22 @@ fn snapshots_expire_and_go_with_their_last_clone() {
     assert_eq!(store.snapshot_info(old).unwrap_err().kind(), ErrorKind::NotFound);
     store.snapshot_info(young).unwrap();
     fixture.check();
+}
+
+#[test]
+fn no_snapshot_expires_by_a_clock_that_may_be_wrong() {
+    use slackwater_blockstore::Timestamp;
+    let fixture = Fixture::new();
+    file(&fixture.store, "f", 100);
+    let request =
+        SnapshotRequest { expires_at: Some(Timestamp::from_nanos(1)), ..Default::default() };
+    let id = fixture.store.snapshot(&path("f"), request).unwrap().id;
+    fixture.store.close().unwrap();
+    let (kv, disk): (Arc<dyn Kv>, Arc<dyn Disk>) = (fixture.kv, Arc::new(fixture.disk));
+    let steady_clock = Options::new("unused").steady_clock;
+    let store = Store::open_with(kv, disk, Options { steady_clock, ..options() }).unwrap();
+    store.gc().unwrap();
+    store.snapshot_info(id).unwrap();
 }
 
 #[test]

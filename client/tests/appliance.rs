@@ -176,7 +176,7 @@ fn snapshots_are_listed_by_time() {
         let ids = list.as_array().unwrap().iter().map(|snapshot| snapshot["id"].as_str().unwrap());
         ids.map(str::to_owned).collect()
     };
-    assert_eq!(listed(&[]), taken);
+    assert_eq!(listed(&["--sort", "oldest"]), taken);
     assert_eq!(listed(&["--sort", "oldest", "--limit", "2"]), taken[..2]);
     let newest: Vec<_> = taken.iter().rev().cloned().collect();
     assert_eq!(listed(&["--sort", "newest"]), newest);
@@ -184,9 +184,12 @@ fn snapshots_are_listed_by_time() {
     let mut by_id = taken.clone();
     by_id.sort();
     assert_eq!(listed(&["--sort", "id"]), by_id);
-    let table = appliance.ok(&["snapshot", "ls", "--sort", "newest"]);
-    let rows = table.lines().skip(1).map(|line| line.split(' ').next().unwrap());
-    assert!(rows.eq(newest.iter().map(String::as_str)), "{table}");
+    assert_eq!(listed(&[]), by_id, "JSON comes as it is");
+    for (arguments, expected) in [(&[][..], &taken), (&["--sort", "newest"], &newest)] {
+        let table = appliance.ok(&[&["snapshot", "ls"], arguments].concat());
+        let rows = table.lines().skip(1).map(|line| line.split(' ').next().unwrap());
+        assert!(rows.eq(expected.iter().map(String::as_str)), "{table}");
+    }
 }
 
 #[test]
@@ -201,6 +204,8 @@ fn files_of_drivers_are_listed_where_they_are_asked_for() {
         table.lines().skip(1).map(|line| line.split(' ').next().unwrap().to_owned()).collect()
     };
     assert_eq!(listed(&[]), ["a.img", "workers.img"]);
+    assert_eq!(listed(&["--limit", "1"]), ["a.img"]);
+    assert_eq!(listed(&["--limit", "2"]), ["a.img", "workers.img"]);
     let all = ["a.img", "published/one", of_worker, "workers.img"];
     assert_eq!(listed(&["--all"]), all);
     assert_eq!(listed(&["workers/"]), [of_worker]);

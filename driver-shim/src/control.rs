@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Path, Query, State};
-use axum::http::header::{ACCEPT, CONTENT_TYPE};
+use axum::http::header::{ACCEPT, CONTENT_TYPE, VARY};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -203,9 +203,10 @@ pub fn metrics_router(control: Control) -> Router {
 async fn metrics(State(control): State<Control>, headers: HeaderMap) -> Response {
     let worker = &control.worker;
     let page = worker.metrics().render(worker, cache_statistics(worker).await.as_ref());
-    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok());
-    let (media_type, page) = exposition::answer(page, accept);
-    ([(CONTENT_TYPE, media_type)], page).into_response()
+    let accept: Vec<_> =
+        headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    let (media_type, page) = exposition::answer(page, Some(&accept.join(",")));
+    ([(CONTENT_TYPE, media_type), (VARY, "accept")], page).into_response()
 }
 
 async fn reference(

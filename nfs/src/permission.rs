@@ -31,6 +31,8 @@ const SET_GID: u32 = 0o2000;
 const STICKY: u32 = 0o1000;
 /// Any of the execute bits.
 const EXECUTE_ANY: u32 = 0o111;
+/// The group's.
+const EXECUTE_GROUP: u32 = 0o010;
 /// The bits of a mode.
 const MODE_BITS: u32 = 0o7777;
 
@@ -144,13 +146,18 @@ pub(crate) fn set_attributes(
     {
         return Err(nfsstat3::NFS3ERR_PERM);
     }
+    let changes_owner = wanted.uid.is_some() || wanted.gid.is_some();
     if let Some(mode) = wanted.mode {
         if !is_owner {
             return Err(nfsstat3::NFS3ERR_PERM);
         }
-        set.mode = Some(allowed_mode(mode, set.gid.unwrap_or(object.gid), user));
-    } else if (wanted.uid.is_some() || wanted.gid.is_some()) && object.kind == FileKind::File {
+        let mode = allowed_mode(mode, set.gid.unwrap_or(object.gid), user);
+        let is_given = changes_owner && object.kind == FileKind::File;
+        set.mode = Some(if is_given { without_set_id(mode) } else { mode });
+    } else if changes_owner && object.kind == FileKind::File {
         set.mode = mode_after_change_of_owner(object, user);
+    } else if wanted.size_bytes.is_some() {
+        set.mode = mode_after_change_of_data(object, user);
     }
     if wanted.size_bytes.is_some() && !may_write_data(object, user) {
         return Err(nfsstat3::NFS3ERR_ACCES);
@@ -181,10 +188,30 @@ fn allowed_mode(mode: u32, gid: u32, user: &Credentials) -> u32 {
     if user.is_root() || user.is_in(gid) { mode } else { mode & !SET_GID }
 }
 
-/// POSIX chown by others than the superuser drops set-user-id and set-group-id.
+/// POSIX chown drops set-user-id and set-group-id; of the superuser's it leaves that open, and Linux does it, too: its
+/// client counts on the server.
 fn mode_after_change_of_owner(file: &Attributes, user: &Credentials) -> Option<u32> {
-    let plain = file.mode & !(SET_UID | SET_GID);
-    (!user.is_root() && plain != file.mode).then_some(plain)
+    let plain = match user.is_root() {
+        true => without_set_id(file.mode),
+        false => file.mode & !(SET_UID | SET_GID),
+    };
+    (plain != file.mode).then_some(plain)
+}
+
+/// The mode that a file gets when the user writes it or gives it a size, if that is another one: POSIX lets set-id bits of
+/// a program not survive a write by others than the superuser, its owner included.
+pub(crate) fn mode_after_change_of_data(file: &Attributes, user: &Credentials) -> Option<u32> {
+    if user.is_root() || file.kind != FileKind::File || file.mode & (SET_UID | SET_GID) == 0 {
+        return None;
+    }
+    let plain = without_set_id(file.mode);
+    let plain = if user.is_in(file.gid) { plain } else { plain & !SET_GID };
+    (plain != file.mode).then_some(plain)
+}
+
+/// Without the group's execute bit, set-group-id was a mark for mandatory locks, and stays.
+const fn without_set_id(mode: u32) -> u32 {
+    if mode & EXECUTE_GROUP == 0 { mode & !SET_UID } else { mode & !(SET_UID | SET_GID) }
 }
 
 /// What is set on a new object in `directory`: the caller's own user and group (or the
@@ -301,9 +328,44 @@ mod tests {
         assert!(matches!(set(to_gid(31)), Err(nfsstat3::NFS3ERR_PERM)));
         assert_eq!(set(to_gid(30)).unwrap().mode, Some(0o755), "set-id bits are dropped");
         let root = set_attributes(&file, &user(0, 0, &[]), &to_uid(11)).unwrap();
-        assert_eq!((root.uid, root.mode), (Some(11), None));
+        assert_eq!((root.uid, root.mode), (Some(11), Some(0o755)));
+        let both = SetAttributes { mode: Some(0o6711), ..to_uid(11) };
+        let root = set_attributes(&file, &user(0, 0, &[]), &both).unwrap();
+        assert_eq!(root.mode, Some(0o711));
+        let locked = object(FileKind::File, 0o2644, 10, 20);
+        let root = set_attributes(&locked, &user(0, 0, &[]), &to_uid(11)).unwrap();
+        assert_eq!(root.mode, None, "a mark for locks, of nobody's rights");
+        let directory = object(FileKind::Directory, 0o2775, 10, 20);
+        let root = set_attributes(&directory, &user(0, 0, &[]), &to_uid(11)).unwrap();
+        assert_eq!(root.mode, None);
         let other = set_attributes(&file, &user(11, 20, &[]), &to_gid(20));
         assert!(matches!(other, Err(nfsstat3::NFS3ERR_PERM)));
+    }
+
+    #[test]
+    fn set_id_bits_do_not_survive_a_change_of_the_data() {
+        let after = |mode, user: &Credentials| {
+            mode_after_change_of_data(&object(FileKind::File, mode, 10, 20), user)
+        };
+        let (owner, other, root) = (user(10, 20, &[]), user(11, 21, &[]), user(0, 0, &[]));
+        for (mode, by_owner, by_other) in [
+            (0o777, None, None),
+            (0o4777, Some(0o777), Some(0o777)),
+            (0o2777, Some(0o777), Some(0o777)),
+            (0o6777, Some(0o777), Some(0o777)),
+            (0o2666, None, Some(0o666)),
+            (0o1777, None, None),
+        ] {
+            assert_eq!(after(mode, &owner), by_owner, "{mode:o}");
+            assert_eq!(after(mode, &other), by_other, "{mode:o}");
+            assert_eq!(after(mode, &root), None, "{mode:o}");
+        }
+        let program = object(FileKind::File, 0o6777, 10, 20);
+        let size = SetAttributes { size_bytes: Some(0), ..Default::default() };
+        assert_eq!(set_attributes(&program, &other, &size).unwrap().mode, Some(0o777));
+        assert_eq!(set_attributes(&program, &root, &size).unwrap().mode, None);
+        let both = SetAttributes { mode: Some(0o6755), ..size };
+        assert_eq!(set_attributes(&program, &owner, &both).unwrap().mode, Some(0o6755));
     }
 
     #[test]

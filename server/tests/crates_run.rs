@@ -52,7 +52,9 @@ impl Run {
         writer.args(["-c", r#"printf %s "$1" >"$2" && chmod 755 "$2""#, "sh", cargo]).arg(&program);
         assert!(writer.status().unwrap().success());
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        let mut command = Command::new(root.join("tests/crates/run"));
+        // As from a terminal, also where these tests run in the background of a shell, which ignores Ctrl-C.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=INT").arg(root.join("tests/crates/run"));
         command.args(arguments).env("CARGO", program).env("TMPDIR", self.path());
         command.env("XDG_CACHE_HOME", self.path().join("cache")).stdout(Stdio::piped());
         command

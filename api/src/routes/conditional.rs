@@ -6,10 +6,14 @@ use axum::http::{HeaderMap, header};
 /// are, or those of one of the tags. Tags are compared weakly, as that section wants it.
 pub(crate) fn has_already(headers: &HeaderMap, entity_tag: &str) -> bool {
     let values = headers.get_all(header::IF_NONE_MATCH).iter();
-    let lists = values.filter_map(|value| value.to_str().ok());
+    let mut lists = values.filter_map(|value| value.to_str().ok());
     // No tag of ours has a comma in it.
-    let mut tags = lists.flat_map(|list| list.split(',')).map(str::trim);
-    tags.any(|tag| tag == "*" || tag.strip_prefix("W/").unwrap_or(tag) == entity_tag)
+    let is_one_of = |list: &str| {
+        list.split(',')
+            .map(str::trim)
+            .any(|tag| tag.strip_prefix("W/").unwrap_or(tag) == entity_tag)
+    };
+    lists.any(|list| list.trim() == "*" || is_one_of(list))
 }
 
 #[cfg(test)]
@@ -32,7 +36,15 @@ mod tests {
         assert!(has(&["\"other\",W/\"1-2-3\" , \"more\""]));
         assert!(has(&["\"other\"", "\"1-2-3\""]));
         assert!(has(&["*"]));
-        for other in [&[][..], &[""], &["1-2-3"], &["\"1-2-3"], &["\"1-2-30\""], &["w/\"1-2-3\""]] {
+        for other in [
+            &[][..],
+            &[""],
+            &["1-2-3"],
+            &["\"1-2-3"],
+            &["\"1-2-30\""],
+            &["w/\"1-2-3\""],
+            &["\"a,*,b\""],
+        ] {
             assert!(!has(other), "{other:?}");
         }
     }

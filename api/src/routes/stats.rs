@@ -95,13 +95,13 @@ pub(crate) async fn gc(State(state): State<Shared>) -> Result<Json<GcReport>, Fa
 pub(crate) async fn metrics(
     State(state): State<Shared>,
     headers: HeaderMap,
-) -> ([(HeaderName, &'static str); 1], String) {
+) -> ([(HeaderName, &'static str); 2], String) {
     let page = state.api_metrics.render_after(&state.metrics.render());
     // Lists in several lines are one list (RFC 9110 section 5.3).
     let accept: Vec<_> =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
     let (media_type, page) = exposition::answer(page, Some(&accept.join(",")));
-    ([(header::CONTENT_TYPE, media_type)], page)
+    ([(header::CONTENT_TYPE, media_type), (header::VARY, "accept")], page)
 }
 
 /// Tells that the process is up

@@ -71,6 +71,21 @@ async fn talk(address: SocketAddr, request: &[u8]) -> String {
 }
 
 #[tokio::test]
+async fn a_304_says_nothing_of_a_length() {
+    let served = Served::start(ApiOptions::default(), None).await;
+    served.face.make_file("a", 10).await;
+    for method in ["GET", "HEAD"] {
+        let request = format!(
+            "{method} /v1/files/a/data HTTP/1.1\r\nhost: localhost\r\nif-none-match: *\r\nconnection: close\r\n\r\n"
+        );
+        let answer = talk(served.address, request.as_bytes()).await.to_lowercase();
+        assert!(answer.starts_with("http/1.1 304") && answer.contains("\r\netag: "), "{answer}");
+        assert!(!answer.contains("content-length"), "{answer}");
+    }
+    served.stop().await;
+}
+
+#[tokio::test]
 async fn bytes_on_a_socket_are_answered() {
     let served = Served::start(ApiOptions::default(), None).await;
     let answer = talk(

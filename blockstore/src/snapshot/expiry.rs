@@ -5,6 +5,8 @@
 //!                                        ^ the next sweep begins here, and once one came to the
 //!                                          end, at the first again
 //! ```
+//! "Now" is the time that is believed (`steady.rs`), so a clock that is wrong for a while deletes nothing.
+//!
 //! A sweep that began at the first key each time would step over all that were deleted, and look again
 //! at all that wait for their last clone.
 
@@ -19,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::id::SnapshotId;
 use crate::kv::Family;
 use crate::record::key;
-use crate::time::Timestamp;
+use crate::time::{self, Timestamp};
 use crate::transaction::Transaction;
 
 /// Snapshots that one sweep deletes: in one commit, which others wait for.
@@ -40,9 +42,12 @@ struct Sweep {
 /// One sweep; the next call goes on behind it. A snapshot that fails is set aside, and holds up no
 /// other.
 pub(crate) fn expire_some(core: &Core) -> Result<()> {
+    let Some(until) = now(core) else {
+        return Ok(());
+    };
     let from = core.aside.lock().expiry.take();
     let may_try = |id| core.aside.lock().snapshots.is_due(id, Instant::now());
-    let (next, _) = sweep(core, (from, core.clock.now()), may_try)?;
+    let (next, _) = sweep(core, (from, until), may_try)?;
     if next.is_none() {
         forget_gone(core);
     }
@@ -52,7 +57,9 @@ pub(crate) fn expire_some(core: &Core) -> Result<()> {
 
 /// Deletes all whose time has come by now; answers the first failure of a snapshot.
 pub(crate) fn expire_all(core: &Core) -> Result<Option<Error>> {
-    let until = core.clock.now();
+    let Some(until) = now(core) else {
+        return Ok(None);
+    };
     let (mut from, mut failure) = (None, None);
     loop {
         let (next, failed) = sweep(core, (from, until), |_| true)?;
@@ -62,6 +69,11 @@ pub(crate) fn expire_all(core: &Core) -> Result<Option<Error>> {
             None => return Ok(failure),
         }
     }
+}
+
+/// The time that is believed, if one is.
+fn now(core: &Core) -> Option<Timestamp> {
+    core.steady.lock().time((time::wall(), Instant::now()), core.options.steady_clock)
 }
 
 /// Answers where the next sweep begins, and the first failure of a snapshot.

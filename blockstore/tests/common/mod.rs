@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used, clippy::expect_used, reason = "shared by several tests")]
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use slackwater_blockstore::disk::{Disk, MemoryDisk};
@@ -12,6 +13,7 @@ use slackwater_blockstore::{FilePath, Options, Source, Store};
 pub(crate) fn options() -> Options {
     let mut options = Options::new("unused");
     options.background = false;
+    options.steady_clock = Duration::ZERO;
     options.memory_bytes = Options::MEMORY_BYTES_MIN;
     options.segment_bytes = 64 << 10;
     options.hash_threads = 1;

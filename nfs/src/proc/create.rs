@@ -149,7 +149,8 @@ fn try_make(
     let wanted = new.wanted().map_err(failure)?;
     let user = &call.caller.credentials;
     let set = permission::new_object(&directory, user, new.kind(), &wanted, new.default_mode());
-    let judged = judge_truncation(call, (&directory, &name), new, &set).map_err(failure)?;
+    let judged =
+        judge_truncation(call, (&directory, &name), (new, &set), outdated).map_err(failure)?;
     if let New::Symlink { target, .. } = new {
         check_symlink_target(target).map_err(failure)?;
     }
@@ -175,24 +176,30 @@ fn check_symlink_target(target: &[u8]) -> Result<(), nfsstat3> {
     Ok(())
 }
 
-/// An UNCHECKED create that finds a file truncates it, which takes the right to write it.
+/// An UNCHECKED create that finds a file truncates it, which takes the right to write it, and set-id bits from it.
 fn judge_truncation(
     call: &Call<'_>,
     (directory, name): (&Attributes, &Name),
-    new: &New<'_>,
-    set: &SetAttributes,
+    (new, set): (&New<'_>, &SetAttributes),
+    outdated: &mut Outdated,
 ) -> Result<Option<EntryRights>, nfsstat3> {
     let is_unchecked = matches!(new, New::File { mode: CreateMode::Unchecked, .. });
     if !is_unchecked || set.size_bytes.is_none() {
         return Ok(None);
     }
     let entry = call.judge_entry(directory, name, true)?;
-    match &entry.found {
-        Some(file) if !permission::may_write_data(file, &call.caller.credentials) => {
-            Err(nfsstat3::NFS3ERR_ACCES)
+    let user = &call.caller.credentials;
+    if let Some(file) = &entry.found {
+        if !permission::may_write_data(file, user) {
+            return Err(nfsstat3::NFS3ERR_ACCES);
         }
-        _ => Ok(entry.rights),
+        if let Some(mode) = permission::mode_after_change_of_data(file, user) {
+            // The store finds another mode than was judged by, and all is judged once more.
+            let outcome = call.set_mode(file, mode, outdated);
+            outcome.map_err(|error| call.failure(file.inode, &error).status)?;
+        }
     }
+    Ok(entry.rights)
 }
 
 impl Call<'_> {

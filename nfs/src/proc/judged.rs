@@ -9,7 +9,7 @@
 //! The store is told what the decision went by, and refuses the change if that is another by then.
 
 use nfsserve::nfs::nfsstat3;
-use slackwater_blockstore::{Attributes, EntryRights, Error, Name, Named, Rights};
+use slackwater_blockstore::{Attributes, EntryRights, Error, Name, Named, Rights, SetAttributes};
 
 use super::Call;
 
@@ -69,6 +69,19 @@ impl Call<'_> {
         };
         let rights = EntryRights { directory: Rights::from(directory), entry };
         Ok(JudgedEntry { found, rights: Some(rights) })
+    }
+
+    /// Gives an object a mode, which was decided by its attributes.
+    pub(super) fn set_mode(
+        &self,
+        object: &Attributes,
+        mode: u32,
+        outdated: &mut Outdated,
+    ) -> Result<(), Error> {
+        let set = SetAttributes { mode: Some(mode), ..SetAttributes::default() };
+        let rights = self.judge(object);
+        let outcome = self.shared.store.set_attributes_judged(object.inode, &set, None, rights);
+        outcome.map(|_| ()).inspect_err(|error| outdated.note(error))
     }
 
     /// What the decision about an object went by.

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::{Change, Error, FILE_BYTES_MAX, FileKind, InodeId, Stability, Written};
 
+use super::judged::{Outdated, judged};
 use super::{Call, Failure, NotRun, encode, handle};
 use crate::limits;
 use crate::permission;
@@ -51,7 +52,7 @@ pub(super) fn write(
     let arguments = Arguments::decode(arguments)?;
     let data = arguments.data();
     let count = u32::try_from(data.len()).unwrap_or(u32::MAX);
-    match try_write(call, &arguments, &data) {
+    match judged(|outdated| try_write(call, &arguments, &data, outdated)) {
         Ok(None) => Err(NotRun::WouldBlock),
         Ok(Some(written)) => {
             encode::status(reply, nfsstat3::NFS3_OK);
@@ -75,6 +76,7 @@ fn try_write(
     call: &Call<'_>,
     arguments: &Arguments<'_>,
     data: &Bytes,
+    outdated: &mut Outdated,
 ) -> Result<Option<Written>, Failure> {
     let file = call.changeable(arguments.handle)?;
     let failure = |status| Failure { status, attributes: Some(file) };
@@ -100,7 +102,15 @@ fn try_write(
         let (stability, verifier) = (arguments.stability, call.shared.store.write_verifier());
         return Ok(Some(Written { file: unchanged, stability, verifier }));
     }
-    put(call, file.inode, arguments, data).map_err(|error| call.failure(file.inode, &error))
+    let failed = |error: Error| call.failure(file.inode, &error);
+    if let Some(mode) = permission::mode_after_change_of_data(&file, &call.caller.credentials) {
+        if !call.may_block {
+            return Ok(None);
+        }
+        // Before the data: a program that was changed never has them.
+        call.set_mode(&file, mode, outdated).map_err(failed)?;
+    }
+    put(call, file.inode, arguments, data).map_err(failed)
 }
 
 /// Gives the data to the store.

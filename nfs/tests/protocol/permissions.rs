@@ -1,6 +1,6 @@
 //! Mode bits, owners, groups and the sticky bit, on each procedure that asks for them.
 
-use crate::common::client::{Client, Cred, FILE_SYNC, proc};
+use crate::common::client::{Client, Cred, FILE_SYNC, UNSTABLE, proc};
 use crate::common::{Args, Server, SetAttr, status};
 
 const ALICE: u32 = 1000;
@@ -136,6 +136,35 @@ async fn an_unchecked_create_truncates_only_what_the_caller_may_write() {
     assert_eq!(alice.getattr(&file).await.unwrap().size, 7);
     assert!(alice.make(proc::CREATE, &args).await.is_ok());
     assert_eq!(alice.getattr(&file).await.unwrap().size, 0);
+}
+
+#[tokio::test]
+async fn set_id_bits_do_not_survive_what_others_than_root_do_to_a_file() {
+    let server = Server::start().await;
+    let mut root = server.client().await;
+    let (directory, mut alice, mut bob) = setting(&server, 0o777).await;
+    let file = alice.create(&directory, b"program").await.unwrap();
+    let create = Args::new().place(&directory, b"program").u32(0).set(&SetAttr::size(0));
+    let owner = |uid| SetAttr { uid: Some(uid), ..SetAttr::default() };
+    for mode in [0o6777, 0o4777, 0o2777] {
+        for act in ["write", "size", "create", "own write", "chown"] {
+            root.setattr(&file, &owner(ALICE)).await.unwrap();
+            root.setattr(&file, &SetAttr::mode(mode)).await.unwrap();
+            assert_eq!(root.getattr(&file).await.unwrap().mode, mode, "{act}");
+            match act {
+                "write" => drop(bob.write(&file, 0, b"x", FILE_SYNC).await.unwrap()),
+                "size" => drop(bob.setattr(&file, &SetAttr::size(3)).await.unwrap()),
+                "create" => drop(bob.make(proc::CREATE, &create).await.unwrap()),
+                "own write" => drop(alice.write(&file, 0, b"x", UNSTABLE).await.unwrap()),
+                _ => drop(root.setattr(&file, &owner(BOB)).await.unwrap()),
+            }
+            assert_eq!(root.getattr(&file).await.unwrap().mode, 0o777, "{act} {mode:o}");
+        }
+        root.setattr(&file, &SetAttr::mode(mode)).await.unwrap();
+        root.write(&file, 0, b"x", FILE_SYNC).await.unwrap();
+        root.setattr(&file, &SetAttr::size(3)).await.unwrap();
+        assert_eq!(root.getattr(&file).await.unwrap().mode, mode, "root's own changes");
+    }
 }
 
 #[tokio::test]

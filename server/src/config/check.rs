@@ -37,8 +37,8 @@ const NFS_IO_THREADS_MAX: u32 = 128;
 /// space would come back later than it is needed.
 const COMPACTION_RATE_MIN: Size = Size::from_bytes(1 << 20);
 
-/// Shortest password of the VMstore-compatible API. Callers of one address try one a second, so 12 characters that are not
-/// in a list of known passwords hold for good; those of a token have to hold against one who reads a file of them.
+/// Shortest password of the VMstore-compatible API. Callers of one address try one a second; a token has to hold against one
+/// who reads a file of hashes. A known password is not refused, so that a long one is no promise.
 const PASSWORD_CHARACTERS_MIN: usize = 12;
 
 impl TryFrom<Settings> for Config {
@@ -155,7 +155,7 @@ impl Checked {
             })
         };
         // None is missing without a fault.
-        all().ok_or_else(|| ConfigError::Several(Vec::new()))
+        all().ok_or(ConfigError::Missing { key: "a setting", variable: String::new() })
     }
 }
 
@@ -220,7 +220,9 @@ fn vmstore(settings: &Settings) -> Result<Option<VmstoreCredentials>, ConfigErro
                 return Err(value("vmstore-user", "", "it must not be empty"));
             }
             if let Some(reason) = weakness(password.reveal(), PASSWORD_CHARACTERS_MIN) {
-                return Err(value(key, REDACTED, &format!("the password is weak: {reason}")));
+                let path = settings.vmstore_password_file.as_ref();
+                let shown = path.map_or(REDACTED.to_owned(), |path| path.display().to_string());
+                return Err(value(key, &shown, &format!("the password is weak: {reason}")));
             }
             Ok(Some(VmstoreCredentials {
                 username: user.clone(),

@@ -165,6 +165,11 @@ impl Faults {
         result.map_err(|fault| self.0.push(fault)).ok()
     }
 
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.0.len()
+    }
+
     /// All faults, if there is any.
     pub(super) fn into_result(mut self) -> Result<(), ConfigError> {
         match self.0.len() {

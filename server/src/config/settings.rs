@@ -78,7 +78,7 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_VMSTORE_USER", value_name = "NAME")]
     pub vmstore_user: Option<String>,
 
-    /// Password of --vmstore-user
+    /// Password of --vmstore-user: at least 12 characters, six different ones
     ///
     /// Every user of this machine can read a command line (ps), and often the environment of
     /// a service: prefer --vmstore-password-file.
@@ -90,7 +90,7 @@ pub struct Settings {
     )]
     pub vmstore_password: Option<Secret>,
 
-    /// File whose first line is the password of --vmstore-user
+    /// File whose first line is the password of --vmstore-user: at least 12 characters, six different ones
     #[arg(long, env = "SLACKWATER_VMSTORE_PASSWORD_FILE", value_name = "FILE")]
     pub vmstore_password_file: Option<PathBuf>,
 

@@ -1,6 +1,7 @@
 //! Whether a secret that a person chose can be guessed.
 //!
-//! No rule tells a good secret. These refuse what people type when they are asked for so many characters.
+//! No rule tells a good secret. These refuse what people type when they are asked for so many characters; known passwords
+//! are not among them.
 
 use std::collections::HashSet;
 
@@ -22,7 +23,8 @@ pub(super) fn weakness(secret: &str, characters_min: usize) -> Option<String> {
         ));
     }
     let repeats = |period: &usize| characters[*period..] == characters[..length - period];
-    let period = (1..=length / 2).find(repeats)?;
+    // Up to what is repeated for half of its own length.
+    let period = (1..=length * 2 / 3).find(repeats)?;
     Some(format!("it can be guessed: it repeats its first {period} characters"))
 }
 
@@ -39,7 +41,9 @@ mod tests {
             ("1234512345123451", "5 different"),
             ("1234561234561234", "its first 6 "),
             ("passwordpassword", "its first 8 "),
-            ("password-password", ""),
+            ("passwordpass", "its first 8 "),
+            ("password-password", "its first 9 "),
+            ("password1234", ""),
             ("0123456789abcdef", ""),
             ("zzzzzzzz\u{e4}\u{f6}\u{fc}xyw", ""),
         ] {

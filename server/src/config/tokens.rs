@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use slackwater_api::worker::SecretHash;
 use slackwater_api::{Role, Secret, Token};
 
-use super::error::ConfigError;
+use super::error::{ConfigError, Faults};
 use super::strength::weakness;
 use super::text_file::read_text;
 
@@ -27,6 +27,9 @@ pub const TOKEN_CHARACTERS_MIN: usize = 16;
 /// Most tokens in all files: one for each worker of a large cluster. Each is compared with
 /// every request's, so the number bounds that work.
 pub const TOKENS_MAX: usize = 1024;
+
+/// Faults of token files after which no more is read: one of another kind has a fault in each line.
+const FAULTS_MAX: usize = 16;
 
 /// The file of the token that a server without token files makes, in its data directory.
 pub(crate) const ADMIN_TOKEN_FILE: &str = "admin-token";
@@ -48,18 +51,22 @@ pub struct TokenFile {
 /// # Errors
 /// A file cannot be read, has a line that is no token, or all have too many.
 pub(crate) fn read(paths: &[PathBuf]) -> Result<(Vec<Token>, Vec<TokenFile>), ConfigError> {
-    let mut tokens = Vec::new();
-    let mut names = HashSet::new();
+    let mut known = Known::default();
     let mut files = Vec::new();
     for path in paths {
-        let before = tokens.len();
-        let plain_secrets = read_into(path, &read_text(path)?, &mut names, &mut tokens)?;
-        if tokens.len() == before {
-            return Err(ConfigError::Empty { path: path.clone(), what: "token" });
+        let Some(text) = known.faults.keep(read_text(path)) else {
+            continue;
+        };
+        let before = (known.tokens.len(), known.faults.count());
+        let plain_secrets = known.add(path, &text);
+        if (known.tokens.len(), known.faults.count()) == before {
+            let empty = ConfigError::Empty { path: path.clone(), what: "token" };
+            known.faults.keep::<()>(Err(empty));
         }
         files.push(TokenFile { path: path.clone(), plain_secrets });
     }
-    Ok((tokens, files))
+    known.faults.into_result()?;
+    Ok((known.tokens, files))
 }
 
 /// The tokens of the text of one file. It may have none.
@@ -67,36 +74,51 @@ pub(crate) fn read(paths: &[PathBuf]) -> Result<(Vec<Token>, Vec<TokenFile>), Co
 /// # Errors
 /// A line is no token, two have one name, or there are too many.
 pub(crate) fn parse(path: &Path, text: &str) -> Result<Vec<Token>, ConfigError> {
-    let mut tokens = Vec::new();
-    read_into(path, text, &mut HashSet::new(), &mut tokens)?;
-    Ok(tokens)
+    let mut known = Known::default();
+    known.add(path, text);
+    known.faults.into_result()?;
+    Ok(known.tokens)
 }
 
-/// Adds the tokens of one file; returns how many of its secrets are plain.
-fn read_into(
-    path: &Path,
-    text: &str,
-    names: &mut HashSet<String>,
-    tokens: &mut Vec<Token>,
-) -> Result<usize, ConfigError> {
-    let mut plain_secrets = 0;
-    for (index, line) in text.lines().enumerate() {
-        let fault =
-            |reason: String| ConfigError::Token { path: path.to_owned(), line: index + 1, reason };
-        let Some(line) = Line::of(line).map_err(fault)? else {
-            continue;
-        };
-        let token = line.token().map_err(fault)?;
-        if !names.insert(token.name.clone()) {
-            return Err(fault(format!("the name `{}` is taken", token.name)));
+/// The tokens of the files so far.
+#[derive(Default)]
+struct Known {
+    tokens: Vec<Token>,
+    names: HashSet<String>,
+    faults: Faults,
+}
+
+impl Known {
+    /// Adds the tokens of one file; returns how many of its secrets are plain.
+    fn add(&mut self, path: &Path, text: &str) -> usize {
+        let mut plain_secrets = 0;
+        for (index, line) in text.lines().enumerate() {
+            let (path, line_number) = (path.to_owned(), index + 1);
+            let fault = |reason| ConfigError::Token { path, line: line_number, reason };
+            let outcome = self.add_line(line).map_err(fault);
+            plain_secrets += usize::from(self.faults.keep(outcome) == Some(true));
+            if self.faults.count() >= FAULTS_MAX {
+                break;
+            }
         }
-        if tokens.len() == TOKENS_MAX {
-            return Err(fault(format!("more than {TOKENS_MAX} tokens")));
-        }
-        plain_secrets += usize::from(line.is_plain());
-        tokens.push(token);
+        plain_secrets
     }
-    Ok(plain_secrets)
+
+    /// Whether the line has a token with a plain secret.
+    fn add_line(&mut self, line: &str) -> Result<bool, String> {
+        let Some(line) = Line::of(line)? else {
+            return Ok(false);
+        };
+        let token = line.token()?;
+        if !self.names.insert(token.name.clone()) {
+            return Err(format!("the name `{}` is taken", token.name));
+        }
+        if self.tokens.len() == TOKENS_MAX {
+            return Err(format!("more than {TOKENS_MAX} tokens"));
+        }
+        self.tokens.push(token);
+        Ok(line.is_plain())
+    }
 }
 
 /// The text of a token file with hashes in the place of its secrets, and how many there were. Comments, blanks and the
@@ -256,6 +278,21 @@ mod tests {
         {
             assert_eq!(fault_line(&format!("\na admin {hash}")), 2, "{hash}");
         }
+    }
+
+    #[test]
+    fn the_faults_of_all_lines_are_told() {
+        let error = parsed(&format!(
+            "a admin short\nb admin {SECRET}\nc root {SECRET}\nb admin {SECRET}\n"
+        ));
+        let error = error.unwrap_err().to_string();
+        let lines: Vec<_> = error.lines().collect();
+        assert_eq!(lines.len(), 3, "{error}");
+        for (line, place) in lines.iter().zip(["tokens:1: ", "tokens:3: ", "tokens:4: "]) {
+            assert!(line.starts_with(place), "{error}");
+        }
+        let error = parsed(&"what is this\n".repeat(1000)).unwrap_err().to_string();
+        assert_eq!(error.lines().count(), FAULTS_MAX, "{error}");
     }
 
     #[test]

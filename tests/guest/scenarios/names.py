@@ -102,6 +102,13 @@ def permissions(world):
         # Sticky: only the owner removes his entries.
         refused 'permitted' user 'rm -f drop/of-root'
         user 'rm -f drop/of-user'
+        # Set-id bits go with what others do; the client leaves that to the server.
+        for change in "user 'echo more >>program'" "user ': >program'" "chown 1000 program"; do
+            echo x >program; chown 0:0 program; chmod 6777 program
+            is "mode" "$(stat -c %a program)" 6777
+            eval "$change"
+            is "mode after $change" "$(stat -c %a program)" 777
+        done
         cd /
         rm -r /n/rights""")
 

@@ -41,23 +41,24 @@ pub(crate) const TYPE_CINDER: &str = "CINDER_GENERATED_SNAPSHOT";
 /// The type of all others.
 pub(crate) const TYPE_USER: &str = "USER_GENERATED_SNAPSHOT";
 
-/// Filters that VMstore knows and this face does not. A client that deletes what a list holds must not get more than it
+/// Filters that VMstore knows and this face does not, with the values that choose all there is here. A client that deletes what a list holds must not get more than it
 /// asked for.
-const UNSUPPORTED: [&str; 10] = [
-    "deleted",
-    "fromDate",
-    "instanceId",
-    "location",
-    "locked",
-    "name",
-    "offset",
-    "orphaned",
-    "replica",
-    "toDate",
+const UNSUPPORTED: [(&str, &[&str]); 11] = [
+    ("consistency", &["CRASH_CONSISTENT"]),
+    ("deleted", FLAGS),
+    ("fromDate", &["0"]),
+    ("instanceId", &[]),
+    ("location", &[]),
+    ("locked", FLAGS),
+    ("name", &[]),
+    ("offset", &["0"]),
+    ("orphaned", FLAGS),
+    ("replica", FLAGS),
+    ("toDate", &[]),
 ];
 
-/// Their values that choose nothing.
-const CHOOSES_ALL: [&str; 5] = ["", "0", "false", "no", "both"];
+/// What a filter of flags may ask for, as no snapshot here has one.
+const FLAGS: &[&str] = &["no", "false", "both"];
 
 /// What the query asks for. Other parameters that VMstore knows and this face does not are ignored,
 /// as its clients send them without need.
@@ -89,9 +90,11 @@ enum SortKey {
 impl Listing {
     pub(crate) fn decode(query: &str) -> Result<Self, QueryError> {
         let mut reader = Reader::new(query)?;
-        for name in UNSUPPORTED {
-            let values = reader.all(name);
-            if values.iter().any(|value| !CHOOSES_ALL.contains(&&*value.to_ascii_lowercase())) {
+        for (name, harmless) in UNSUPPORTED {
+            let is_harmless = |value: &String| {
+                value.is_empty() || harmless.iter().any(|one| one.eq_ignore_ascii_case(value))
+            };
+            if !reader.all(name).iter().all(is_harmless) {
                 return Err(QueryError::new(
                     name,
                     "is a filter that is not supported: leave it out",
@@ -352,6 +355,10 @@ mod tests {
             "replica=Yes",
             "fromDate=5000",
             "offset=10",
+            "name=No",
+            "instanceId=0",
+            "toDate=0",
+            "consistency=VM_CONSISTENT",
             "since=1970-01-01T00:00:00ZZ",
         ] {
             assert!(Listing::decode(bad).is_err(), "{bad}");

@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use slackwater_client::query::ListFiles;
-use slackwater_client::types::File;
+use slackwater_client::types::{File, PAGE_LIMIT_MAX};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -111,7 +111,9 @@ async fn list(context: &Context, arguments: &ListArguments) -> Result<(), Failur
         ..ListFiles::default()
     };
     let page = async |limit, after| {
-        (query.limit, query.after) = (Some(limit), after);
+        // Of what is left out, there may be much: whole pages.
+        query.limit = Some(if with_drivers { limit } else { PAGE_LIMIT_MAX });
+        query.after = after;
         let mut page = context.client.files(&query).await?;
         if !with_drivers {
             let before = page.items.len();

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use slackwater_client::query::{Diff, ListSnapshots};
-use slackwater_client::types::{CreateSnapshot, DeletionPolicy, DiffExtent, ExtentKind, Snapshot};
+use slackwater_client::types::{
+    CreateSnapshot, DeletionPolicy, DiffExtent, ExtentKind, Snapshot, SnapshotId, Timestamp,
+};
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -88,9 +90,9 @@ pub(crate) struct ListArguments {
     /// Only snapshots with this label; may be given several times
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = name::label)]
     labels: Vec<(String, String)>,
-    /// Order of the list
-    #[arg(long, value_name = "ORDER", default_value = "oldest")]
-    sort: Sort,
+    /// Order of the list [default: oldest; of JSON: id]
+    #[arg(long, value_name = "ORDER")]
+    sort: Option<Sort>,
     /// Most snapshots to list, the first in that order
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
@@ -164,20 +166,26 @@ async fn list(context: &Context, arguments: ListArguments) -> Result<(), Failure
         let page = context.client.snapshots(&query).await?;
         Ok((page.items, page.next))
     };
-    if arguments.sort == Sort::Id {
-        return pages::print(context.output, arguments.limit, table, row, page).await;
+    // Programs get a list of any length as it comes.
+    let default = if context.output.is_json() { Sort::Id } else { Sort::Oldest };
+    let order = match arguments.sort.unwrap_or(default) {
+        Sort::Id => return pages::print(context.output, arguments.limit, table, row, page).await,
+        Sort::Oldest => |one: &Snapshot, other: &Snapshot| moment_of(one).cmp(&moment_of(other)),
+        Sort::Newest => |one: &Snapshot, other: &Snapshot| moment_of(other).cmp(&moment_of(one)),
+    };
+    let limit = arguments.limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
+    let sorted = pages::first(limit.min(SORTED_MAX), order, page).await?;
+    if sorted.left_out && limit > SORTED_MAX {
+        return Err(Failure::Usage(format!(
+            "there are more than {SORTED_MAX} snapshots to sort: list them by --sort id, give --limit, or choose some by \
+             --path, --name or --label"
+        )));
     }
-    let mut snapshots = pages::all(SORTED_MAX, page).await?.ok_or_else(|| {
-        Failure::Usage(format!(
-            "there are more than {SORTED_MAX} snapshots to sort: list them by --sort id, or choose some by --path, --name \
-             or --label"
-        ))
-    })?;
-    snapshots.sort_by_key(|snapshot| (snapshot.created_at, snapshot.id));
-    if arguments.sort == Sort::Newest {
-        snapshots.reverse();
-    }
-    pages::print(context.output, arguments.limit, table, row, pages::of(snapshots)).await
+    pages::print(context.output, arguments.limit, table, row, pages::of(sorted.items)).await
+}
+
+fn moment_of(snapshot: &Snapshot) -> (Timestamp, SnapshotId) {
+    (snapshot.created_at, snapshot.id)
 }
 
 fn row(snapshot: &Snapshot) -> Vec<String> {

@@ -69,6 +69,7 @@ struct Rates {
     zero_blocks: u64,
     cache_hits: u64,
     cache_misses: u64,
+    cache_bypassed: u64,
     reclaimed_entries: u64,
     compacted_bytes: u64,
 }
@@ -92,6 +93,7 @@ impl Rates {
             zero_blocks: rate(before.zero_blocks, now.zero_blocks),
             cache_hits: rate(before.cache_hits, now.cache_hits),
             cache_misses: rate(before.cache_misses, now.cache_misses),
+            cache_bypassed: rate(before.cache_bypassed, now.cache_bypassed),
             reclaimed_entries: rate(before.reclaimed_entries, now.reclaimed_entries),
             compacted_bytes: rate(before.compacted_bytes, now.compacted_bytes),
         }
@@ -109,6 +111,7 @@ impl Rates {
                 "zero_blocks": self.zero_blocks,
                 "cache_hits": self.cache_hits,
                 "cache_misses": self.cache_misses,
+                "cache_bypassed": self.cache_bypassed,
                 "reclaimed_entries": self.reclaimed_entries,
                 "compacted_bytes": self.compacted_bytes,
             },
@@ -121,7 +124,8 @@ fn describe(url: &str, stats: &Stats, rates: &Rates) -> String {
     let bytes = |bytes: u64| format!("{}/s", human(bytes));
     let number = |number: u64| format!("{number}/s");
     let blocks = rates.dedup_hits.saturating_add(rates.dedup_misses);
-    let cached = rates.cache_hits.saturating_add(rates.cache_misses);
+    let read = rates.cache_hits.saturating_add(rates.cache_misses);
+    let read = read.saturating_add(rates.cache_bypassed);
     let used = percent(stats.used_bytes, stats.capacity_bytes);
     fields(&[
         ("appliance", url.to_owned()),
@@ -144,7 +148,7 @@ fn describe(url: &str, stats: &Stats, rates: &Rates) -> String {
         ),
         (
             "blocks read",
-            format!("{}, {} from cache", number(cached), percent(rates.cache_hits, cached)),
+            format!("{}, {} from cache", number(read), percent(rates.cache_hits, read)),
         ),
         ("reclaimed entries", number(rates.reclaimed_entries)),
         ("compacted", bytes(rates.compacted_bytes)),
