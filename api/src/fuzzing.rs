@@ -8,6 +8,7 @@
 //! faults from the same bytes.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use arbitrary::{Result as Chosen, Unstructured};
 use axum::Router;
@@ -336,6 +337,7 @@ pub fn requests(bytes: &[u8]) {
     options.memory_bytes = Options::MEMORY_BYTES_MIN;
     options.hash_threads = 1;
     options.background = false;
+    options.steady_clock = Duration::ZERO;
     let (kv, disk) = (Arc::new(MemoryKv::new()), Arc::new(MemoryDisk::new()));
     let store = match Store::open_with(kv, disk, options) {
         Ok(store) => store,

@@ -204,8 +204,8 @@ pub struct Snapshot {
     pub clone_count: u64,
     /// When the appliance deletes it by itself.
     pub deletion_policy: DeletionPolicy,
-    /// The appliance deletes it some time after this, if it has no clones then; not before its clock has run for an hour
-    /// without a jump.
+    /// The appliance deletes it some time after this, if it has no clones then; not within an hour
+    /// of its start.
     pub expires_at: Option<Timestamp>,
 }
 
@@ -252,8 +252,8 @@ pub struct CreateSnapshot {
     /// When the appliance deletes it by itself.
     #[serde(default)]
     pub deletion_policy: DeletionPolicy,
-    /// The appliance deletes it some time after this, if it has no clones then; not before its clock has run for an hour
-    /// without a jump.
+    /// The appliance deletes it some time after this, if it has no clones then; not within an hour
+    /// of its start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<Timestamp>,
     /// Instead of `expires_at`: so long from now by the appliance's clock, for a caller whose own may be

@@ -8,6 +8,7 @@
 
 use std::fmt::Debug;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 
@@ -149,6 +150,7 @@ fn options() -> Options {
     options.memory_bytes = Options::MEMORY_BYTES_MIN;
     options.hash_threads = 1;
     options.background = false;
+    options.steady_clock = Duration::ZERO;
     options.segment_bytes = 1 << 16;
     options
 }

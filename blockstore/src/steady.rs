@@ -56,23 +56,32 @@ impl SteadyClock {
         let latest = match self.latest {
             Some(line) if line.is_near(wall, now) => line,
             before => {
-                if let Some(line) = before {
-                    let expected_seconds = line.time(now).seconds();
-                    tracing::warn!(
-                        got_seconds = wall.seconds(),
-                        expected_seconds,
-                        ?steady,
-                        "the machine's clock jumped: snapshots expire by the time before until it has run steadily"
-                    );
-                }
+                self.tell_jump(before, (wall, now), steady);
                 Line { wall, at: now }
             }
         };
         self.latest = Some(latest);
-        if now.saturating_duration_since(latest.at) >= steady {
+        let is_new = self.believed.is_none_or(|line| line.at != latest.at);
+        if is_new && now.saturating_duration_since(latest.at) >= steady {
+            tracing::info!(
+                time_seconds = wall.seconds(),
+                "snapshots expire by the machine's clock from now on"
+            );
             self.believed = Some(latest);
         }
         self.believed.map(|line| line.time(now))
+    }
+
+    fn tell_jump(&self, before: Option<Line>, (wall, now): (Timestamp, Instant), steady: Duration) {
+        let Some(expected) = before.map(|line| line.time(now)) else { return };
+        let meanwhile = if self.believed.is_some() { "by the time before" } else { "not at all" };
+        tracing::warn!(
+            got_seconds = wall.seconds(),
+            expected_seconds = expected.seconds(),
+            ?steady,
+            meanwhile,
+            "the machine's clock jumped: until it has run steadily, snapshots expire as `meanwhile` says"
+        );
     }
 }
 

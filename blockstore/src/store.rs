@@ -550,8 +550,8 @@ impl Store {
 
     // ---- care
 
-    /// The moment by the clock that dates files and snapshots and ends those that expire. It is the
-    /// machine's, but does not go back.
+    /// The moment by the clock that dates files and snapshots. It is the machine's, but does not go
+    /// back.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         self.core.clock.now()

@@ -334,7 +334,7 @@ mod tests {
         assert_eq!(root.mode, Some(0o711));
         let locked = object(FileKind::File, 0o2644, 10, 20);
         let root = set_attributes(&locked, &user(0, 0, &[]), &to_uid(11)).unwrap();
-        assert_eq!(root.mode, None, "a mark for locks, of nobody's rights");
+        assert_eq!(root.mode, None, "a mark for locks, which gives no rights");
         let directory = object(FileKind::Directory, 0o2775, 10, 20);
         let root = set_attributes(&directory, &user(0, 0, &[]), &to_uid(11)).unwrap();
         assert_eq!(root.mode, None);

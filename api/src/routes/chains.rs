@@ -65,7 +65,7 @@ pub(crate) async fn register(
     about.say(format!("{chain} of {}{readers}", request.path));
     let audience = request.blob.map_or(Audience::All, Audience::Readers);
     let labels = reserved::with_chain(request.labels, &chain, &maker, &audience);
-    let expires_at = convert::moment_after(state.store.now(), WITHOUT_CLONE_SECONDS);
+    let expires_at = convert::moment_after(state.store.now_for_ends(), WITHOUT_CLONE_SECONDS);
     let wanted = chain.clone();
     let take = move |store: &Store| -> StoreResult<(String, StoreResult<_>)> {
         let size_bytes = store.file_info(&path)?.attributes.size_bytes;

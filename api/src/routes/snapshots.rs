@@ -158,7 +158,7 @@ pub(crate) async fn create(
     about.say(format!("of {}", request.path));
     let name = request.name.clone();
     let request = SnapshotRequest {
-        expires_at: expiry(&request, state.store.now())?,
+        expires_at: expiry(&request, state.store.now_for_ends())?,
         name: request.name,
         labels: request.labels,
         deletion: convert::store_deletion_policy(request.deletion_policy),

@@ -81,6 +81,7 @@ impl Answer {
 pub fn memory_store(disk: &MemoryDisk, change: impl FnOnce(&mut Options)) -> Arc<Store> {
     let mut options = Options::new("unused");
     options.memory_bytes = Options::MEMORY_BYTES_MIN;
+    options.steady_clock = Duration::ZERO;
     change(&mut options);
     Store::open_with(Arc::new(MemoryKv::new()), Arc::new(disk.clone()), options).unwrap()
 }

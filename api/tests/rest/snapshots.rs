@@ -62,6 +62,11 @@ async fn a_snapshot_lives_so_long_by_the_appliances_clock() {
     let both = json!({
         "path": "a", "expires_in_seconds": 1, "expires_at": "2100-01-02T03:04:05Z",
     });
+    // By a clock that is believed at once here.
+    let past = json!({"path": "a", "expires_at": "2000-01-01T00:00:00Z"});
+    let past = face.post("/v1/snapshots", past).await.expect(201).parse::<Snapshot>();
+    face.call(axum::http::Method::POST, "/v1/gc", &[], None).await.expect(200);
+    face.get(&format!("/v1/snapshots/{}", past.id)).await.expect(404);
     for wrong in [both, json!({"path": "a", "expires_in_seconds": u64::MAX})] {
         face.post("/v1/snapshots", wrong).await.problem(ProblemCode::InvalidValue);
     }

@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::id::SnapshotId;
 use crate::kv::Family;
 use crate::record::key;
+use crate::store::Store;
 use crate::time::{self, Timestamp};
 use crate::transaction::Transaction;
 
@@ -68,6 +69,17 @@ pub(crate) fn expire_all(core: &Core) -> Result<Option<Error>> {
             Some(next) => from = Some(next),
             None => return Ok(failure),
         }
+    }
+}
+
+impl Store {
+    /// The moment from which the end of a snapshot counts that is given as a length of time: that by which snapshots expire,
+    /// or the machine's clock where that is ahead, so that none ends too soon once a jump is believed. Unlike
+    /// [`Store::now`] it goes back with the clock: what was taken while the clock was ahead ends late, and nothing else does.
+    #[must_use]
+    pub fn now_for_ends(&self) -> Timestamp {
+        let wall = time::wall();
+        now(&self.core).map_or(wall, |believed| believed.max(wall))
     }
 }
 

@@ -1,7 +1,7 @@
 //! GETATTR, SETATTR and ACCESS (RFC 1813 sections 3.3.1, 3.3.2 and 3.3.4).
 
 use nfsserve::nfs::nfsstat3;
-use slackwater_blockstore::{Change, Timestamp};
+use slackwater_blockstore::{Change, Rights, Timestamp};
 
 use super::encode::{self, WantedAttributes};
 use super::judged::{Outdated, judged};
@@ -92,8 +92,10 @@ fn try_set_attributes(
     let wanted = arguments.wanted.checked().map_err(failure)?;
     let set =
         permission::set_attributes(&object, &call.caller.credentials, &wanted).map_err(failure)?;
-    let outcome =
-        call.shared.store.set_attributes_judged(object.inode, &set, guard, call.judge(&object));
+    // What a change of owner makes of the mode goes by the mode that was looked at, for the superuser, too.
+    let is_given = set.uid.is_some() || set.gid.is_some();
+    let rights = is_given.then(|| Rights::from(&object)).or_else(|| call.judge(&object));
+    let outcome = call.shared.store.set_attributes_judged(object.inode, &set, guard, rights);
     outcome.map_err(|error| {
         outdated.note(&error);
         call.failure(object.inode, &error)

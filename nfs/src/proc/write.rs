@@ -107,7 +107,11 @@ fn try_write(
         if !call.may_block {
             return Ok(None);
         }
-        // Before the data: a program that was changed never has them.
+        // Its client may have sent it again, and that may be done: then others may have set the bits since.
+        if call.is_given_up() {
+            return Err(failure(nfsstat3::NFS3ERR_JUKEBOX));
+        }
+        // Before the data, so that what a crash leaves has them with the old data alone.
         call.set_mode(&file, mode, outdated).map_err(failed)?;
     }
     put(call, file.inode, arguments, data).map_err(failed)

@@ -38,7 +38,7 @@ const NFS_IO_THREADS_MAX: u32 = 128;
 const COMPACTION_RATE_MIN: Size = Size::from_bytes(1 << 20);
 
 /// Shortest password of the VMstore-compatible API. Callers of one address try one a second; a token has to hold against one
-/// who reads a file of hashes. A known password is not refused, so that a long one is no promise.
+/// who reads a file of hashes. Known passwords are not refused: length alone does not make one good.
 const PASSWORD_CHARACTERS_MIN: usize = 12;
 
 impl TryFrom<Settings> for Config {

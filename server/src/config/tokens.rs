@@ -54,6 +54,9 @@ pub(crate) fn read(paths: &[PathBuf]) -> Result<(Vec<Token>, Vec<TokenFile>), Co
     let mut known = Known::default();
     let mut files = Vec::new();
     for path in paths {
+        if known.faults.count() >= FAULTS_MAX {
+            break;
+        }
         let Some(text) = known.faults.keep(read_text(path)) else {
             continue;
         };

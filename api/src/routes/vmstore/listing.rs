@@ -41,8 +41,8 @@ pub(crate) const TYPE_CINDER: &str = "CINDER_GENERATED_SNAPSHOT";
 /// The type of all others.
 pub(crate) const TYPE_USER: &str = "USER_GENERATED_SNAPSHOT";
 
-/// Filters that VMstore knows and this face does not, with the values that choose all there is here. A client that deletes what a list holds must not get more than it
-/// asked for.
+/// Filters that VMstore knows and this face does not, with the values that choose all there is here. A client that
+/// deletes what a list holds must not get more than it asked for.
 const UNSUPPORTED: [(&str, &[&str]); 11] = [
     ("consistency", &["CRASH_CONSISTENT"]),
     ("deleted", FLAGS),

@@ -134,7 +134,9 @@ pub(crate) async fn create(
     let request = SnapshotRequest {
         name: None,
         deletion: deletion(spec.deletion_policy.as_deref())?,
-        expires_at: spec.retention_minutes.and_then(|minutes| expiry(state.store.now(), minutes)),
+        expires_at: spec
+            .retention_minutes
+            .and_then(|minutes| expiry(state.store.now_for_ends(), minutes)),
         labels: labels(spec),
     };
     let of = path.to_string();

@@ -49,9 +49,10 @@ pub(crate) struct First<T> {
     pub(crate) left_out: bool,
 }
 
-/// The first `limit` items by an order; about that many, and a page, are in memory.
+/// The first `limit` items by an order; about twice that many are in memory. If `is_all_wanted`, it stops as soon as there
+/// are more.
 pub(crate) async fn first<T>(
-    limit: usize,
+    (limit, is_all_wanted): (usize, bool),
     order: impl Fn(&T, &T) -> Ordering,
     mut page: impl AsyncFnMut(usize, Option<String>) -> Result<Page<T>, Failure>,
 ) -> Result<First<T>, Failure> {
@@ -66,6 +67,9 @@ pub(crate) async fn first<T>(
             first.items.sort_by(&order);
             first.left_out |= first.items.len() > limit;
             first.items.truncate(limit);
+            if is_all_wanted && first.left_out {
+                return Ok(first);
+            }
         }
         after = next;
         if after.is_none() {
@@ -104,12 +108,14 @@ mod tests {
     async fn the_first_are_those_of_all_pages() {
         let all: Vec<u32> = (0..5_000).map(|number| number * 7919 % 5_000).collect();
         for limit in [1, 3, 700, 4_999, 5_000, 9_000] {
-            let first = first(limit, u32::cmp, numbers(all.clone())).await.unwrap();
+            let first = first((limit, false), u32::cmp, numbers(all.clone())).await.unwrap();
             let expected: Vec<u32> = (0..5_000).take(limit).collect();
             assert_eq!(first.items, expected, "{limit}");
             assert_eq!(first.left_out, limit < 5_000, "{limit}");
         }
-        let none = first(3, u32::cmp, numbers(Vec::new())).await.unwrap();
+        let none = first((3, true), u32::cmp, numbers(Vec::new())).await.unwrap();
         assert!(none.items.is_empty() && !none.left_out);
+        let too_many = first((3, true), u32::cmp, numbers(all)).await.unwrap();
+        assert!(too_many.left_out);
     }
 }

@@ -16,7 +16,7 @@ use crate::pages;
 use crate::several::Several;
 use crate::size::human;
 
-/// Most snapshots that are sorted, in memory: some 100 MB.
+/// Most snapshots that are sorted, in memory: some 200 MB with what is sorted next.
 const SORTED_MAX: usize = 100_000;
 
 /// What to do with snapshots. SNAPSHOT is an id or a name.
@@ -174,10 +174,11 @@ async fn list(context: &Context, arguments: ListArguments) -> Result<(), Failure
         Sort::Newest => |one: &Snapshot, other: &Snapshot| moment_of(other).cmp(&moment_of(one)),
     };
     let limit = arguments.limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX);
-    let sorted = pages::first(limit.min(SORTED_MAX), order, page).await?;
-    if sorted.left_out && limit > SORTED_MAX {
+    let is_all_wanted = limit > SORTED_MAX;
+    let sorted = pages::first((limit.min(SORTED_MAX), is_all_wanted), order, page).await?;
+    if sorted.left_out && is_all_wanted {
         return Err(Failure::Usage(format!(
-            "there are more than {SORTED_MAX} snapshots to sort: list them by --sort id, give --limit, or choose some by \
+            "there are more than {SORTED_MAX} snapshots to sort: list them by --sort id, give a --limit of at most that, or choose some by \
              --path, --name or --label"
         )));
     }
