@@ -72,16 +72,33 @@ impl SteadyClock {
         self.believed.map(|line| line.time(now))
     }
 
+    /// The moment from which an end counts that is given as a length of time: [`Self::time`], or the clock where that is
+    /// ahead. By the one that is behind, what is taken would end too soon once the other is believed.
+    pub(crate) fn time_for_ends(
+        &mut self,
+        (wall, now): (Timestamp, Instant),
+        steady: Duration,
+    ) -> Timestamp {
+        self.time((wall, now), steady).map_or(wall, |believed| believed.max(wall))
+    }
+
     fn tell_jump(&self, before: Option<Line>, (wall, now): (Timestamp, Instant), steady: Duration) {
         let Some(expected) = before.map(|line| line.time(now)) else { return };
-        let meanwhile = if self.believed.is_some() { "by the time before" } else { "not at all" };
-        tracing::warn!(
-            got_seconds = wall.seconds(),
-            expected_seconds = expected.seconds(),
-            ?steady,
-            meanwhile,
-            "the machine's clock jumped: until it has run steadily, snapshots expire as `meanwhile` says"
-        );
+        let (got_seconds, expected_seconds) = (wall.seconds(), expected.seconds());
+        match self.believed {
+            Some(_) => tracing::warn!(
+                got_seconds,
+                expected_seconds,
+                ?steady,
+                "the machine's clock jumped: snapshots expire by the time before until it has run steadily"
+            ),
+            None => tracing::warn!(
+                got_seconds,
+                expected_seconds,
+                ?steady,
+                "the machine's clock jumped: no snapshot expires until it has run steadily"
+            ),
+        }
     }
 }
 
@@ -121,11 +138,32 @@ mod tests {
             self.look();
         }
 
-        fn look(&mut self) -> Option<u64> {
+        fn clocks(&self) -> (Timestamp, Instant) {
             let wall = Timestamp::new(self.wall_seconds, 0).unwrap();
-            let now = self.begin + Duration::from_secs(self.uptime_seconds);
-            self.clock.time((wall, now), STEADY).map(Timestamp::seconds)
+            (wall, self.begin + Duration::from_secs(self.uptime_seconds))
         }
+
+        fn look(&mut self) -> Option<u64> {
+            let clocks = self.clocks();
+            self.clock.time(clocks, STEADY).map(Timestamp::seconds)
+        }
+
+        fn end(&mut self) -> u64 {
+            let clocks = self.clocks();
+            self.clock.time_for_ends(clocks, STEADY).seconds()
+        }
+    }
+
+    #[test]
+    fn ends_count_by_the_later_clock() {
+        let mut machine = Machine::at(1_000_000);
+        assert_eq!(machine.end(), 1_000_000, "none is believed");
+        machine.run(4000);
+        assert_eq!(machine.end(), 1_004_000);
+        machine.set(machine.wall_seconds + 500_000);
+        assert_eq!(machine.end(), 1_504_000, "the clock jumped ahead");
+        machine.set(machine.wall_seconds - 900_000);
+        assert_eq!(machine.end(), 1_004_000, "the clock jumped back");
     }
 
     #[test]

@@ -39,7 +39,8 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 /// problem names the first snapshot in `existing_snapshot_id`. With a `blob` the layer is for those alone who may read
 /// that blob of a registry: workers ask the registry. The appliance does not, and shows the snapshot to all who may
 /// read chains. The snapshot's `chains` tell the names of the tokens and workers that registered it; a name is empty
-/// where the server asks for no token. It goes with its last clone, or after an hour without one.
+/// where the server asks for no token. It goes with its last clone, or some time after
+/// an hour without one.
 #[utoipa::path(
     post, path = paths::CHAINS, tag = "chains", operation_id = "registerChain",
     request_body = RegisterChain,

@@ -73,13 +73,12 @@ pub(crate) fn expire_all(core: &Core) -> Result<Option<Error>> {
 }
 
 impl Store {
-    /// The moment from which the end of a snapshot counts that is given as a length of time: that by which snapshots expire,
-    /// or the machine's clock where that is ahead, so that none ends too soon once a jump is believed. Unlike
-    /// [`Store::now`] it goes back with the clock: what was taken while the clock was ahead ends late, and nothing else does.
+    /// The moment from which the end of a snapshot counts that is given as a length of time. Unlike [`Store::now`] it goes
+    /// back with the machine's clock: what is taken while that is ahead ends late, and nothing else does.
     #[must_use]
     pub fn now_for_ends(&self) -> Timestamp {
-        let wall = time::wall();
-        now(&self.core).map_or(wall, |believed| believed.max(wall))
+        let Core { steady, options, .. } = &*self.core;
+        steady.lock().time_for_ends((time::wall(), Instant::now()), options.steady_clock)
     }
 }
 

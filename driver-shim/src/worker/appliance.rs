@@ -17,7 +17,7 @@ use super::{Worker, WorkerError, now};
 pub(super) const WORKER_LABEL: &str = "slackwater.worker";
 
 /// A new snapshot has no clone yet; should the worker die before it makes one, the appliance
-/// deletes the snapshot after this.
+/// deletes the snapshot some time after this.
 pub(super) const UNHELD_AGE_MAX: Duration = Duration::from_secs(3600);
 
 /// Directory of the holds of published snapshots.

@@ -92,7 +92,7 @@ fn try_set_attributes(
     let wanted = arguments.wanted.checked().map_err(failure)?;
     let set =
         permission::set_attributes(&object, &call.caller.credentials, &wanted).map_err(failure)?;
-    // What a change of owner makes of the mode goes by the mode that was looked at, for the superuser, too.
+    // A change of owner takes set-id bits from the mode that was looked at, also one by the superuser.
     let is_given = set.uid.is_some() || set.gid.is_some();
     let rights = is_given.then(|| Rights::from(&object)).or_else(|| call.judge(&object));
     let outcome = call.shared.store.set_attributes_judged(object.inode, &set, guard, rights);

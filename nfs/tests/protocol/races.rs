@@ -154,6 +154,28 @@ async fn what_takes_the_place_of_a_callers_own_file_is_not_taken_for_it() {
     }
 }
 
+/// Root's chown takes set-id bits from the mode: that of the moment, and nothing that its owner just set is undone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_change_of_owner_goes_by_the_mode_that_it_finds() {
+    for (before, by_owner, expected) in [(0o4755, 0o600, 0o600), (0o755, 0o4755, 0o755)] {
+        let mut fixture = Fixture::new().await;
+        let root = fixture.root.clone();
+        let file = fixture.client.lookup(&root, b"x").await.unwrap();
+        fixture.client.setattr(&file, &SetAttr::mode(before)).await.unwrap();
+        let inode = fixture.store.lookup(InodeId::ROOT, &name(b"x")).unwrap().inode;
+        fixture.hook((Family::Inode, inode.get().to_be_bytes().to_vec()), move |store| {
+            let set = SetAttributes { mode: Some(by_owner), ..SetAttributes::default() };
+            store.set_attributes(inode, &set, None).unwrap();
+        });
+        let mut superuser = fixture.server.client().await;
+        let give = SetAttr { uid: Some(20), ..SetAttr::default() };
+        superuser.setattr(&file, &give).await.unwrap();
+        assert!(!fixture.is_hooked());
+        let found = fixture.store.attributes(inode).unwrap();
+        assert_eq!((found.uid, found.mode), (20, expected), "{by_owner:o}");
+    }
+}
+
 /// Its new owner would find it with the set-user-id bit, and a content that is not his.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_file_that_is_given_away_is_no_longer_its_old_owners() {

@@ -178,8 +178,8 @@ async fn list(context: &Context, arguments: ListArguments) -> Result<(), Failure
     let sorted = pages::first((limit.min(SORTED_MAX), is_all_wanted), order, page).await?;
     if sorted.left_out && is_all_wanted {
         return Err(Failure::Usage(format!(
-            "there are more than {SORTED_MAX} snapshots to sort: list them by --sort id, give a --limit of at most that, or choose some by \
-             --path, --name or --label"
+            "there are more than {SORTED_MAX} snapshots to sort: list them by --sort id, give a --limit of at most that, or \
+             choose some by --path, --name or --label"
         )));
     }
     pages::print(context.output, arguments.limit, table, row, pages::of(sorted.items)).await
