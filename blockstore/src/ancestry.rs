@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::id::InodeId;
+use crate::kind::FileKind;
 use crate::namespace::Place;
 use crate::paths;
 use crate::record::{Body, InodeRecord};
 use crate::transaction::Transaction;
-use crate::types::FileKind;
 
 /// What was found before a rename's transaction.
 #[derive(Debug)]

@@ -12,6 +12,7 @@ use crate::error::{Error, Result};
 use crate::file::{File, attributes_of};
 use crate::flush::{Prepared, flush_locked, prepare};
 use crate::id::{InodeId, LayerId};
+use crate::kind::FileKind;
 use crate::layer_write::{Ground, write_blocks};
 use crate::mapping;
 use crate::reclaim;
@@ -20,7 +21,7 @@ use crate::rights::Rights;
 use crate::snapshot::open_layer;
 use crate::time::Timestamp;
 use crate::transaction::Transaction;
-use crate::types::{Attributes, Change, FileKind, SetAttributes, SetTime};
+use crate::types::{Attributes, Change, SetAttributes, SetTime};
 use crate::units::{
     BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, WINDOW_BLOCKS, block_of, blocks_in,
 };
@@ -80,11 +81,13 @@ pub(crate) fn set_judged(
     judged: Option<Rights>,
 ) -> Result<Change> {
     let requested = Requested::new(set)?;
-    if core.inode(inode)?.kind() == FileKind::File {
+    let kind = core.inode(inode)?.kind();
+    if kind == FileKind::File {
         return set_file(core, inode, requested, guard, judged);
     }
     if requested.size_bytes().is_some() {
-        return Err(Error::WrongKind { what: format!("inode {inode}"), expected: "file" });
+        let what = format!("inode {inode}");
+        return Err(Error::WrongKind { what, got: kind, expected: FileKind::File });
     }
     core.commit(move |txn| {
         judged.map_or(Ok(()), |judged| judged.require(txn))?;

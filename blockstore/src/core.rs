@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::file::{File, FileTable};
 use crate::id::{ChunkId, InodeId, StoreId};
 use crate::index_copy::IndexCopies;
+use crate::kind::FileKind;
 use crate::kv::{Family, Kv};
 use crate::options::Options;
 use crate::record::{InodeRecord, LogPosition, key};
@@ -193,12 +194,11 @@ impl Core {
         let _moment = self.resolver.structure.read();
         let record = self.inode(inode)?;
         match record.kind() {
-            crate::FileKind::File => Ok(self.files.insert(inode, record)),
-            crate::FileKind::Directory => {
-                Err(Error::IsDirectory { what: format!("inode {inode}") })
-            }
-            crate::FileKind::Symlink => {
-                Err(Error::WrongKind { what: format!("inode {inode}"), expected: "file" })
+            FileKind::File => Ok(self.files.insert(inode, record)),
+            FileKind::Directory => Err(Error::IsDirectory { what: format!("inode {inode}") }),
+            got @ (FileKind::Symlink | FileKind::Special(_)) => {
+                let what = format!("inode {inode}");
+                Err(Error::WrongKind { what, got, expected: FileKind::File })
             }
         }
     }

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::kind::FileKind;
+
 /// The result of a call into the store.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -41,12 +43,14 @@ pub enum Error {
         what: String,
     },
     /// The object is of another kind than the call is for (READ of a symbolic link, say).
-    #[error("{what} is not a {expected}")]
+    #[error("{what} is a {got}, not a {expected}")]
     WrongKind {
         /// The object.
         what: String,
+        /// The kind that it is of.
+        got: FileKind,
         /// The kind that the call is for.
-        expected: &'static str,
+        expected: FileKind,
     },
     /// The directory has entries.
     #[error("directory {what} is not empty")]

@@ -73,7 +73,7 @@ impl FileState {
     pub(crate) fn layer(&self) -> Result<LayerId> {
         match self.record.body {
             Body::File { layer, .. } => Ok(layer),
-            Body::Directory { .. } | Body::Symlink { .. } => {
+            Body::Directory { .. } | Body::Symlink { .. } | Body::Special(_) => {
                 Err(Error::invalid("this inode is not a file"))
             }
         }

@@ -14,9 +14,10 @@ use bytes::Bytes;
 
 use crate::disk::{Disk, FileName, FileRole, MemoryDisk};
 use crate::error::{Error, Result};
-use crate::id::{SegmentId, StoreId};
+use crate::id::{InodeId, SegmentId, StoreId};
+use crate::kind::{DeviceNumber, SpecialFile};
 use crate::kv::{Family, MemoryKv};
-use crate::name::FilePath;
+use crate::name::{FilePath, Name};
 use crate::options::Options;
 use crate::record::{
     CountPage, Counters, DirentRecord, InodeRecord, LayerRecord, LogPosition, Run, SegmentRecord,
@@ -24,7 +25,7 @@ use crate::record::{
 };
 use crate::segment_format::{self as format, Found};
 use crate::store::Store;
-use crate::types::{SnapshotFilter, SnapshotRequest, Source, Stability};
+use crate::types::{SetAttributes, SnapshotFilter, SnapshotRequest, Source, Stability};
 use crate::units::BLOCK_BYTES;
 
 /// The store of whose frames [`frames`] are.
@@ -165,7 +166,7 @@ fn content(number: u8) -> Vec<u8> {
     (0..BLOCK_BYTES).map(byte).collect()
 }
 
-/// A store with files, directories, a snapshot, a clone, and more than one segment.
+/// A store with files, directories, special files, a snapshot, a clone, and more than one segment.
 fn sound() -> Result<(MemoryKv, MemoryDisk)> {
     let (kv, disk) = (Arc::new(MemoryKv::new()), MemoryDisk::new());
     let store = Store::open_with(Arc::clone(&kv) as _, Arc::new(disk.clone()), options())?;
@@ -179,6 +180,11 @@ fn sound() -> Result<(MemoryKv, MemoryDisk)> {
     let clone = store.clone_snapshot(snapshot.id, &path("disks/one")?)?.attributes.inode;
     store.write(clone, 4096, Bytes::from(content(99)), Stability::FileSync)?;
     store.write(file, 0, Bytes::from(content(77)), Stability::FileSync)?;
+    let device = SpecialFile::BlockDevice(DeviceNumber { major: 7, minor: 1 });
+    for (name, special) in [(b"pipe", SpecialFile::Fifo), (b"loop", device)] {
+        let set = SetAttributes::default();
+        store.make_special_file(InodeId::ROOT, &Name::new(name)?, special, &set)?;
+    }
     store.checkpoint()?;
     // The log goes on behind what the index has.
     store.create_directories(&path("late/one")?)?;
@@ -234,6 +240,7 @@ fn use_store(store: &Store) -> Result<()> {
     let mut outcomes: Vec<Result<()>> = Vec::new();
     let all = 1 << 20;
     let mut sources = Vec::new();
+    outcomes.push(store.read_directory(InodeId::ROOT, 0, 100).map(drop));
     for file in store.list_files("", None, 100).unwrap_or_default() {
         sources.push(Source::File(file.attributes.inode));
     }

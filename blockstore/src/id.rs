@@ -32,7 +32,7 @@ macro_rules! number_id {
 }
 
 number_id!(
-    /// A file, directory or symbolic link. Numbers count up from 1 and are never used again.
+    /// A file, directory, or what else has names. Numbers count up from 1 and are never used again.
     InodeId
 );
 number_id!(

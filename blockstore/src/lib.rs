@@ -13,6 +13,7 @@
 //! - `store` (this file): the interface. It knows no NFS, no HTTP and no async runtime.
 //! - `namespace`, `ancestry`, `attributes`, `paths`: directories, names, links, SETATTR; `rights`: if
 //!   nothing that was judged has changed.
+//! - `kind`, `special`: what inodes are; devices, sockets and pipes.
 //! - `data`, `write`, `file_commit`: READ, WRITE, COMMIT; `file`, `flush`: what is dirty.
 //! - `snapshot`, `diff`: snapshots, clones, what differs; `steady`: by what clock snapshots expire.
 //! - `commit`, `transaction`, `mapping`: the one way in which anything changes.
@@ -49,6 +50,7 @@ mod flush;
 pub mod fuzzing;
 mod id;
 mod index_copy;
+mod kind;
 pub mod kv;
 mod large_reads;
 mod layer_sets;
@@ -73,6 +75,7 @@ mod scrub;
 mod segment_format;
 mod segments;
 mod snapshot;
+mod special;
 mod stats;
 mod steady;
 mod store;
@@ -91,6 +94,7 @@ pub use file_commit::{CommitDuty, Committed};
 pub use id::{
     ChunkId, ContentHash, InodeId, LayerId, SegmentId, SnapshotId, SnapshotIdParseError, StoreId,
 };
+pub use kind::{DeviceNumber, FileKind, SpecialFile};
 pub use name::{FilePath, Name, PATH_BYTES_MAX};
 pub use options::Options;
 pub use rebuild::Rebuilt;
@@ -100,7 +104,7 @@ pub use time::Timestamp;
 pub use types::{
     Attributes, BlockMap, CHECK_PROBLEMS_MAX, Change, ChangedExtent, CheckReport, CreateMode,
     Created, DeletionPolicy, DiffPage, DirectoryEntry, DirectoryPage, ExtentKind, FileInfo,
-    FileKind, GcReport, HITS_MAX, Hit, LABEL_BYTES_MAX, LABELS_MAX, LabelChange, Labels, ReadReply,
+    GcReport, HITS_MAX, Hit, LABEL_BYTES_MAX, LABELS_MAX, LabelChange, Labels, ReadReply,
     RepairReport, SNAPSHOT_NAME_BYTES_MAX, SetAttributes, SetTime, Snapshot, SnapshotFilter,
     SnapshotRequest, Source, Stability, Stats, Written,
 };

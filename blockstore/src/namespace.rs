@@ -8,6 +8,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::file::attributes_of;
 use crate::id::InodeId;
+use crate::kind::FileKind;
 use crate::kv::Family;
 use crate::name::Name;
 use crate::paths::{self, enter, entry_in, leave, random_generation};
@@ -17,7 +18,7 @@ use crate::rights::EntryRights;
 use crate::snapshot::{clone_deleted, open_layer};
 use crate::transaction::Transaction;
 use crate::types::{
-    Attributes, Change, CreateMode, Created, DirectoryEntry, DirectoryPage, FileKind, SetAttributes,
+    Attributes, Change, CreateMode, Created, DirectoryEntry, DirectoryPage, SetAttributes,
 };
 use crate::units::SYMLINK_BYTES_MAX;
 
@@ -39,7 +40,7 @@ const SYMLINK_MODE: u32 = 0o777;
 fn require_directory(record: &InodeRecord, inode: InodeId) -> Result<()> {
     match record.kind() {
         FileKind::Directory => Ok(()),
-        FileKind::File | FileKind::Symlink => {
+        FileKind::File | FileKind::Symlink | FileKind::Special(_) => {
             Err(Error::NotDirectory { what: format!("inode {inode}") })
         }
     }
@@ -76,7 +77,7 @@ pub(crate) fn parent(core: &Core, directory: InodeId) -> Result<Attributes> {
     let record = core.inode(directory)?;
     match record.body {
         Body::Directory { parent, .. } => attributes(core, parent),
-        Body::File { .. } | Body::Symlink { .. } => {
+        Body::File { .. } | Body::Symlink { .. } | Body::Special(_) => {
             Err(Error::NotDirectory { what: format!("inode {directory}") })
         }
     }
@@ -86,9 +87,11 @@ pub(crate) fn read_link(core: &Core, inode: InodeId) -> Result<(Vec<u8>, Attribu
     let record = core.inode(inode)?;
     match &record.body {
         Body::Symlink { target } => Ok((target.clone(), attributes_of(inode, &record))),
-        Body::File { .. } | Body::Directory { .. } => {
-            Err(Error::WrongKind { what: format!("inode {inode}"), expected: "symbolic link" })
-        }
+        Body::File { .. } | Body::Directory { .. } | Body::Special(_) => Err(Error::WrongKind {
+            what: format!("inode {inode}"),
+            got: record.kind(),
+            expected: FileKind::Symlink,
+        }),
     }
 }
 
@@ -96,13 +99,13 @@ pub(crate) fn read_link(core: &Core, inode: InodeId) -> Result<(Vec<u8>, Attribu
 fn new_record(txn: &Transaction<'_>, generation: u32, set: &Requested, body: Body) -> InodeRecord {
     let now = txn.now();
     let (mode, link_count) = match body {
-        Body::File { .. } => (FILE_MODE, 1),
+        Body::File { .. } | Body::Special(_) => (FILE_MODE, 1),
         Body::Directory { .. } => (DIRECTORY_MODE, 2),
         Body::Symlink { .. } => (SYMLINK_MODE, 1),
     };
     let size_bytes = match &body {
         Body::Symlink { target } => u64::try_from(target.len()).unwrap_or(0),
-        Body::File { .. } | Body::Directory { .. } => 0,
+        Body::File { .. } | Body::Directory { .. } | Body::Special(_) => 0,
     };
     let mut record = InodeRecord {
         generation,
@@ -263,9 +266,19 @@ pub(crate) fn make_symlink(
     if target.is_empty() || target.contains(&0) {
         return Err(Error::invalid("a link's target has at least one byte, and no NUL"));
     }
+    make_leaf(core, (directory, name), set, Body::Symlink { target: target.to_vec() })
+}
+
+/// Makes what has neither entries nor data.
+pub(crate) fn make_leaf(
+    core: &Core,
+    (directory, name): (InodeId, &Name),
+    set: &SetAttributes,
+    body: Body,
+) -> Result<Created> {
     let requested = Requested::new(set)?;
     let generation = random_generation()?;
-    let (wanted, target) = (name.clone(), target.to_vec());
+    let wanted = name.clone();
     core.commit(move |txn| {
         let before = before(txn, directory)?;
         if entry_in(txn, directory, &wanted)?.is_some() {
@@ -273,7 +286,7 @@ pub(crate) fn make_symlink(
         }
         txn.grows()?;
         let inode = txn.take_inode()?;
-        let record = new_record(txn, generation, &requested, Body::Symlink { target });
+        let record = new_record(txn, generation, &requested, body);
         txn.put_inode(inode, &record);
         enter(txn, directory, &wanted, inode, false)?;
         created(txn, (directory, before), inode)
@@ -321,7 +334,7 @@ fn drop_directory(txn: &mut Transaction<'_>, inode: InodeId, name: &Name) -> Res
 /// What a removal is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Removal {
-    /// REMOVE: files and links.
+    /// REMOVE: all but directories.
     NotDirectory,
     /// RMDIR: directories.
     Directory,

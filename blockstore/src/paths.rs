@@ -5,6 +5,7 @@ use crate::core::Core;
 use crate::error::{Error, Result};
 use crate::file::attributes_of;
 use crate::id::{InodeId, SnapshotId};
+use crate::kind::FileKind;
 use crate::kv::{Family, KvRead};
 use crate::name::{FilePath, Name, PATH_BYTES_MAX};
 use crate::namespace::{self, Removal};
@@ -12,7 +13,7 @@ use crate::record::{Body, DirentRecord, InodeRecord, LayerRecord, encode_cookie,
 use crate::snapshot::open_layer;
 use crate::store::Store;
 use crate::transaction::Transaction;
-use crate::types::{Attributes, FileInfo, FileKind, SetAttributes};
+use crate::types::{Attributes, FileInfo, SetAttributes};
 use crate::units::{BLOCK_BYTES_U64, FILE_BYTES_MAX};
 
 /// Entries of a directory that a listing reads at once.
@@ -63,8 +64,8 @@ pub(crate) fn resolve_file(core: &Core, path: &FilePath) -> Result<InodeId> {
     let inode = resolve(core, path)?;
     match core.inode(inode)?.kind() {
         FileKind::File => Ok(inode),
-        FileKind::Directory | FileKind::Symlink => {
-            Err(Error::WrongKind { what: format!("`{path}`"), expected: "file" })
+        got @ (FileKind::Directory | FileKind::Symlink | FileKind::Special(_)) => {
+            Err(Error::WrongKind { what: format!("`{path}`"), got, expected: FileKind::File })
         }
     }
 }
@@ -89,7 +90,7 @@ pub(crate) fn directories_or_make(txn: &mut Transaction<'_>, names: &[Name]) -> 
             }
             Some(found) => match txn.inode(found.inode)?.kind() {
                 FileKind::Directory => found.inode,
-                FileKind::File | FileKind::Symlink => {
+                FileKind::File | FileKind::Symlink | FileKind::Special(_) => {
                     return Err(Error::NotDirectory { what: format!("`{name}`") });
                 }
             },
@@ -171,7 +172,8 @@ pub(crate) fn info(
     record: &InodeRecord,
 ) -> Result<FileInfo> {
     let Body::File { layer, origin, .. } = &record.body else {
-        return Err(Error::WrongKind { what: format!("`{path}`"), expected: "file" });
+        let (what, got) = (format!("`{path}`"), record.kind());
+        return Err(Error::WrongKind { what, got, expected: FileKind::File });
     };
     let attributes = match core.files.get(inode) {
         Some(file) => file.state.read().attributes(inode),
@@ -285,7 +287,7 @@ fn move_in(
 fn unique_bytes(txn: &Transaction<'_>, record: &InodeRecord) -> Result<u64> {
     match record.body {
         Body::File { layer, .. } => Ok(txn.layer(layer)?.blocks * BLOCK_BYTES_U64),
-        Body::Directory { .. } | Body::Symlink { .. } => Ok(0),
+        Body::Directory { .. } | Body::Symlink { .. } | Body::Special(_) => Ok(0),
     }
 }
 
@@ -294,8 +296,10 @@ pub(crate) fn rename_file(core: &Core, from: &FilePath, to: &FilePath) -> Result
     let (inode, record, unique_bytes) = core.commit(move |txn| {
         let moved = find_in(txn, &old)?;
         let inode = moved.1.inode;
-        if txn.inode(inode)?.kind() != FileKind::File {
-            return Err(Error::WrongKind { what: format!("`{old}`"), expected: "file" });
+        let got = txn.inode(inode)?.kind();
+        if got != FileKind::File {
+            let what = format!("`{old}`");
+            return Err(Error::WrongKind { what, got, expected: FileKind::File });
         }
         move_in(txn, (&old, moved), &new)?;
         let record = txn.inode(inode)?;
@@ -313,7 +317,7 @@ pub(crate) fn rename_file(core: &Core, from: &FilePath, to: &FilePath) -> Result
 fn origin_of(record: &InodeRecord) -> Option<SnapshotId> {
     match record.body {
         Body::File { origin, .. } => origin,
-        Body::Directory { .. } | Body::Symlink { .. } => None,
+        Body::Directory { .. } | Body::Symlink { .. } | Body::Special(_) => None,
     }
 }
 
@@ -500,7 +504,7 @@ impl Walk<'_> {
                 self.found.push(info(self.core, path, inode, &record)?);
                 Ok(false)
             }
-            FileKind::File | FileKind::Symlink => Ok(false),
+            FileKind::File | FileKind::Symlink | FileKind::Special(_) => Ok(false),
         }
     }
 }

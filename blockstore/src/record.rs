@@ -34,12 +34,16 @@ pub(crate) use run::{Run, Target};
 use crate::codec::{Decoder, Encoder};
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, InodeId, LayerId, SegmentId, SnapshotId};
+use crate::kind::{FileKind, SpecialFile};
 use crate::time::Timestamp;
-use crate::types::{DeletionPolicy, FileKind, Labels};
+use crate::types::{DeletionPolicy, Labels};
 use crate::units::{BLOCK_BYTES_U64, FILE_BYTES_MAX};
 
-/// The version byte of all values of format 2, but for lost runs.
+/// The version byte of all values of format 2, but for lost runs and special files.
 const VERSION: u8 = 1;
+
+/// The version byte of inode records of special files: programs from before them refuse it.
+const SPECIAL_FILE_VERSION: u8 = 2;
 
 /// Numbers given out, counts of things and sizes in bytes stay below: at a million a second it
 /// takes a hundred thousand years to get there.
@@ -87,6 +91,8 @@ pub(crate) enum Body {
     Directory { parent: InodeId, next_cookie: u64 },
     /// The target.
     Symlink { target: Vec<u8> },
+    /// A device, a socket or a named pipe.
+    Special(SpecialFile),
 }
 
 /// An inode.
@@ -113,11 +119,14 @@ impl InodeRecord {
             Body::File { .. } => FileKind::File,
             Body::Directory { .. } => FileKind::Directory,
             Body::Symlink { .. } => FileKind::Symlink,
+            Body::Special(special) => FileKind::Special(special),
         }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut encoder = Encoder::versioned(VERSION);
+        let is_special = matches!(self.body, Body::Special(_));
+        let version = if is_special { SPECIAL_FILE_VERSION } else { VERSION };
+        let mut encoder = Encoder::versioned(version);
         encoder
             .u32(self.generation)
             .u32(self.mode)
@@ -142,13 +151,16 @@ impl InodeRecord {
             Body::Symlink { target } => {
                 encoder.u8(3).bytes(target);
             }
+            Body::Special(special) => special.encode(&mut encoder),
         }
         encoder.finish()
     }
 
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self> {
         const WHAT: &str = "inode record";
-        let mut d = Decoder::versioned(WHAT, bytes, VERSION)?;
+        let is_special = bytes.first() == Some(&SPECIAL_FILE_VERSION);
+        let version = if is_special { SPECIAL_FILE_VERSION } else { VERSION };
+        let mut d = Decoder::versioned(WHAT, bytes, version)?;
         let mut record = Self {
             generation: d.u32()?,
             mode: d.u32()?,
@@ -163,26 +175,35 @@ impl InodeRecord {
             created_at: Timestamp::from_nanos(d.u64()?),
             body: Body::Symlink { target: Vec::new() },
         };
-        record.body = match d.u8()? {
-            1 => Body::File {
-                layer: LayerId::new(d.u64()?),
-                origin: d.optional_bytes()?.map(|b| snapshot_id(WHAT, b)).transpose()?,
-                verifier: match d.optional_bytes()? {
-                    None => None,
-                    Some(bytes) => Some(Decoder::new(WHAT, bytes).u64()?),
-                },
-            },
-            2 => Body::Directory {
-                parent: InodeId::new(d.u64()?),
-                next_cookie: d.bounded(NUMBER_MAX)?,
-            },
-            3 => Body::Symlink { target: d.bytes()?.to_vec() },
-            got => {
-                return Err(Error::corrupt(WHAT, format!("kind {got}, expected 1, 2 or 3")));
-            }
+        record.body = if is_special {
+            Body::Special(SpecialFile::decode(WHAT, &mut d)?)
+        } else {
+            Body::decode(WHAT, &mut d)?
         };
         d.end()?;
         Ok(record)
+    }
+}
+
+impl Body {
+    /// That of an inode of version 1.
+    fn decode(what: &'static str, d: &mut Decoder<'_>) -> Result<Self> {
+        match d.u8()? {
+            1 => Ok(Self::File {
+                layer: LayerId::new(d.u64()?),
+                origin: d.optional_bytes()?.map(|b| snapshot_id(what, b)).transpose()?,
+                verifier: match d.optional_bytes()? {
+                    None => None,
+                    Some(bytes) => Some(Decoder::new(what, bytes).u64()?),
+                },
+            }),
+            2 => Ok(Self::Directory {
+                parent: InodeId::new(d.u64()?),
+                next_cookie: d.bounded(NUMBER_MAX)?,
+            }),
+            3 => Ok(Self::Symlink { target: d.bytes()?.to_vec() }),
+            got => Err(Error::corrupt(what, format!("kind {got} of version 1, expected 1 to 3"))),
+        }
     }
 }
 

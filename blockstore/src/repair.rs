@@ -20,6 +20,7 @@ use crate::disk::FileName;
 use crate::error::{Error, Result};
 use crate::id::{ChunkId, ContentHash, InodeId, LayerId, SegmentId};
 use crate::index_copy;
+use crate::kind::FileKind;
 use crate::kv::{Family, Write};
 use crate::name::Name;
 use crate::namespace;
@@ -28,7 +29,7 @@ use crate::record::{Body, LayerRecord, Run, Target, key, split_two};
 use crate::segment_format::restore_block;
 use crate::store::Store;
 use crate::transaction::Transaction;
-use crate::types::{FileKind, RepairReport};
+use crate::types::RepairReport;
 
 /// Rounds after which a repair gives up: each solves what follows from the one before, which goes
 /// a few steps deep, or 65,536 problems of one kind.

@@ -231,7 +231,7 @@ impl Store {
         namespace::make_symlink(&self.core, directory, name, target, set)
     }
 
-    /// REMOVE of a file or symbolic link. O(1): its blocks are reclaimed in the background.
+    /// REMOVE of all but directories. O(1): its blocks are reclaimed in the background.
     ///
     /// # Errors
     /// `NotFound`, `IsDirectory`, `NotDirectory`, `Stale`.
@@ -264,7 +264,7 @@ impl Store {
         namespace::rename(&self.core, from, to, None)
     }
 
-    /// LINK of a file or symbolic link. Answers its attributes after, and what changed in the
+    /// LINK of all but directories. Answers its attributes after, and what changed in the
     /// directory.
     ///
     /// # Errors
@@ -429,7 +429,7 @@ impl Store {
     /// The file at `path`.
     ///
     /// # Errors
-    /// `NotFound`, `WrongKind` for directories and links.
+    /// `NotFound`, `WrongKind` for what is no file.
     pub fn file_info(&self, path: &FilePath) -> Result<FileInfo> {
         paths::file_info(&self.core, path)
     }

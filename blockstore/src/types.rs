@@ -5,19 +5,9 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 
 use crate::id::{ContentHash, InodeId, SnapshotId};
+use crate::kind::FileKind;
 use crate::name::{FilePath, Name};
 use crate::time::Timestamp;
-
-/// The kind of an inode (RFC 1813 section 2.5 `ftype3`, less devices, sockets and pipes).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum FileKind {
-    /// A sparse file.
-    File,
-    /// A directory.
-    Directory,
-    /// A symbolic link.
-    Symlink,
-}
 
 /// The attributes of an inode, unflushed writes included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +17,7 @@ pub struct Attributes {
     /// Random at creation: with the inode's number it names one object in all the store's
     /// lives, even after the store is restored from an older copy.
     pub generation: u32,
-    /// File, directory or symbolic link.
+    /// What it is.
     pub kind: FileKind,
     /// Permission bits, 0o7777.
     pub mode: u32,

@@ -1,5 +1,5 @@
 //! Random operations against a plain model in memory: after each sequence every file and
-//! snapshot has the model's bytes, and `check` finds nothing.
+//! snapshot has the model's bytes, special files are what was made, and `check` finds nothing.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -9,10 +9,12 @@ use std::collections::BTreeMap;
 use common::{Fixture, bytes, content, path};
 use proptest::prelude::*;
 use slackwater_blockstore::{
-    ErrorKind, ExtentKind, SetAttributes, SnapshotId, SnapshotRequest, Source, Stability,
+    DeviceNumber, ErrorKind, ExtentKind, FileKind, InodeId, Name, SetAttributes, SnapshotId,
+    SnapshotRequest, Source, SpecialFile, Stability,
 };
 
 const FILES: usize = 5;
+const SPECIAL_FILES: usize = 4;
 const BYTES_MAX: usize = 3 << 19;
 
 #[derive(Clone, Debug)]
@@ -28,6 +30,9 @@ enum Op {
     DeleteSnapshot { snapshot: usize },
     Read { file: usize, offset: usize, length: usize },
     Diff { base: usize, target: usize },
+    MakeSpecial { slot: usize, special: SpecialFile },
+    RemoveSpecial { slot: usize },
+    RenameSpecial { from: usize, to: usize },
     Restart,
     Gc,
     Checkpoint,
@@ -50,7 +55,19 @@ fn length() -> impl Strategy<Value = usize> {
     ]
 }
 
+fn special() -> impl Strategy<Value = SpecialFile> {
+    let number = (any::<u32>(), any::<u32>());
+    let number = number.prop_map(|(major, minor)| DeviceNumber { major, minor });
+    prop_oneof![
+        number.clone().prop_map(SpecialFile::BlockDevice),
+        number.prop_map(SpecialFile::CharacterDevice),
+        Just(SpecialFile::Socket),
+        Just(SpecialFile::Fifo),
+    ]
+}
+
 fn op() -> impl Strategy<Value = Op> {
+    let slot = 0..SPECIAL_FILES;
     let file = 0..FILES;
     let snapshot = 0usize..8;
     prop_oneof![
@@ -69,6 +86,9 @@ fn op() -> impl Strategy<Value = Op> {
             |(file, offset, length)| Op::Read { file, offset, length }
         ),
         2 => (snapshot.clone(), snapshot).prop_map(|(base, target)| Op::Diff { base, target }),
+        2 => (slot.clone(), special()).prop_map(|(slot, special)| Op::MakeSpecial { slot, special }),
+        1 => slot.clone().prop_map(|slot| Op::RemoveSpecial { slot }),
+        1 => (slot.clone(), slot).prop_map(|(from, to)| Op::RenameSpecial { from, to }),
         1 => Just(Op::Restart),
         2 => Just(Op::Gc),
         1 => Just(Op::Checkpoint),
@@ -80,6 +100,12 @@ struct World {
     fixture: Fixture,
     files: BTreeMap<usize, Vec<u8>>,
     snapshots: Vec<(SnapshotId, Vec<u8>)>,
+    special: BTreeMap<usize, SpecialFile>,
+}
+
+/// Special files lie in the root, beside the directories of the files.
+fn slot_name(slot: usize) -> Name {
+    Name::new(format!("special-{slot}").as_bytes()).unwrap()
 }
 
 fn name(file: usize) -> slackwater_blockstore::FilePath {
@@ -88,7 +114,12 @@ fn name(file: usize) -> slackwater_blockstore::FilePath {
 
 impl World {
     fn new() -> Self {
-        Self { fixture: Fixture::new(), files: BTreeMap::new(), snapshots: Vec::new() }
+        Self {
+            fixture: Fixture::new(),
+            files: BTreeMap::new(),
+            snapshots: Vec::new(),
+            special: BTreeMap::new(),
+        }
     }
 
     fn source(&self, file: usize) -> Source {
@@ -182,6 +213,42 @@ impl World {
         assert!(rebuilt == target.1, "the diff misses something");
     }
 
+    fn make_special(&mut self, slot: usize, special: SpecialFile) {
+        let (store, set) = (&self.fixture.store, SetAttributes::default());
+        match store.make_special_file(InodeId::ROOT, &slot_name(slot), special, &set) {
+            Ok(made) => {
+                assert_eq!(made.attributes.kind, FileKind::Special(special));
+                assert!(self.special.insert(slot, special).is_none());
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), ErrorKind::Exists);
+                assert!(self.special.contains_key(&slot));
+            }
+        }
+    }
+
+    /// What is in the way is replaced.
+    fn rename_special(&mut self, from: usize, to: usize) {
+        let [old, new] = [from, to].map(|slot| (InodeId::ROOT, slot_name(slot)));
+        let renamed = self.fixture.store.rename(old.0, &old.1, new.0, &new.1);
+        assert_eq!(renamed.is_ok(), self.special.contains_key(&from), "{renamed:?}");
+        if let Some(special) = self.special.remove(&from) {
+            self.special.insert(to, special);
+        }
+    }
+
+    /// The special files of the root by their names.
+    fn listed_special(&self) -> BTreeMap<Vec<u8>, SpecialFile> {
+        let page = self.fixture.store.read_directory(InodeId::ROOT, 0, 1000).unwrap();
+        assert!(page.end);
+        let entries = page.entries.into_iter();
+        let special = entries.filter_map(|entry| match entry.attributes.kind {
+            FileKind::Special(special) => Some((entry.name.as_bytes().to_vec(), special)),
+            _ => None,
+        });
+        special.collect()
+    }
+
     fn apply(mut self, op: &Op) -> Self {
         match *op {
             Op::Write { file, offset, length, seed, stable } => {
@@ -232,6 +299,12 @@ impl World {
             }
             Op::Read { file, offset, length } => self.read(file, offset, length),
             Op::Diff { base, target } => self.diff(base, target),
+            Op::MakeSpecial { slot, special } => self.make_special(slot, special),
+            Op::RemoveSpecial { slot } => {
+                let removed = self.fixture.store.remove(InodeId::ROOT, &slot_name(slot));
+                assert_eq!(removed.is_ok(), self.special.remove(&slot).is_some());
+            }
+            Op::RenameSpecial { from, to } => self.rename_special(from, to),
             Op::Restart => self.fixture = self.fixture.restart(),
             Op::Gc => {
                 self.fixture.store.gc().unwrap();
@@ -254,6 +327,10 @@ impl World {
         }
         let listed = self.fixture.store.list_files("", None, 1000).unwrap();
         assert_eq!(listed.len(), self.files.len());
+        let special = self.special.iter();
+        let special =
+            special.map(|(slot, special)| (slot_name(*slot).as_bytes().to_vec(), *special));
+        assert_eq!(self.listed_special(), special.collect());
         self.fixture.check();
     }
 
@@ -264,6 +341,9 @@ impl World {
         }
         for (id, _) in self.snapshots.drain(..) {
             self.fixture.store.delete_snapshot(id).unwrap();
+        }
+        for slot in self.special.keys() {
+            self.fixture.store.remove(InodeId::ROOT, &slot_name(*slot)).unwrap();
         }
         self.fixture.store.gc().unwrap();
         self.fixture.check();

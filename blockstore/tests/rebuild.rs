@@ -14,8 +14,8 @@ use common::{Fixture, assert_sound, bytes, content, open, options, path};
 use slackwater_blockstore::disk::{Disk, Fault, FileName, FileRole, MemoryDisk};
 use slackwater_blockstore::kv::{Family, Kv, KvFault, MemoryKv};
 use slackwater_blockstore::{
-    Error, ErrorKind, FilePath, Rebuilt, SegmentId, SnapshotId, SnapshotRequest, Source, Stability,
-    Store,
+    DeviceNumber, Error, ErrorKind, FileKind, FilePath, InodeId, Name, Rebuilt, SegmentId,
+    SetAttributes, SnapshotId, SnapshotRequest, Source, SpecialFile, Stability, Store,
 };
 
 /// A small generator, so that each run is told by one number.
@@ -34,6 +34,28 @@ impl Random {
 struct Model {
     files: BTreeMap<u64, Vec<u8>>,
     snapshots: BTreeMap<SnapshotId, Vec<u8>>,
+    /// A device in the root, told by its number.
+    device: Option<DeviceNumber>,
+    /// How often it was made and removed.
+    device_changes: u64,
+}
+
+const DEVICE: &str = "device";
+
+/// Makes the device, or removes it.
+fn step_device(store: &Store, model: &Model, minor: u32) -> (Model, Result<(), Error>) {
+    let (set, name) = (SetAttributes::default(), Name::new(DEVICE.as_bytes()).unwrap());
+    let mut after = model.clone();
+    after.device_changes += 1;
+    let outcome = if after.device.take().is_some() {
+        store.remove(InodeId::ROOT, &name).map(drop)
+    } else {
+        let number = DeviceNumber { major: 7, minor };
+        after.device = Some(number);
+        let device = SpecialFile::BlockDevice(number);
+        store.make_special_file(InodeId::ROOT, &name, device, &set).map(drop)
+    };
+    (after, outcome)
 }
 
 fn name(file: u64) -> FilePath {
@@ -59,6 +81,7 @@ fn step(store: &Store, model: &Model, random: &mut Random) -> (Model, Result<(),
             after.files.insert(file, vec![0; 3000]);
             store.create_file(&name(file), 3000).map(|_| ())
         }
+        (50..60, true, _) => return step_device(store, model, u32::try_from(seed).unwrap()),
         (60..70, true, _) => {
             store.snapshot(&name(file), SnapshotRequest::default()).map(|snapshot| {
                 after.snapshots.insert(snapshot.id, model.files[&file].clone());
@@ -117,6 +140,10 @@ fn holds(store: &Store, model: &Model) -> Result<(), String> {
             return Err(format!("file {file} differs"));
         }
     }
+    let device = store.resolve(&path(DEVICE)).ok().map(|found| found.kind);
+    if device != model.device.map(|number| FileKind::Special(SpecialFile::BlockDevice(number))) {
+        return Err(format!("the device is {device:?}, expected {:?}", model.device));
+    }
     for (id, expected) in &model.snapshots {
         store.snapshot_info(*id).map_err(|error| error.to_string())?;
         if content(store, Source::Snapshot(*id)) != *expected {
@@ -167,6 +194,7 @@ fn an_index_that_is_thrown_away_at_any_moment_is_made_anew() {
             assert_eq!(holds(&fixture.store, &model), Ok(()), "{context}");
             fixture.check();
         }
+        assert!(model.device_changes > 1, "seed {seed} makes a device and removes it");
     }
     assert!(copies > 10 && logs_alone > 3, "{copies} from copies, {logs_alone} from logs alone");
 }
@@ -178,7 +206,8 @@ fn after_a_power_cut_at_any_call_the_index_is_made_anew() {
         let start = || Random(seed * 0x0123_4567_89ab);
         let calls = {
             let fixture = Fixture::new();
-            run(&fixture.store, Model::default(), &mut start(), STEPS);
+            let (model, _) = run(&fixture.store, Model::default(), &mut start(), STEPS);
+            assert!(model.device_changes > 1, "seed {seed} makes a device and removes it");
             assert!(has_copy(&fixture.disk).is_some(), "seed {seed} writes a copy");
             fixture.disk.changes()
         };

@@ -142,11 +142,13 @@ enum Field {
     Small,
     Attributes,
     Data,
+    /// A type and what MKNOD wants of such a file.
+    Special,
 }
 
 /// The arguments of the NFS procedures, in order of their numbers.
 const ARGUMENTS: [&[Field]; 22] = {
-    use Field::{Attributes, Data, Handle, Name, Number, Small, Word};
+    use Field::{Attributes, Data, Handle, Name, Number, Small, Special, Word};
     [
         &[],
         &[Handle],
@@ -159,7 +161,7 @@ const ARGUMENTS: [&[Field]; 22] = {
         &[Handle, Name, Small, Attributes],
         &[Handle, Name, Attributes],
         &[Handle, Name, Attributes, Name],
-        &[Handle, Name, Small, Attributes],
+        &[Handle, Name, Special],
         &[Handle, Name],
         &[Handle, Name],
         &[Handle, Name, Handle, Name],
@@ -209,6 +211,16 @@ impl CallBytes {
             Field::Small => self.word(u32::from(choices.byte() % 4)),
             Field::Attributes => self.attributes(choices),
             Field::Data => self.data(choices),
+            Field::Special => {
+                let kind = u32::from(choices.byte() % 9);
+                self.word(kind);
+                self.attributes(choices);
+                // Devices have numbers.
+                if matches!(kind, 3 | 4) {
+                    self.word(choices.word());
+                    self.word(choices.word());
+                }
+            }
         }
     }
 

@@ -49,7 +49,7 @@ pub(crate) type Handle = [u8; HANDLE_BYTES];
 /// What a handle names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Target {
-    /// A file, directory or symbolic link of the namespace.
+    /// A file, directory, or what else the namespace has.
     Inode {
         /// Its number.
         inode: InodeId,

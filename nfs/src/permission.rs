@@ -3,7 +3,7 @@
 //! no close. Pure functions of attributes and credentials.
 
 use nfsserve::nfs::nfsstat3;
-use slackwater_blockstore::{Attributes, FileKind, SetAttributes, SetTime};
+use slackwater_blockstore::{Attributes, FileKind, SetAttributes, SetTime, SpecialFile};
 
 use crate::auth::Credentials;
 
@@ -94,6 +94,20 @@ pub(crate) fn may_change_entries(directory: &Attributes, user: &Credentials) -> 
     allows(directory, user, Permission::Write) && allows(directory, user, Permission::Execute)
 }
 
+/// Whether the user may make objects of this kind: devices, which reach what a client's kernel drives, are
+/// the superuser's to make, as mknod(2) has it.
+pub(crate) const fn may_make(kind: FileKind, user: &Credentials) -> bool {
+    match kind {
+        FileKind::Special(SpecialFile::BlockDevice(_) | SpecialFile::CharacterDevice(_)) => {
+            user.is_root()
+        }
+        FileKind::File
+        | FileKind::Directory
+        | FileKind::Symlink
+        | FileKind::Special(SpecialFile::Socket | SpecialFile::Fifo) => true,
+    }
+}
+
 /// Whether removal from the directory depends on who owns the entry.
 pub(crate) fn is_guarded_by_sticky(directory: &Attributes, user: &Credentials) -> bool {
     directory.mode & STICKY != 0 && !user.is_root() && user.uid != directory.uid
@@ -117,7 +131,7 @@ pub(crate) fn granted(object: &Attributes, user: &Credentials, wanted: u32) -> u
                 | bit(execute, access::LOOKUP)
                 | bit(write && execute, access::MODIFY | access::EXTEND | access::DELETE)
         }
-        FileKind::File | FileKind::Symlink => {
+        FileKind::File | FileKind::Symlink | FileKind::Special(_) => {
             bit(read, access::READ)
                 | bit(write, access::MODIFY | access::EXTEND)
                 | bit(execute, access::EXECUTE)
@@ -152,9 +166,9 @@ pub(crate) fn set_attributes(
             return Err(nfsstat3::NFS3ERR_PERM);
         }
         let mode = allowed_mode(mode, set.gid.unwrap_or(object.gid), user);
-        let is_given = changes_owner && object.kind == FileKind::File;
+        let is_given = changes_owner && object.kind != FileKind::Directory;
         set.mode = Some(if is_given { without_set_id(mode) } else { mode });
-    } else if changes_owner && object.kind == FileKind::File {
+    } else if changes_owner && object.kind != FileKind::Directory {
         set.mode = mode_after_change_of_owner(object, user);
     } else if wanted.size_bytes.is_some() {
         set.mode = mode_after_change_of_data(object, user);
@@ -340,6 +354,32 @@ mod tests {
         assert_eq!(root.mode, None);
         let other = set_attributes(&file, &user(11, 20, &[]), &to_gid(20));
         assert!(matches!(other, Err(nfsstat3::NFS3ERR_PERM)));
+    }
+
+    #[test]
+    fn set_id_bits_go_with_a_change_of_owner_of_all_but_directories() {
+        let to = SetAttributes { uid: Some(11), ..Default::default() };
+        let kinds = [FileKind::File, FileKind::Symlink, FileKind::Special(SpecialFile::Fifo)];
+        for kind in kinds {
+            let set = set_attributes(&object(kind, 0o6777, 10, 20), &user(0, 0, &[]), &to);
+            assert_eq!(set.unwrap().mode, Some(0o777), "{kind}");
+        }
+        let directory = object(FileKind::Directory, 0o6777, 10, 20);
+        assert_eq!(set_attributes(&directory, &user(0, 0, &[]), &to).unwrap().mode, None);
+    }
+
+    #[test]
+    fn devices_are_for_the_superuser_to_make() {
+        use slackwater_blockstore::DeviceNumber;
+        let number = DeviceNumber { major: 1, minor: 3 };
+        let (root, other) = (user(0, 0, &[]), user(10, 20, &[]));
+        for special in [SpecialFile::BlockDevice(number), SpecialFile::CharacterDevice(number)] {
+            assert!(may_make(FileKind::Special(special), &root));
+            assert!(!may_make(FileKind::Special(special), &other));
+        }
+        for special in [SpecialFile::Socket, SpecialFile::Fifo] {
+            assert!(may_make(FileKind::Special(special), &other));
+        }
     }
 
     #[test]

@@ -34,7 +34,8 @@ impl<'a> Welcome<'a> {
     /// lock server, so all three must be said.
     fn mount_line(&self) -> String {
         let port = self.addresses.nfs.port();
-        let options = format!("vers=3,proto=tcp,port={port},mountport={port},nolock,hard");
+        let options =
+            format!("vers=3,proto=tcp,port={port},mountport={port},nolock,hard,nosuid,nodev");
         let host = match reachable(self.addresses.nfs).ip() {
             IpAddr::V4(address) => address.to_string(),
             IpAddr::V6(address) => format!("[{address}]"),
@@ -188,7 +189,7 @@ mod tests {
     fn says_what_make_run_promises() {
         let text = text(|_| {});
         for line in [
-            "mount -t nfs -o vers=3,proto=tcp,port=2049,mountport=2049,nolock,hard \
+            "mount -t nfs -o vers=3,proto=tcp,port=2049,mountport=2049,nolock,hard,nosuid,nodev \
              127.0.0.1:\"$(slackwater --api http://127.0.0.1:8049 mount-path)\" /mnt",
             "snapshot=$(slackwater --api http://127.0.0.1:8049 snapshot create disks/one.img)",
             "slackwater --api http://127.0.0.1:8049 clone \"$snapshot\" disks/two.img",
@@ -222,7 +223,10 @@ mod tests {
                 secret: Secret::new("0123456789abcdef"),
             }];
         });
-        assert!(text.contains("port=700,mountport=700,nolock,hard [::1]:\"$(slackw"), "{text}");
+        assert!(
+            text.contains("port=700,mountport=700,nolock,hard,nosuid,nodev [::1]:\"$(slackw"),
+            "{text}"
+        );
         assert!(text.contains("--api https://127.0.0.1:800 --ca /c.pem"), "{text}");
         assert!(text.contains(
             "--cacert /c.pem -H @<(printf 'Authorization: Bearer %s' \"$SLACKWATER_TOKEN\")"

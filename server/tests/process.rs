@@ -221,7 +221,7 @@ fn the_printed_lines_work_as_they_stand() {
     let server = Server::start_with(slackwaterd().args(with_its_token(&data_dir)));
     let port = server.nfs.port();
     let mount = format!(
-        "mount -t nfs -o vers=3,proto=tcp,port={port},mountport={port},nolock,hard 127.0.0.1:"
+        "mount -t nfs -o vers=3,proto=tcp,port={port},mountport={port},nolock,hard,nosuid,nodev 127.0.0.1:"
     );
     let line = server.welcome.lines().find_map(|line| line.strip_prefix(&mount)).unwrap();
     // tests/guest runs the command.

@@ -36,7 +36,7 @@ pub(crate) fn created(info: &FileInfo) -> CreatedFile {
 
 /// Lists files
 ///
-/// In byte order of their paths. Directories and symbolic links are left out, and files whose path
+/// In byte order of their paths. Directories, symbolic links, pipes, sockets and devices are left out, and files whose path
 /// is longer than 4096 bytes. A worker that joined is given the files that it reaches.
 #[utoipa::path(
     get, path = paths::FILES, tag = "files", operation_id = "listFiles",
@@ -104,7 +104,7 @@ pub(crate) async fn create(
     responses(
         (status = 200, description = "The file", body = File),
         (status = 404, description = "Nothing is at the path"),
-        (status = 409, description = "A directory or symbolic link is at the path"),
+        (status = 409, description = "What is at the path is no file"),
         (status = 422, description = "The path has no meaning"),
     ),
 )]
@@ -160,7 +160,7 @@ pub(crate) async fn update(
 /// Deletes a file
 ///
 /// Takes the same short time whatever the size; the space is reclaimed in the background.
-/// Symbolic links and empty directories are deleted too. A worker deletes `published/SNAPSHOT` if it is one of the
+/// Symbolic links, pipes, sockets, devices and empty directories are deleted too. A worker deletes `published/SNAPSHOT` if it is one of the
 /// snapshot's `publishers`; as long as there are others, it is no publisher any more, and the file stays.
 #[utoipa::path(
     delete, path = paths::FILE, tag = "files", operation_id = "deleteFile",

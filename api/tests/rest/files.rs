@@ -4,6 +4,7 @@ use axum::http::{Method, header};
 use serde_json::json;
 use slackwater_api::error::ProblemCode;
 use slackwater_api::types::{File, FilePage};
+use slackwater_blockstore::{InodeId, SetAttributes, SpecialFile};
 
 use crate::harness::Face;
 
@@ -65,6 +66,32 @@ async fn what_is_in_the_way_is_a_conflict() {
     face.patch("/v1/files/dir", json!({"path": "moved"})).await.problem(ProblemCode::WrongKind);
     face.delete("/v1/files/dir").await.problem(ProblemCode::NotEmpty);
     assert_eq!(face.get("/v1/files/dir%2Fa").await.parse::<File>().size_bytes, 1);
+}
+
+/// By REST they can be told, and removed.
+#[tokio::test]
+async fn special_files_are_no_files() {
+    let face = Face::new();
+    let name = slackwater_blockstore::Name::new(b"pipe").unwrap();
+    let (root, set) = (InodeId::ROOT, SetAttributes::default());
+    face.store.make_special_file(root, &name, SpecialFile::Fifo, &set).unwrap();
+    assert_eq!(face.get("/v1/files").await.parse::<FilePage>().items, vec![]);
+    for answer in [
+        face.get("/v1/files/pipe").await,
+        face.get("/v1/files/pipe/data").await,
+        face.put("/v1/files/pipe/data", "x").await,
+        face.patch("/v1/files/pipe", json!({"size_bytes": 2})).await,
+        face.post("/v1/snapshots", json!({"path": "pipe"})).await,
+    ] {
+        let problem = answer.problem(ProblemCode::WrongKind);
+        assert!(problem.detail.contains("`pipe` is a named pipe, not a file"), "{problem:?}");
+    }
+    let taken = face.post("/v1/files", json!({"path": "pipe", "size_bytes": 1})).await;
+    taken.problem(ProblemCode::Exists);
+    let below = face.post("/v1/files", json!({"path": "pipe/a", "size_bytes": 1})).await;
+    below.problem(ProblemCode::NotDirectory);
+    assert_eq!(face.delete("/v1/files/pipe").await.status, 204);
+    face.get("/v1/files/pipe").await.problem(ProblemCode::NotFound);
 }
 
 #[tokio::test]

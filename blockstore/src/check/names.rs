@@ -7,11 +7,11 @@ use super::findings::differs;
 use super::{Check, EVERYTHING_END, Findings, Fix, behind, each, number};
 use crate::error::Result;
 use crate::id::InodeId;
+use crate::kind::FileKind;
 use crate::kv::{Family, KvRead, prefix_end};
 use crate::record::{
     Body, Counters, DirentRecord, InodeRecord, decode_cookie, encode_cookie, key, split_two,
 };
-use crate::types::FileKind;
 
 /// Bytes that one inode takes while its names are counted, about.
 const COUNTED_INODE_BYTES: usize = 128;
@@ -112,7 +112,7 @@ fn entry(
     match view.get(Family::Inode, &key::inode(entry.inode))? {
         None => {
             let problem = format!("I7: {shown} names no inode ({})", entry.inode);
-            // One that was given out: only the log tells what it was, a link or an empty directory.
+            // One that was given out: only the log tells what it was, a link or an empty directory, say.
             if entry.inode.get() < next_inode {
                 findings.missing(&problem, remove);
             } else {

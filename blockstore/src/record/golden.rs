@@ -7,6 +7,7 @@ use super::*;
 use crate::disk::{FileName, FileRole};
 use crate::error::ErrorKind;
 use crate::id::ContentHash;
+use crate::kind::DeviceNumber;
 use crate::kv::{Family, Kv, KvRead, MemoryKv};
 
 /// Bytes from hexadecimal digits; white space only parts the fields.
@@ -21,6 +22,16 @@ pub(crate) fn hex(text: &str) -> Vec<u8> {
 /// `shorter`: lengths at which a value of this kind may end as well, since it ends with a list
 /// or with an optional part; cut there it is another valid value, never the same one.
 fn assert_golden<T: Debug + PartialEq>(
+    decode: impl Fn(&[u8]) -> Result<T>,
+    (value, encoded): (&T, Vec<u8>),
+    (golden, shorter): (&str, &[usize]),
+) {
+    assert_bytes(&decode, (value, encoded), (golden, shorter));
+    assert_other_versions_refused(decode, &hex(golden));
+}
+
+/// As [`assert_golden`], of any version.
+fn assert_bytes<T: Debug + PartialEq>(
     decode: impl Fn(&[u8]) -> Result<T>,
     (value, encoded): (&T, Vec<u8>),
     (golden, shorter): (&str, &[usize]),
@@ -42,7 +53,6 @@ fn assert_golden<T: Debug + PartialEq>(
     }
     let longer = [&golden[..], &[0]].concat();
     assert!(decode(&longer).is_err(), "a byte too many goes unnoticed in {value:?}");
-    assert_other_versions_refused(decode, &golden);
 }
 
 fn assert_other_versions_refused<T: Debug>(decode: impl Fn(&[u8]) -> Result<T>, golden: &[u8]) {
@@ -110,6 +120,33 @@ fn inodes() {
     }
     let unknown = hex(&format!("{INODE_ATTRIBUTES} 04 00000000"));
     assert_eq!(InodeRecord::decode(&unknown).unwrap_err().kind(), ErrorKind::Corrupt);
+}
+
+#[test]
+fn inodes_of_special_files() {
+    let number = DeviceNumber { major: 0x0102_0304, minor: 0xfffe_fdfc };
+    let kinds = [
+        (SpecialFile::BlockDevice(number), "04 01020304 fffefdfc"),
+        (SpecialFile::CharacterDevice(number), "05 01020304 fffefdfc"),
+        (SpecialFile::Socket, "06"),
+        (SpecialFile::Fifo, "07"),
+    ];
+    let attributes = INODE_ATTRIBUTES.replacen("01", "02", 1);
+    for (special, golden) in kinds {
+        let record = inode(Body::Special(special));
+        let golden = format!("{attributes} {golden}");
+        assert_bytes(InodeRecord::decode, (&record, record.encode()), (&golden, &[]));
+        for version in (0..=u8::MAX).filter(|&version| version != 2) {
+            let mut other = hex(&golden);
+            other[0] = version;
+            let error = InodeRecord::decode(&other).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Corrupt, "version {version}: {error}");
+        }
+    }
+    for kind in ["00", "01", "03", "08", "ff"] {
+        let unknown = hex(&format!("{attributes} {kind} 0000000000000001 00 00"));
+        assert_eq!(InodeRecord::decode(&unknown).unwrap_err().kind(), ErrorKind::Corrupt);
+    }
 }
 
 #[test]

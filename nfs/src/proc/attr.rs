@@ -1,7 +1,7 @@
 //! GETATTR, SETATTR and ACCESS (RFC 1813 sections 3.3.1, 3.3.2 and 3.3.4).
 
 use nfsserve::nfs::nfsstat3;
-use slackwater_blockstore::{Change, Rights, Timestamp};
+use slackwater_blockstore::{Change, FileKind, Rights, Timestamp};
 
 use super::encode::{self, WantedAttributes};
 use super::judged::{Outdated, judged};
@@ -115,6 +115,9 @@ pub(super) fn access(
                 && call.caller.access == ClientAccess::ReadWrite;
             let possible = if is_changeable {
                 u32::MAX
+            } else if matches!(object.attributes.kind, FileKind::Special(_)) {
+                // What is written through it does not come here.
+                !bits::DELETE
             } else {
                 !(bits::MODIFY | bits::EXTEND | bits::DELETE)
             };

@@ -58,6 +58,6 @@ fn check(call: &Call<'_>, handle: &[u8]) -> Result<Attributes, Failure> {
     match file.kind {
         FileKind::File => Ok(file),
         FileKind::Directory => Err(failure(nfsstat3::NFS3ERR_ISDIR)),
-        FileKind::Symlink => Err(failure(nfsstat3::NFS3ERR_INVAL)),
+        FileKind::Symlink | FileKind::Special(_) => Err(failure(nfsstat3::NFS3ERR_INVAL)),
     }
 }

@@ -3,7 +3,8 @@
 
 use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::{
-    Attributes, CreateMode, Created, EntryRights, FileKind, Name, SYMLINK_BYTES_MAX, SetAttributes,
+    Attributes, CreateMode, Created, DeviceNumber, EntryRights, FileKind, Name, SYMLINK_BYTES_MAX,
+    SetAttributes, SpecialFile,
 };
 
 use super::encode::{self, WantedAttributes};
@@ -13,7 +14,7 @@ use crate::limits;
 use crate::permission;
 use crate::xdr::{Decoder, Encoder, Malformed};
 
-/// Mode of a file whose maker names none. After an EXCLUSIVE create the client sets the real
+/// Mode of a file, also a special one, whose maker names none. After an EXCLUSIVE create the client sets the real
 /// one by SETATTR, so until then it is the owner's alone.
 const FILE_MODE: u32 = 0o600;
 /// Mode of a directory whose maker names none.
@@ -26,6 +27,7 @@ enum New<'a> {
     File { mode: CreateMode, wanted: Option<WantedAttributes> },
     Directory { wanted: WantedAttributes },
     Symlink { wanted: WantedAttributes, target: &'a [u8] },
+    Special { wanted: WantedAttributes, special: SpecialFile },
 }
 
 impl New<'_> {
@@ -34,7 +36,8 @@ impl New<'_> {
             Self::File { wanted: None, .. } => Ok(SetAttributes::default()),
             Self::File { wanted: Some(wanted), .. }
             | Self::Directory { wanted }
-            | Self::Symlink { wanted, .. } => wanted.checked(),
+            | Self::Symlink { wanted, .. }
+            | Self::Special { wanted, .. } => wanted.checked(),
         }
     }
 
@@ -43,12 +46,13 @@ impl New<'_> {
             Self::File { .. } => FileKind::File,
             Self::Directory { .. } => FileKind::Directory,
             Self::Symlink { .. } => FileKind::Symlink,
+            Self::Special { special, .. } => FileKind::Special(*special),
         }
     }
 
     const fn default_mode(&self) -> u32 {
         match self {
-            Self::File { .. } => FILE_MODE,
+            Self::File { .. } | Self::Special { .. } => FILE_MODE,
             Self::Directory { .. } => DIRECTORY_MODE,
             Self::Symlink { .. } => SYMLINK_MODE,
         }
@@ -97,25 +101,47 @@ pub(super) fn make_symlink(
     Ok(make(call, &place, &New::Symlink { wanted, target }, reply))
 }
 
-/// Devices, sockets and pipes are not kept here; other types are not for MKNOD to make.
 pub(super) fn make_node(
     call: &Call<'_>,
     arguments: &mut Decoder<'_>,
     reply: &mut Encoder,
 ) -> Result<nfsstat3, NotRun> {
     let place = Place::decode(arguments)?;
-    let refused = match arguments.u32()? {
-        3 | 4 | 6 | 7 => nfsstat3::NFS3ERR_NOTSUPP,
-        1 | 2 | 5 => nfsstat3::NFS3ERR_BADTYPE,
+    let new = match arguments.u32()? {
+        3 => device(arguments, SpecialFile::BlockDevice)?,
+        4 => device(arguments, SpecialFile::CharacterDevice)?,
+        6 => special(WantedAttributes::decode(arguments)?, SpecialFile::Socket),
+        7 => special(WantedAttributes::decode(arguments)?, SpecialFile::Fifo),
+        // Files, directories and symbolic links have calls of their own.
+        1 | 2 | 5 => {
+            let failure = match call.changeable_directory(place.directory) {
+                Ok(directory) => {
+                    let status = nfsstat3::NFS3ERR_BADTYPE;
+                    Failure { status, attributes: Some(directory) }
+                }
+                Err(failure) => failure,
+            };
+            return Ok(put_failure(call, &failure, reply));
+        }
         got => {
             return Err(Malformed::Value { got, expected: "ftype3" }.into());
         }
     };
-    let failure = match call.changeable_directory(place.directory) {
-        Ok(directory) => Failure { status: refused, attributes: Some(directory) },
-        Err(failure) => failure,
-    };
-    Ok(put_failure(call, &failure, reply))
+    Ok(make(call, &place, &new, reply))
+}
+
+/// `devicedata3`: the attributes, then the numbers.
+fn device<'a>(
+    arguments: &mut Decoder<'a>,
+    kind: impl FnOnce(DeviceNumber) -> SpecialFile,
+) -> Result<New<'a>, Malformed> {
+    let wanted = WantedAttributes::decode(arguments)?;
+    let number = DeviceNumber { major: arguments.u32()?, minor: arguments.u32()? };
+    Ok(special(wanted, kind(number)))
+}
+
+const fn special<'a>(wanted: WantedAttributes, special: SpecialFile) -> New<'a> {
+    New::Special { wanted, special }
 }
 
 fn make(call: &Call<'_>, place: &Place<'_>, new: &New<'_>, reply: &mut Encoder) -> nfsstat3 {
@@ -148,6 +174,11 @@ fn try_make(
     let name = call.new_entry_name(&directory, place).map_err(failure)?;
     let wanted = new.wanted().map_err(failure)?;
     let user = &call.caller.credentials;
+    if !permission::may_make(new.kind(), user) {
+        let is_taken = call.entry(directory.inode, &name).map_err(failure)?.is_some();
+        let status = if is_taken { nfsstat3::NFS3ERR_EXIST } else { nfsstat3::NFS3ERR_PERM };
+        return Err(failure(status));
+    }
     let set = permission::new_object(&directory, user, new.kind(), &wanted, new.default_mode());
     let judged =
         judge_truncation(call, (&directory, &name), (new, &set), outdated).map_err(failure)?;
@@ -159,6 +190,9 @@ fn try_make(
         New::File { mode, .. } => store.create_judged((directory.inode, &name), mode, &set, judged),
         New::Directory { .. } => store.make_directory(directory.inode, &name, &set),
         New::Symlink { target, .. } => store.make_symlink(directory.inode, &name, target, &set),
+        New::Special { special, .. } => {
+            store.make_special_file(directory.inode, &name, special, &set)
+        }
     };
     outcome.map_err(|error| {
         outdated.note(&error);

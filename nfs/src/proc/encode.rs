@@ -1,7 +1,9 @@
 //! Attributes and weak cache consistency data on the wire (RFC 1813 sections 2.5 and 2.6).
 
 use nfsserve::nfs::{ftype3, nfsstat3};
-use slackwater_blockstore::{Attributes, Change, FileKind, SetAttributes, SetTime, Timestamp};
+use slackwater_blockstore::{
+    Attributes, Change, DeviceNumber, FileKind, SetAttributes, SetTime, SpecialFile, Timestamp,
+};
 
 use super::Call;
 use crate::handle::Handle;
@@ -27,6 +29,23 @@ fn file_type(kind: FileKind) -> ftype3 {
         FileKind::File => ftype3::NF3REG,
         FileKind::Directory => ftype3::NF3DIR,
         FileKind::Symlink => ftype3::NF3LNK,
+        FileKind::Special(SpecialFile::BlockDevice(_)) => ftype3::NF3BLK,
+        FileKind::Special(SpecialFile::CharacterDevice(_)) => ftype3::NF3CHR,
+        FileKind::Special(SpecialFile::Socket) => ftype3::NF3SOCK,
+        FileKind::Special(SpecialFile::Fifo) => ftype3::NF3FIFO,
+    }
+}
+
+/// The numbers of a device (`specdata3`); other objects have none.
+fn device_number(kind: FileKind) -> DeviceNumber {
+    match kind {
+        FileKind::Special(
+            SpecialFile::BlockDevice(number) | SpecialFile::CharacterDevice(number),
+        ) => number,
+        FileKind::Special(SpecialFile::Socket | SpecialFile::Fifo)
+        | FileKind::File
+        | FileKind::Directory
+        | FileKind::Symlink => DeviceNumber { major: 0, minor: 0 },
     }
 }
 
@@ -122,7 +141,9 @@ impl Call<'_> {
         reply.u32(attributes.gid);
         reply.u64(attributes.size_bytes);
         reply.u64(attributes.used_bytes);
-        reply.u64(0); // rdev: there are no devices
+        let device = device_number(attributes.kind);
+        reply.u32(device.major);
+        reply.u32(device.minor);
         reply.u64(self.shared.filesystem_id);
         reply.u64(attributes.inode.get());
         time(reply, attributes.accessed_at);

@@ -11,7 +11,7 @@ use crate::xdr::{Decoder, Encoder};
 /// What the call is for; it refuses the other kind.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Victim {
-    FileOrLink,
+    NotDirectory,
     Directory,
 }
 
@@ -20,7 +20,7 @@ pub(super) fn remove(
     arguments: &mut Decoder<'_>,
     reply: &mut Encoder,
 ) -> Result<nfsstat3, NotRun> {
-    remove_entry(call, Victim::FileOrLink, arguments, reply)
+    remove_entry(call, Victim::NotDirectory, arguments, reply)
 }
 
 pub(super) fn remove_directory(
@@ -66,7 +66,7 @@ fn try_remove(
     call.check_sticky(&directory, &entry).map_err(failure)?;
     let store = &call.shared.store;
     let outcome = match victim {
-        Victim::FileOrLink => store.remove_judged(directory.inode, &name, entry.rights),
+        Victim::NotDirectory => store.remove_judged(directory.inode, &name, entry.rights),
         Victim::Directory => store.remove_directory_judged(directory.inode, &name, entry.rights),
     };
     outcome.map_err(|error| {
@@ -84,7 +84,7 @@ fn removable_name(
         return Err(nfsstat3::NFS3ERR_ACCES);
     }
     match (victim, place.name) {
-        (Victim::FileOrLink, b"." | b"..") => Err(nfsstat3::NFS3ERR_ISDIR),
+        (Victim::NotDirectory, b"." | b"..") => Err(nfsstat3::NFS3ERR_ISDIR),
         // RFC 1813 section 3.3.13.
         (Victim::Directory, b".") => Err(nfsstat3::NFS3ERR_INVAL),
         (Victim::Directory, b"..") => Err(nfsstat3::NFS3ERR_EXIST),

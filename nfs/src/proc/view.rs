@@ -106,7 +106,7 @@ impl Call<'_> {
     fn directory_entry(&self, directory: InodeId, name: &[u8]) -> Result<Attributes, nfsstat3> {
         let name = Name::new(name).map_err(|error| status::of_error(&error))?;
         let found = self.entry(directory, &name)?.ok_or(nfsstat3::NFS3ERR_NOENT)?;
-        // A file or symbolic link of that name is not the directory of workers.
+        // What else has that name is not the directory of workers.
         if found.kind != FileKind::Directory {
             return Err(nfsstat3::NFS3ERR_NOENT);
         }

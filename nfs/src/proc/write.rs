@@ -83,7 +83,7 @@ fn try_write(
     match file.kind {
         FileKind::File => {}
         FileKind::Directory => return Err(failure(nfsstat3::NFS3ERR_ISDIR)),
-        FileKind::Symlink => return Err(failure(nfsstat3::NFS3ERR_INVAL)),
+        FileKind::Symlink | FileKind::Special(_) => return Err(failure(nfsstat3::NFS3ERR_INVAL)),
     }
     if usize::try_from(arguments.count).is_ok_and(|count| count != arguments.data.len()) {
         return Err(failure(nfsstat3::NFS3ERR_INVAL));

@@ -121,6 +121,8 @@ async fn a_stalled_disk_stalls_what_waits_for_it_and_nothing_else() {
         let args = Args::new().place(&root, name.as_bytes()).set(&SetAttr::mode(0o755));
         stream.extend(record(&call(WRITES + number, NFS, proc::MKDIR, &user, &args)));
     }
+    let pipe = Args::new().place(&root, b"pipe").u32(7).set(&SetAttr::default());
+    stream.extend(record(&call(WRITES + DIRECTORIES, NFS, proc::MKNOD, &user, &pipe)));
     let mut writer = server.client().await;
     writer.send(&stream).await;
     // FSSTAT may wait for the commit that stalls; even many of them hold up no READDIR.

@@ -28,5 +28,6 @@ mod permissions;
 mod races;
 mod rpc;
 mod snapshots;
+mod special;
 mod who;
 mod workers;

@@ -185,21 +185,6 @@ async fn symlinks_keep_their_target() {
 }
 
 #[tokio::test]
-async fn devices_are_not_supported() {
-    let server = Server::start().await;
-    let mut client = server.client().await;
-    let root = client.root().await;
-    let node = |kind| Args::new().place(&root, b"node").u32(kind).set(&SetAttr::default());
-    for kind in [3, 4, 6, 7] {
-        assert_eq!(client.make(proc::MKNOD, &node(kind)).await, Err(status::NOTSUPP));
-    }
-    for kind in [1, 2, 5] {
-        assert_eq!(client.make(proc::MKNOD, &node(kind)).await, Err(status::BADTYPE));
-    }
-    assert_eq!(client.lookup(&root, b"node").await, Err(status::NOENT));
-}
-
-#[tokio::test]
 async fn remove_and_rmdir_take_their_own_kind() {
     let server = Server::start().await;
     let mut client = server.client().await;

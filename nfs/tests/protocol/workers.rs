@@ -195,7 +195,7 @@ async fn a_worker_sees_no_files_of_others() {
         let place = || Args::new().place(directory, b"x");
         for (procedure, args) in [
             (proc::SYMLINK, place().set(&SetAttr::default()).opaque(b"disk")),
-            (proc::MKNOD, place().u32(7)),
+            (proc::MKNOD, place().u32(7).set(&SetAttr::default())),
             (proc::LINK, Args::new().opaque(&disk).place(directory, b"x")),
             (proc::RENAME, Args::new().place(directory, b"workers").place(directory, b"x")),
         ] {
@@ -279,7 +279,7 @@ async fn a_worker_that_is_revoked_is_refused_from_then_on() {
             (proc::CREATE, place(b"new").u32(0).set(&none)),
             (proc::MKDIR, place(b"new").set(&none)),
             (proc::SYMLINK, place(b"new").set(&none).opaque(b"disk")),
-            (proc::MKNOD, place(b"new").u32(7)),
+            (proc::MKNOD, place(b"new").u32(7).set(&none)),
             (proc::REMOVE, place(b"disk")),
             (proc::RMDIR, place(b"disk")),
             (proc::RENAME, place(b"disk").place(&home, b"new")),

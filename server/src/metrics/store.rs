@@ -71,7 +71,7 @@ fn objects(stats: &Stats) -> [Plain; 10] {
         gauge("chunks", stats.chunk_count, "Live chunks: distinct blocks"),
         gauge("mapped_blocks", stats.mapped_blocks, "Blocks that name chunks, over all layers"),
         gauge("files", stats.file_count, "Regular files"),
-        gauge("inodes", stats.inode_count, "Files, directories and symbolic links"),
+        gauge("inodes", stats.inode_count, "Files, directories and all else that has a name"),
         gauge("snapshots", stats.snapshot_count, "Snapshots"),
         gauge("layers", stats.layer_count, "Layers, those that wait for reclaim included"),
         gauge("dead_layers", stats.dead_layer_count, "Layers that wait for reclaim"),

@@ -79,6 +79,47 @@ def names(world):
         rm -r /n/names""")
 
 
+@scenario("named pipes and devices: their numbers, and what goes through them", 60)
+def special_files(world):
+    world.fact("mounted")
+    world.guest("""
+        mkdir /n/special
+        cd /n/special
+        mkfifo -m 640 pipe
+        is "a pipe's type and mode" "$(stat -c '%F %a' pipe)" 'fifo 640'
+        echo through >pipe &
+        is "what goes through a pipe" "$(cat pipe)" through
+        wait
+        mknod -m 600 null c 1 3
+        mknod -m 600 loop b 7 0
+        mknod -m 600 largest c 4095 1048575
+        is "a character device" "$(stat -c '%F %t:%T' null)" 'character special file 1:3'
+        is "a block device" "$(stat -c '%F %t:%T' loop)" 'block special file 7:0'
+        is "the largest numbers" "$(stat -c '%t:%T' largest)" fff:fffff
+        echo data >null
+        is "what a device swallows" "$(cat null)" ""
+        refused 'exists' mkfifo null
+        # As any other names.
+        echo old >file
+        mv null file
+        ln file second-name
+        chown 1000:2000 pipe
+        is "after rename and link" "$(stat -c '%F %h' file)" 'character special file 2'
+        rm second-name
+        chmod 6777 pipe; chown 0:0 pipe
+        is "set-id bits after chown" "$(stat -c %a pipe)" 777
+        chmod 777 .
+        user() { su user -c "cd /n/special; $1"; }
+        user 'mkfifo of-user'
+        is "owner" "$(stat -c '%F %u' of-user)" 'fifo 1000'
+        # Through the other mount, which has none of this in its caches, all is the same.
+        cd /n/special; stat -c '%n %F %a %u:%g %h %t:%T' * >/run/special.expected
+        cd /fresh/special; stat -c '%n %F %a %u:%g %h %t:%T' * | cmp - /run/special.expected
+        cd /
+        rm -r /n/special
+        refused 'No such file' ls /fresh/special""")
+
+
 @scenario("another user gets what modes and groups allow, and no more", 60)
 def permissions(world):
     world.fact("mounted")

@@ -95,7 +95,7 @@ pub(crate) enum Command {
     /// Print a secret path by which the whole export is mounted; needs the role worker. With a worker's credential it is
     /// what the worker reaches
     ///
-    /// `mount -t nfs -o vers=3,proto=tcp,port=2049,mountport=2049,nolock,hard HOST:"$(slackwater mount-path)" DIRECTORY`.
+    /// `mount -t nfs -o vers=3,proto=tcp,port=2049,mountport=2049,nolock,hard,nosuid,nodev HOST:"$(slackwater mount-path)" DIRECTORY`.
     /// It counts for five minutes, and for some seconds after it was used, for the same address. Other users of the
     /// machine see it in the list of processes and of mounts: mount below a directory of root alone. What was mounted
     /// goes on for as long as the token is there.
