@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 
+use crate::access_times;
 use crate::core::Core;
 use crate::data::read_committed;
 use crate::error::{Error, Result};
@@ -149,6 +150,7 @@ fn set_committed(
         Some(size_bytes) => Some(file.unless_deleted(Cut::plan(core, file, size_bytes))?),
         None => None,
     };
+    let noted = requested.0.accessed_at.and_then(|_| access_times::take(file));
     let (before, written) = seen(file);
     let shown_at = before.changed_at;
     core.commit(move |txn| {
@@ -165,7 +167,8 @@ fn set_committed(
         record.changed_at = now.behind(shown_at);
         txn.put_inode(inode, &record);
         Ok(())
-    })?;
+    })
+    .inspect_err(|_| access_times::put_back(core, file, noted))?;
     let (after, written_since) = seen(file);
     // What others wrote meanwhile must not look as if it were of this change: the client would take
     // what it has cached for current. It has not seen these attributes, and so drops that.

@@ -1,4 +1,4 @@
-//! What runs beside the clients: committing old dirty blocks, reclaim and collapse, compaction,
+//! What runs beside the clients: committing old dirty blocks and times of last reads, reclaim and collapse, compaction,
 //! checkpoints, expiry, hashes of old segments on their way into the index, scrubbing. One thread
 //! commits, one cleans, one indexes, one scrubs; all stop within a slice.
 
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use crate::access_times;
 use crate::compact::{Refused, checkpoint, compact_once};
 use crate::core::{Core, Space};
 use crate::error::{Error, Result};
@@ -159,6 +160,7 @@ fn commit_old(core: &Core, _bell: &Bell) {
             tracing::warn!(inode = %file.inode, %error, "a background commit failed");
         }
     }
+    access_times::commit_due(core, access_times::WAIT);
 }
 
 fn scrub_slice(core: &Core, _bell: &Bell) {

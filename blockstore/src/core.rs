@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 
+use crate::access_times::AccessTimes;
 use crate::aside::Cleaning;
 use crate::background::Bell;
 use crate::commit::{Committer, Weight, commit};
@@ -129,6 +130,7 @@ pub(crate) struct Core {
     pub(crate) dedup: Arc<DedupIndex>,
     pub(crate) resolver: Resolver,
     pub(crate) files: FileTable,
+    pub(crate) access_times: AccessTimes,
     pub(crate) clock: Clock,
     pub(crate) steady: Mutex<SteadyClock>,
     pub(crate) committer: Committer,

@@ -5,7 +5,7 @@
 //! ```
 //! Locks, in this order: `flush` (one flush, truncate or snapshot at a time), then the commit,
 //! then `state` (short, never across I/O); `waiting` is held with no other but `flush`,
-//! and `state` is taken under `room`.
+//! and `state` is taken under `room`. The list of noted times of access is locked under `state`.
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -54,6 +54,8 @@ pub(crate) struct FileState {
     pub(crate) flushing: Blocks,
     /// Cut off by the truncate under way, which may fail still. No flush takes them.
     pub(crate) aside: Blocks,
+    /// When it was last read, if that is not committed: see `access_times.rs`.
+    pub(crate) accessed_at: Option<Timestamp>,
     /// Its last link is gone.
     pub(crate) deleted: bool,
 }
@@ -82,6 +84,7 @@ impl FileState {
     /// The attributes, unflushed writes included.
     pub(crate) fn attributes(&self, inode: InodeId) -> Attributes {
         let mut attributes = attributes_of(inode, &self.record);
+        attributes.accessed_at = self.accessed_at.unwrap_or(attributes.accessed_at);
         if let Some(pending) = self.pending {
             attributes.size_bytes = pending.size_bytes;
             attributes.modified_at = pending.modified_at;
@@ -112,6 +115,11 @@ impl FileState {
     /// Memory that the dirty blocks hold.
     pub(crate) fn dirty_bytes(&self) -> usize {
         self.large_bytes.max(self.dirty.len() * BLOCK_BYTES)
+    }
+
+    /// It must not be dropped from memory.
+    fn is_kept(&self) -> bool {
+        self.is_dirty() || self.accessed_at.is_some()
     }
 
     /// There is something to flush.
@@ -206,7 +214,7 @@ impl File {
 }
 
 /// Files in memory beyond which those that nobody uses are dropped.
-const FILES_IN_MEMORY: usize = 4096;
+pub(crate) const FILES_IN_MEMORY: usize = 4096;
 
 /// The files in memory, and the bytes that are dirty in all of them.
 #[derive(Debug, Default)]
@@ -230,7 +238,7 @@ impl FileTable {
     pub(crate) fn insert(&self, inode: InodeId, record: InodeRecord) -> Arc<File> {
         let mut files = self.files.write();
         if files.len() >= FILES_IN_MEMORY {
-            files.retain(|_, file| Arc::strong_count(file) > 1 || file.state.read().is_dirty());
+            files.retain(|_, file| Arc::strong_count(file) > 1 || file.state.read().is_kept());
         }
         let fresh = || {
             Arc::new(File {
@@ -247,6 +255,7 @@ impl FileTable {
                     dirty_since: None,
                     flushing: Blocks::new(),
                     aside: Blocks::new(),
+                    accessed_at: None,
                     deleted: false,
                 }),
             })

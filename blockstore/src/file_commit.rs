@@ -13,6 +13,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::access_times;
 use crate::commit::again;
 use crate::core::Core;
 use crate::error::{Error, Result};
@@ -165,6 +166,8 @@ fn serve_once(core: &Core, duty: &mut CommitDuty) {
 }
 
 pub(crate) fn commit_all(core: &Core) -> Result<()> {
+    // If it fails, nothing is lost that was promised.
+    let _ = access_times::commit(core);
     // Every file has its turn, also behind one that fails.
     let outcomes = core.files.all().into_iter().map(|file| flush(core, &file));
     outcomes.fold(Ok(()), Result::and)

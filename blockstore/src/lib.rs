@@ -13,6 +13,7 @@
 //! - `store` (this file): the interface. It knows no NFS, no HTTP and no async runtime.
 //! - `namespace`, `ancestry`, `attributes`, `paths`: directories, names, links, SETATTR; `rights`: if
 //!   nothing that was judged has changed.
+//! - `access_times`: what READ moves.
 //! - `kind`, `special`: what inodes are; devices, sockets and pipes.
 //! - `data`, `write`, `file_commit`: READ, WRITE, COMMIT; `file`, `flush`: what is dirty.
 //! - `snapshot`, `diff`: snapshots, clones, what differs; `steady`: by what clock snapshots expire.
@@ -27,6 +28,7 @@
 //!
 //! The invariants are listed in ARCHITECTURE.md, the bytes on the disk in FORMAT.md.
 
+mod access_times;
 mod ancestry;
 mod aside;
 mod attributes;

@@ -22,6 +22,7 @@ use std::sync::atomic::AtomicU64;
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
 
+use crate::access_times::AccessTimes;
 use crate::codec::{Decoder, Encoder};
 use crate::commit::{Committer, Leader};
 use crate::core::{BlockWeight, Budget, Core, Tally};
@@ -223,6 +224,7 @@ pub(crate) fn open_core(
         segments,
         dedup: Arc::new(dedup),
         files: FileTable::default(),
+        access_times: AccessTimes::default(),
         clock: Clock::default(),
         steady: Mutex::default(),
         committer,

@@ -385,7 +385,7 @@ impl Store {
         file_commit::commit_file(&self.core, inode)
     }
 
-    /// Commits the dirty blocks of every file.
+    /// Commits the dirty blocks of every file, and the times of last reads.
     ///
     /// # Errors
     /// The first failure.

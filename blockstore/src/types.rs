@@ -31,7 +31,7 @@ pub struct Attributes {
     pub size_bytes: u64,
     /// Bytes of blocks that are not holes, those shared with snapshots included.
     pub used_bytes: u64,
-    /// Last read, as far as a client set it (reads do not move it).
+    /// Last read; moved as Linux does it with `relatime`, or as a client set it.
     pub accessed_at: Timestamp,
     /// Last change of the content.
     pub modified_at: Timestamp,

@@ -117,12 +117,16 @@ mod tests {
         let store = Store::open(Options::new(directory.path())).unwrap();
         let metrics = Arc::new(NfsMetrics::new());
         let options = NfsOptions::default();
-        let shared = Arc::new(Shared::new(store, options, metrics, 0, Patience::default()));
+        let shared = Arc::new(Shared::new(store, options, metrics, Patience::default()));
         let words: [u32; 10] = [7, 0, 2, 100_003, 3, 21, 0, 0, 0, 0];
         let frame: Bytes = words.iter().flat_map(|word| word.to_be_bytes()).collect();
         let access = Some(ClientAccess::ReadWrite);
-        let peer =
-            Peer { address: "10.0.0.1".parse().unwrap(), has_privileged_port: false, access };
+        let peer = Peer {
+            address: "10.0.0.1".parse().unwrap(),
+            has_privileged_port: false,
+            access,
+            port: crate::portmap::Port::Nfs(2049),
+        };
         let Plan::Run(request) = dispatch::plan(&frame, peer, Instant::now()) else {
             panic!("refused")
         };

@@ -40,16 +40,18 @@ pub(crate) struct Peer {
     pub(crate) has_privileged_port: bool,
     /// What it may do; `None`: it is refused.
     pub(crate) access: Option<ClientAccess>,
+    /// The port that it calls.
+    pub(crate) port: portmap::Port,
 }
 
 impl Peer {
     /// The peer at `address`, as the options see it.
-    pub(crate) fn new(address: SocketAddr, options: &NfsOptions) -> Self {
+    pub(crate) fn new(address: SocketAddr, port: portmap::Port, options: &NfsOptions) -> Self {
         let has_privileged_port = address.port() < UNPRIVILEGED_PORT_MIN;
         let has_port = !options.require_privileged_port || has_privileged_port;
         let ip = address.ip().to_canonical();
         let access = options.access_of(ip).filter(|_| has_port);
-        Self { address: ip, has_privileged_port, access }
+        Self { address: ip, has_privileged_port, access, port }
     }
 
     /// It, as one that mounts.
@@ -110,6 +112,9 @@ pub(crate) fn plan(frame: &Bytes, peer: Peer, received: Instant) -> Plan {
         Err(Refused::Close(why)) => return Plan::Close(why),
         Err(Refused::Answer(reply)) => return Plan::Answer(reply),
     };
+    if !peer.port.has(header.program) {
+        return Plan::Answer(rpc::unrunnable(header.xid, Unrunnable::ProgramUnavailable));
+    }
     let procedure = match route(&header) {
         Ok(procedure) => procedure,
         Err(why) => return Plan::Answer(rpc::unrunnable(header.xid, why)),
@@ -361,7 +366,7 @@ impl Request {
                 Ok(mount::run(procedure, call, self.peer.mounter(), arguments, reply)?)
             }
             Procedure::Portmap(procedure) => {
-                portmap::run(procedure, shared.port, arguments, reply)?;
+                portmap::run(procedure, self.peer.port, arguments, reply)?;
                 Ok(nfsstat3::NFS3_OK)
             }
         })
@@ -417,7 +422,8 @@ mod tests {
     }
 
     fn peer(access: Option<ClientAccess>) -> Peer {
-        Peer { address: "10.0.0.1".parse().unwrap(), has_privileged_port: false, access }
+        let address = "10.0.0.1".parse().unwrap();
+        Peer { address, has_privileged_port: false, access, port: portmap::Port::Nfs(2049) }
     }
 
     fn answer(frame: &Bytes, access: Option<ClientAccess>) -> Option<Vec<u32>> {
@@ -462,12 +468,13 @@ mod tests {
     #[test]
     fn a_privileged_port_is_asked_for_when_it_is_required() {
         let options = NfsOptions { require_privileged_port: true, ..NfsOptions::default() };
-        let access = |address: &str| Peer::new(address.parse().unwrap(), &options).access;
+        let port = portmap::Port::Nfs(2049);
+        let access = |address: &str| Peer::new(address.parse().unwrap(), port, &options).access;
         for (address, expected) in
             [("127.0.0.1:1023", true), ("127.0.0.1:1024", false), ("[::ffff:127.0.0.1]:7", true)]
         {
             for options in [&options, &NfsOptions::default()] {
-                let mounter = Peer::new(address.parse().unwrap(), options).mounter();
+                let mounter = Peer::new(address.parse().unwrap(), port, options).mounter();
                 assert_eq!(mounter.has_privileged_port, expected, "{address}");
                 assert_eq!(mounter.address.to_string(), "127.0.0.1");
             }
@@ -485,7 +492,7 @@ mod tests {
         let store = Store::open(Options::new(directory.path())).unwrap();
         let metrics = Arc::new(NfsMetrics::new());
         let options = NfsOptions::default();
-        let shared = Shared::new(store, options, metrics, 0, Patience::default());
+        let shared = Shared::new(store, options, metrics, Patience::default());
         let request = |received| {
             // REMOVE, with arguments that are none.
             match plan(&frame(100_003, 3, 12), peer(LISTED), received) {
@@ -524,7 +531,7 @@ mod tests {
         let store = Store::open(Options::new(directory.path())).unwrap();
         let metrics = Arc::new(NfsMetrics::new());
         let options = NfsOptions::default();
-        let shared = Shared::new(store, options, metrics, 0, Patience::default());
+        let shared = Shared::new(store, options, metrics, Patience::default());
         // Words after the status: one for each optional attribute set that is absent, of the
         // failure types in RFC 1813 section 3.3.
         for (procedure, words) in [(1, 0), (2, 2), (3, 1), (6, 1), (7, 2), (14, 4), (15, 3)] {

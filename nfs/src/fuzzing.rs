@@ -370,7 +370,7 @@ impl Service {
         let options = NfsOptions { squash, gate, ..NfsOptions::default() };
         let shared = {
             let _guard = runtime.enter();
-            Shared::new(store, options, Arc::clone(&metrics), 2049, Patience::default())
+            Shared::new(store, options, Arc::clone(&metrics), Patience::default())
         };
         Self { shared: Arc::new(shared), metrics, _runtime: runtime }
     }
@@ -382,6 +382,7 @@ impl Service {
             address: std::net::IpAddr::from([127, 0, 0, 1]),
             has_privileged_port: false,
             access,
+            port: crate::portmap::Port::Nfs(2049),
         };
         let finished = match dispatch::plan(&frame, peer, Instant::now()) {
             Plan::Close(_) => return None,

@@ -1,5 +1,5 @@
 //! The NFSv3 front end of the Slackwater appliance: NFS version 3, MOUNT version 3 and a small
-//! PORTMAP version 2 on one TCP port, over a [`slackwater_blockstore::Store`].
+//! PORTMAP version 2 on each TCP port that it is given, over a [`slackwater_blockstore::Store`].
 //!
 //! # Layout
 //! ```text
@@ -14,6 +14,7 @@
 //! permission  mode bits                                     handle    file handles and their MAC
 //! duplicate   replies kept for resent calls                 status    store errors -> NFS status
 //! mount, portmap, proc/*  the procedures                    xdr       encoding and decoding
+//! portmap_udp PORTMAP by UDP
 //! scope       what a mount by a secret path reaches
 //! limits      every bound, with its reason                  metrics   counters
 //! error       what ends the front end as a whole
@@ -54,6 +55,7 @@ mod outlet;
 mod pace;
 mod permission;
 mod portmap;
+mod portmap_udp;
 mod proc;
 mod procedure;
 mod reactor;
@@ -70,4 +72,4 @@ pub use options::{
     ClientAccess, ClientRule, ClientRuleParseError, NfsOptions, Squash, SquashParseError,
 };
 pub use scope::{MountGate, MountScope, Mounter};
-pub use server::run;
+pub use server::{Listeners, PortmapListeners, run};

@@ -1,11 +1,15 @@
 //! The server: what all connections share, the accept loop, and the end.
 
+use std::future::poll_fn;
+use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::Store;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -23,6 +27,8 @@ use crate::limits::{self, Patience};
 use crate::metrics::NfsMetrics;
 use crate::mount::MountList;
 use crate::options::NfsOptions;
+use crate::portmap::Port;
+use crate::portmap_udp;
 use crate::reactor::{Place, Reactors};
 use crate::scope::{MountScope, Mounter};
 
@@ -51,13 +57,70 @@ pub(crate) struct Shared {
     pub(crate) mounts: MountList,
     /// Counters.
     pub(crate) metrics: Arc<NfsMetrics>,
-    /// The port that the server listens on.
-    pub(crate) port: u16,
     /// How long clients may take.
     pub(crate) patience: Patience,
 }
 
-/// Serves `store` over NFSv3, MOUNT and PORTMAP on `listener` until `shutdown` completes; then
+/// Where a server is reached.
+#[derive(Debug)]
+pub struct Listeners {
+    /// NFS, MOUNT and PORTMAP, each of which tells its own port; at least one.
+    pub nfs: Vec<TcpListener>,
+    /// PORTMAP alone, which tells the port of the first of `nfs`.
+    pub portmap: Option<PortmapListeners>,
+}
+
+/// Where PORTMAP alone answers; clients expect one port for both.
+#[derive(Debug)]
+pub struct PortmapListeners {
+    /// By TCP.
+    pub tcp: TcpListener,
+    /// By UDP, to the clients of [`NfsOptions::clients`].
+    pub udp: UdpSocket,
+}
+
+impl From<TcpListener> for Listeners {
+    fn from(listener: TcpListener) -> Self {
+        Self { nfs: vec![listener], portmap: None }
+    }
+}
+
+/// A listener, and what is served there.
+struct Door {
+    listener: TcpListener,
+    port: Port,
+}
+
+/// Where a server takes connections and datagrams.
+struct Doors {
+    tcp: Vec<Door>,
+    udp: Option<(UdpSocket, Port)>,
+}
+
+impl Doors {
+    fn of(listeners: Listeners) -> Result<Self, NfsError> {
+        let port = |listener: &TcpListener| {
+            let address = listener.local_addr().map_err(|source| NfsError::Listener { source })?;
+            Ok::<_, NfsError>(address.port())
+        };
+        let Some(first) = listeners.nfs.first() else {
+            let source = io::Error::new(io::ErrorKind::InvalidInput, "no address for NFS is given");
+            return Err(NfsError::Listener { source });
+        };
+        let nfs = port(first)?;
+        let mut tcp = Vec::with_capacity(listeners.nfs.len() + 1);
+        for listener in listeners.nfs {
+            let port = Port::Nfs(port(&listener)?);
+            tcp.push(Door { listener, port });
+        }
+        let Some(portmap) = listeners.portmap else { return Ok(Self { tcp, udp: None }) };
+        let port = Port::Portmap { own: port(&portmap.tcp)?, nfs };
+        tcp.push(Door { listener: portmap.tcp, port });
+        Ok(Self { tcp, udp: Some((portmap.udp, port)) })
+    }
+}
+
+/// Serves `store` over NFSv3, MOUNT and PORTMAP on `listeners` until `shutdown` completes; then
 /// takes no more calls, finishes those in flight within a bounded time, and returns. The store
 /// stays open.
 ///
@@ -65,25 +128,23 @@ pub(crate) struct Shared {
 /// [`NfsError::Option`] for an option out of its range, [`NfsError::Listener`] for a listener
 /// without an address, [`NfsError::Drain`] when calls had to be cut off at the end.
 pub async fn run(
-    listener: TcpListener,
+    listeners: impl Into<Listeners>,
     store: Arc<Store>,
     options: NfsOptions,
     metrics: Arc<NfsMetrics>,
     shutdown: impl Future<Output = ()> + Send,
 ) -> Result<(), NfsError> {
     options.validate()?;
-    let address = listener.local_addr().map_err(|source| NfsError::Listener { source })?;
-    let shared = Shared::new(store, options, metrics, address.port(), Patience::default());
-    Server::new(Arc::new(shared))?.run(listener, shutdown).await
+    let shared = Shared::new(store, options, metrics, Patience::default());
+    Server::new(Arc::new(shared))?.run(listeners.into(), shutdown).await
 }
 
 impl Shared {
-    /// The shared state of a server at `port`, on the runtime of the caller.
+    /// The shared state of a server, on the runtime of the caller.
     pub(crate) fn new(
         store: Arc<Store>,
         options: NfsOptions,
         metrics: Arc<NfsMetrics>,
-        port: u16,
         patience: Patience,
     ) -> Self {
         let store_id = store.store_id();
@@ -104,7 +165,6 @@ impl Shared {
             duplicates: DuplicateCache::new(),
             mounts: MountList::default(),
             metrics,
-            port,
             patience,
             store,
             options,
@@ -171,25 +231,35 @@ impl Server {
     /// Accepts connections until `shutdown` completes, then lets their calls end.
     pub(crate) async fn run(
         mut self,
-        listener: TcpListener,
+        listeners: Listeners,
         shutdown: impl Future<Output = ()> + Send,
     ) -> Result<(), NfsError> {
+        let doors = Doors::of(listeners)?;
+        let shared = Arc::clone(&self.shared);
+        let by_udp = async {
+            match &doors.udp {
+                Some((socket, port)) => portmap_udp::serve(&shared, socket, *port).await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             () = shutdown => {}
-            () = self.accept_all(&listener) => {}
+            () = self.accept_all(&doors.tcp) => {}
+            () = by_udp => {}
         }
-        drop(listener);
+        drop(doors);
         self.drain().await
     }
 
     /// Accepts connections for ever.
-    async fn accept_all(&mut self, listener: &TcpListener) {
+    async fn accept_all(&mut self, doors: &[Door]) {
         let mut wait = limits::ACCEPT_WAIT_MIN;
+        let mut first = 0;
         loop {
-            match listener.accept().await {
-                Ok((stream, address)) => {
+            match accept(doors, &mut first).await {
+                Ok((stream, address, port)) => {
                     wait = limits::ACCEPT_WAIT_MIN;
-                    let peer = Peer::new(address, &self.shared.options);
+                    let peer = Peer::new(address, port, &self.shared.options);
                     self.reap();
                     self.start(stream, peer);
                 }
@@ -241,6 +311,22 @@ impl Server {
         }
         Err(NfsError::Drain { connections, waited_seconds: limit.as_secs() })
     }
+}
+
+/// The next connection at any of the doors. Each time another one is looked at
+/// first, so that a crowd at one keeps nobody out of the others.
+async fn accept(doors: &[Door], first: &mut usize) -> io::Result<(TcpStream, SocketAddr, Port)> {
+    *first = (*first + 1) % doors.len().max(1);
+    let (before, from) = doors.split_at(*first);
+    poll_fn(|context| {
+        for door in from.iter().chain(before) {
+            if let Poll::Ready(accepted) = door.listener.poll_accept(context) {
+                return Poll::Ready(accepted.map(|(stream, from)| (stream, from, door.port)));
+            }
+        }
+        Poll::Pending
+    })
+    .await
 }
 
 fn next_wait(wait: Duration) -> Duration {

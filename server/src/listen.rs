@@ -1,26 +1,39 @@
-//! Binds both addresses, before the store is opened: a second server, started by mistake,
+//! Binds all addresses, before the store is opened: a second server, started by mistake,
 //! then says so at once and touches no data.
 
 use std::net::SocketAddr;
 
-use tokio::net::TcpListener;
+use slackwater_nfs::PortmapListeners;
+use tokio::net::{TcpListener, UdpSocket};
 
 use crate::config::Config;
 use crate::error::ServerError;
 
-/// Both listeners, and the addresses that they got (port 0 takes a free one).
+/// All listeners, and the addresses that they got (port 0 takes a free one).
 #[derive(Debug)]
 pub(crate) struct Listeners {
-    pub(crate) nfs: TcpListener,
+    pub(crate) nfs: slackwater_nfs::Listeners,
     pub(crate) api: TcpListener,
     pub(crate) addresses: Addresses,
 }
 
 /// Where the servers are reached.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Addresses {
+    /// The first address of NFS, which is the one that is told.
     pub(crate) nfs: SocketAddr,
+    /// Further ones.
+    pub(crate) more_nfs: Vec<SocketAddr>,
+    pub(crate) portmap: Option<SocketAddr>,
     pub(crate) api: SocketAddr,
+}
+
+impl Addresses {
+    /// All addresses of NFS, as a text.
+    pub(crate) fn nfs_text(&self) -> String {
+        let all = std::iter::once(&self.nfs).chain(&self.more_nfs);
+        all.map(SocketAddr::to_string).collect::<Vec<_>>().join(", ")
+    }
 }
 
 /// Binds what the configuration names.
@@ -28,10 +41,46 @@ pub(crate) struct Addresses {
 /// # Errors
 /// An address is in use, or not of this machine.
 pub(crate) async fn bind(config: &Config) -> Result<Listeners, ServerError> {
-    let (nfs, nfs_address) = bind_one(config.nfs_listen, "nfs-listen").await?;
+    let (mut nfs, mut nfs_addresses) = (Vec::new(), Vec::new());
+    for address in &config.nfs_listen {
+        let (listener, address) = bind_one(*address, "nfs-listen").await?;
+        nfs.push(listener);
+        nfs_addresses.push(address);
+    }
+    let portmap = match config.portmap_listen {
+        Some(address) => Some(bind_portmap(address).await?),
+        None => None,
+    };
     let (api, api_address) = bind_one(config.api_listen, "api-listen").await?;
-    let addresses = Addresses { nfs: nfs_address, api: api_address };
-    Ok(Listeners { nfs, api, addresses })
+    let (portmap, portmap_address) = portmap.unzip();
+    let mut nfs_addresses = nfs_addresses.into_iter();
+    let addresses = Addresses {
+        // The configuration has one at least.
+        nfs: nfs_addresses.next().unwrap_or(api_address),
+        more_nfs: nfs_addresses.collect(),
+        portmap: portmap_address,
+        api: api_address,
+    };
+    Ok(Listeners { nfs: slackwater_nfs::Listeners { nfs, portmap }, api, addresses })
+}
+
+/// Tries to find a port that is free by TCP and by UDP.
+const FREE_PORT_TRIES: usize = 16;
+
+/// Binds PORTMAP by TCP and, at the same port, by UDP.
+async fn bind_portmap(address: SocketAddr) -> Result<(PortmapListeners, SocketAddr), ServerError> {
+    const SETTING: &str = "portmap-listen";
+    let mut tries = if address.port() == 0 { FREE_PORT_TRIES } else { 1 };
+    loop {
+        let (tcp, bound) = bind_one(address, SETTING).await?;
+        match UdpSocket::bind(bound).await {
+            Ok(udp) => return Ok((PortmapListeners { tcp, udp }, bound)),
+            Err(source) if tries == 1 => {
+                return Err(ServerError::Listen { address: bound, setting: SETTING, source });
+            }
+            Err(_) => tries -= 1,
+        }
+    }
 }
 
 /// Binds one address. Tokio sets `SO_REUSEADDR`, so that a restart need not wait for the

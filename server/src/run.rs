@@ -1,11 +1,11 @@
 //! The life of the server.
 //!
 //! ```text
-//! logs -> signals -> bind both addresses -> open the store -> token, key of references, workers -> serve -> ready
+//! logs -> signals -> bind all addresses -> open the store -> token, key of references, workers -> serve -> ready
 //!      signal, or a server that fails -> stop accepting -> drain -> close the store -> close the audit log
 //! ```
 //!
-//! Invariants: no data is touched before both addresses are bound. The store is closed on
+//! Invariants: no data is touched before all addresses are bound. The store is closed on
 //! every way out on which it was opened, after both servers have let go of it.
 
 use std::io::Write;
@@ -98,10 +98,10 @@ async fn serve(
         let (tokens, workers) = (Arc::clone(&api_options.tokens), Arc::clone(&api_options.workers));
         tokio::spawn(admin_token::provide_later(path, tokens, workers));
     }
-    let addresses = listeners.addresses;
+    let addresses = listeners.addresses.clone();
     audit::started(log, store);
     let servers = Servers::start(config, listeners, store, api_options);
-    announce(config, addresses, store);
+    announce(config, &addresses, store);
     servers.run(stop).await
 }
 
@@ -136,7 +136,7 @@ async fn close(store: Arc<Store>) -> Result<(), ServerError> {
 }
 
 /// Says that the server is ready: to people and scripts, to the log, to systemd.
-fn announce(config: &Config, addresses: Addresses, store: &Arc<Store>) {
+fn announce(config: &Config, addresses: &Addresses, store: &Arc<Store>) {
     let stats = store.stats();
     let mut stdout = std::io::stdout().lock();
     // Standard output may be closed, and the server serves all the same.
@@ -146,14 +146,15 @@ fn announce(config: &Config, addresses: Addresses, store: &Arc<Store>) {
         version = env!("CARGO_PKG_VERSION"),
         store = %store.store_id(),
         data_dir = %config.data_dir.display(),
-        nfs = %addresses.nfs,
+        nfs = %addresses.nfs_text(),
+        portmap = addresses.portmap.map(tracing::field::display),
         api = %addresses.api,
         files = stats.file_count,
         snapshots = stats.snapshot_count,
         used_bytes = stats.used_bytes,
         "ready"
     );
-    systemd::ready(&format!("NFS on {}, REST on {}", addresses.nfs, addresses.api));
+    systemd::ready(&format!("NFS on {}, REST on {}", addresses.nfs_text(), addresses.api));
 }
 
 /// The servers that run.

@@ -14,13 +14,13 @@ use crate::listen::Addresses;
 #[derive(Debug)]
 pub(crate) struct Welcome<'a> {
     config: &'a Config,
-    addresses: Addresses,
+    addresses: &'a Addresses,
     command: String,
 }
 
 impl<'a> Welcome<'a> {
     /// The text of a server with this configuration at these addresses.
-    pub(crate) fn new(config: &'a Config, addresses: Addresses) -> Self {
+    pub(crate) fn new(config: &'a Config, addresses: &'a Addresses) -> Self {
         Self { config, addresses, command: client_command(std::env::current_exe().ok()) }
     }
 
@@ -102,6 +102,10 @@ impl fmt::Display for Welcome<'_> {
         let data_dir = self.config.data_dir.display();
         writeln!(f, "Slackwater {} serves {data_dir}", env!("CARGO_PKG_VERSION"))?;
         writeln!(f, "NFS  {}", self.addresses.nfs)?;
+        self.addresses.more_nfs.iter().try_for_each(|address| writeln!(f, "NFS  {address}"))?;
+        if let Some(portmap) = self.addresses.portmap {
+            writeln!(f, "PORTMAP  {portmap}")?;
+        }
         writeln!(f, "API  {url}")?;
         let is_by_path = !self.config.insecure_address_only;
         if is_by_path {
@@ -181,8 +185,15 @@ mod tests {
         let settings = Settings { data_dir: Some("data".into()), ..Settings::default() };
         let mut config = Config::try_from(settings).unwrap();
         change(&mut config);
-        let addresses = Addresses { nfs: config.nfs_listen, api: config.api_listen };
-        Welcome { config: &config, addresses, command: "slackwater".to_owned() }.to_string()
+        let mut nfs = config.nfs_listen.iter().copied();
+        let addresses = Addresses {
+            nfs: nfs.next().unwrap(),
+            more_nfs: nfs.collect(),
+            portmap: config.portmap_listen,
+            api: config.api_listen,
+        };
+        Welcome { config: &config, addresses: &addresses, command: "slackwater".to_owned() }
+            .to_string()
     }
 
     #[test]
@@ -213,7 +224,7 @@ mod tests {
     #[test]
     fn follows_the_configuration() {
         let text = text(|config| {
-            config.nfs_listen = "[::]:700".parse().unwrap();
+            config.nfs_listen = vec!["[::]:700".parse().unwrap()];
             config.api_listen = "0.0.0.0:800".parse().unwrap();
             config.admin_token_file = None;
             config.tls = Some(TlsPaths { certificate: "/c.pem".into(), key: "/k.pem".into() });
@@ -236,7 +247,7 @@ mod tests {
     #[test]
     fn mounts_by_address_where_that_is_enough() {
         let text = text(|config| config.insecure_address_only = true);
-        let line = ",hard 127.0.0.1:/slackwater /mnt";
+        let line = ",nodev 127.0.0.1:/slackwater /mnt";
         assert!(text.lines().any(|found| found.ends_with(line)), "{line} is not in:\n{text}");
     }
 

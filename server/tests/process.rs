@@ -4,7 +4,7 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -243,6 +243,39 @@ fn the_printed_lines_work_as_they_stand() {
     let clone: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(clone["path"], "disks/three.img");
     assert_eq!(clone["size_bytes"], 1_073_741_824);
+}
+
+#[test]
+fn nfs_is_served_at_several_addresses_and_portmap_tells_the_first() {
+    let directory = TempDir::new().unwrap();
+    let mut command = slackwaterd();
+    command.args(on_free_ports(directory.path()));
+    let server = Server::start_with(command.args([
+        "--nfs-listen",
+        "127.0.0.1:0",
+        "--portmap-listen",
+        "127.0.0.1:0",
+    ]));
+    let told = |prefix: &str| {
+        let lines = server.welcome.lines().filter_map(|line| line.strip_prefix(prefix));
+        lines.map(|line| line.parse().unwrap()).collect::<Vec<SocketAddr>>()
+    };
+    let (nfs, portmap) = (told("NFS  "), told("PORTMAP  "));
+    assert_eq!((nfs.len(), portmap.len()), (2, 1), "{}", server.welcome);
+    for address in nfs.iter().chain(&portmap) {
+        TcpStream::connect(address).unwrap();
+    }
+    // GETPORT of NFS by UDP (RFC 1833 section 3.2).
+    let words = [7_u32, 0, 2, 100_000, 2, 3, 0, 0, 0, 0, 100_003, 3, 6, 0];
+    let call: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    socket.send_to(&call, portmap[0]).unwrap();
+    let mut reply = [0; 100];
+    let length = socket.recv(&mut reply).unwrap();
+    let port = [7, 1, 0, 0, 0, 0, u32::from(nfs[0].port())];
+    let expected: Vec<u8> = port.iter().flat_map(|word: &u32| word.to_be_bytes()).collect();
+    assert_eq!(reply[..length], expected);
 }
 
 #[test]

@@ -6,6 +6,7 @@ use slackwater_blockstore::{FILE_BYTES_MAX, FileKind, ReadReply, Source};
 use super::{Call, Failure, NotRun, encode, handle, stale_if_missing};
 use crate::handle::Target;
 use crate::limits;
+use crate::options::ClientAccess;
 use crate::permission;
 use crate::status;
 use crate::xdr::{Decoder, Encoder, Malformed};
@@ -78,7 +79,7 @@ fn try_read(call: &Call<'_>, arguments: &Arguments<'_>) -> Result<Option<ReadRep
             None => return Ok(None),
         }
     };
-    let read = outcome.map_err(|error| read_failure(call, target, status::of_error(&error)))?;
+    let mut read = outcome.map_err(|error| read_failure(call, target, status::of_error(&error)))?;
     // The checks come after the read: its reply brings the attributes that they need, which
     // spares a look-up, and nobody sees the bytes before.
     let failure = |status| Failure { status, attributes: Some(read.attributes) };
@@ -89,6 +90,10 @@ fn try_read(call: &Call<'_>, arguments: &Arguments<'_>) -> Result<Option<ReadRep
     }
     if !permission::may_read_data(&read.attributes, &call.caller.credentials) {
         return Err(failure(nfsstat3::NFS3ERR_ACCES));
+    }
+    // Who may only read changes nothing, not even this.
+    if let (Target::Inode { .. }, ClientAccess::ReadWrite) = (target, call.caller.access) {
+        read.attributes.accessed_at = store.note_read(&read.attributes);
     }
     Ok(Some(read))
 }

@@ -19,6 +19,7 @@ use crate::auth::{Caller, Credentials};
 use crate::crowd::Crowd;
 use crate::handle::Target;
 use crate::options::ClientAccess;
+use crate::portmap::Port;
 use crate::proc::{self, Call};
 use crate::procedure::NfsProcedure;
 use crate::record::Source as _;
@@ -52,11 +53,12 @@ impl Fixture {
         let address = listener.local_addr().unwrap();
         let metrics = Arc::new(NfsMetrics::new());
         let options = NfsOptions::default();
-        let shared = Arc::new(Shared::new(store, options, metrics, address.port(), patience));
+        let shared = Arc::new(Shared::new(store, options, metrics, patience));
         let (stop, stopped) = oneshot::channel();
         let server = Server::new(Arc::clone(&shared)).unwrap();
-        let task =
-            tokio::spawn(async move { server.run(listener, async { drop(stopped.await) }).await });
+        let task = tokio::spawn(async move {
+            server.run(listener.into(), async { drop(stopped.await) }).await
+        });
         Self { address, shared, stop, task, _directory: directory }
     }
 
@@ -211,7 +213,7 @@ async fn what_a_client_sent_before_it_left_is_not_begun_after_it() {
             let (crowd, stop) = (Crowd::new(1), watch::Sender::new(false));
             let guest = crowd.admit();
             assert!(guest.take_place().await);
-            let peer = Peer::new("127.0.0.1:1".parse().unwrap(), &shared.options);
+            let peer = Peer::new("127.0.0.1:1".parse().unwrap(), Port::Nfs(2049), &shared.options);
             let shared = Arc::clone(shared);
             let store = Arc::clone(&shared.store);
             let serving = connection::serve(shared, stream, peer, &guest, stop.subscribe());

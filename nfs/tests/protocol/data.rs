@@ -1,9 +1,11 @@
 //! READ, WRITE and COMMIT.
 
+use slackwater_nfs::NfsOptions;
+
 use crate::common::client::{
     Cred, DATA_SYNC, FILE_SYNC, NFS, UNSTABLE, call, proc, record, write_args,
 };
-use crate::common::{Args, Body, Server, SetAttr, status};
+use crate::common::{Args, Body, Fattr, Server, SetAttr, root_options, status};
 
 const MIB: usize = 1 << 20;
 
@@ -223,4 +225,34 @@ async fn the_largest_file_is_cut_and_grown_at_once() {
     for name in [&b"clone"[..], b"file"] {
         tokio::time::timeout(SOON, client.remove(&root, name)).await.expect("in time").unwrap();
     }
+}
+
+/// As with `relatime`: not by each read, and not by who may only read.
+#[tokio::test]
+async fn a_read_behind_a_change_moves_the_time_of_access() {
+    let server = Server::start().await;
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let file = client.create(&root, b"file").await.unwrap();
+    client.write(&file, 0, b"content", FILE_SYNC).await.unwrap();
+    let before = client.getattr(&file).await.unwrap();
+    assert!(before.atime < before.mtime);
+    let told = {
+        let (got, mut body) =
+            client.nfs(proc::READ, &Args::new().opaque(&file).u64(0).u32(10)).await;
+        assert_eq!(got, status::OK);
+        body.post_op().unwrap()
+    };
+    assert!(told.atime > before.ctime);
+    assert_eq!(Fattr { atime: before.atime, ..told }, before, "nothing else changes");
+    client.read(&file, 0, 10).await.unwrap();
+    assert_eq!(client.getattr(&file).await.unwrap(), told);
+    // It is kept, and a client that may only read leaves it.
+    client.write(&file, 0, b"changed", FILE_SYNC).await.unwrap();
+    let read_only =
+        NfsOptions { clients: vec!["127.0.0.0/8:ro".parse().unwrap()], ..root_options() };
+    let server = Server::over_directory(server.stop().await, read_only).await;
+    let mut client = server.client().await;
+    client.read(&file, 0, 10).await.unwrap();
+    assert_eq!(client.getattr(&file).await.unwrap().atime, told.atime);
 }

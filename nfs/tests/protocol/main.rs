@@ -25,6 +25,7 @@ mod mount;
 mod namespace;
 mod panics;
 mod permissions;
+mod ports;
 mod races;
 mod rpc;
 mod snapshots;

@@ -1,19 +1,20 @@
 //! From settings to a configuration: what must be given, what goes together, what is in range.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use slackwater_api::{Token, VmstoreCredentials, require_tokens_for};
 
 use super::error::{ConfigError, Faults};
-use super::exposure::{self, is_loopback};
+use super::exposure;
 use super::secret::{REDACTED, Secret};
 use super::settings::Settings;
 use super::size::Size;
 use super::strength::weakness;
 use super::text_file::read_text;
 use super::tokens::{self, TokenFile};
-use super::{Config, TlsPaths};
+use super::{Config, NFS_LISTEN_MAX, TlsPaths};
 use crate::memory::{BUDGET_BYTES_MIN, MemoryPlan};
 use crate::options;
 
@@ -62,6 +63,7 @@ impl TryFrom<Settings> for Config {
             nfs_connections,
             nfs_io_threads,
             export_path,
+            nfs_listen,
         } = Checked::of(&settings)?;
         let is_open = given(settings.insecure_no_tokens, "insecure-no-tokens")?;
         let makes_token = tokens.is_empty() && !is_open;
@@ -83,7 +85,8 @@ impl TryFrom<Settings> for Config {
                 .nfs_client
                 .map(|rules| rules.iter().map(|rule| *rule.value()).collect()),
             data_dir,
-            nfs_listen: given(settings.nfs_listen, "nfs-listen")?,
+            nfs_listen,
+            portmap_listen: settings.portmap_listen,
             api_listen: given(settings.api_listen, "api-listen")?,
             compress: given(settings.compress, "compress")?,
             squash: *given(settings.squash, "squash")?.value(),
@@ -116,6 +119,7 @@ struct Checked {
     nfs_connections: usize,
     nfs_io_threads: usize,
     export_path: String,
+    nfs_listen: Vec<SocketAddr>,
 }
 
 impl Checked {
@@ -137,6 +141,8 @@ impl Checked {
         let threads = faults.keep(within(threads, "nfs-io-threads", NFS_IO_THREADS_MAX));
         let path = settings.export_path.clone();
         let path = faults.keep(given(path, "export-path").and_then(export_path));
+        let listen = settings.nfs_listen.clone();
+        let listen = faults.keep(given(listen, "nfs-listen").and_then(nfs_listen));
         faults.into_result()?;
         let all = || {
             let (tokens, token_files) = tokens?;
@@ -152,6 +158,7 @@ impl Checked {
                 nfs_connections: connections?,
                 nfs_io_threads: threads?,
                 export_path: path?,
+                nfs_listen: listen?,
             })
         };
         // None is missing without a fault.
@@ -292,13 +299,23 @@ fn export_path(path: String) -> Result<String, ConfigError> {
     Ok(path)
 }
 
+fn nfs_listen(addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, ConfigError> {
+    if addresses.is_empty() || addresses.len() > NFS_LISTEN_MAX {
+        let got = format!("{} addresses", addresses.len());
+        return Err(value("nfs-listen", &got, &format!("1 to {NFS_LISTEN_MAX}")));
+    }
+    Ok(addresses)
+}
+
 /// Nothing is opened to other machines by an address alone, and nothing to the whole Internet or to all who see the
 /// traffic but by an option that says so.
 fn refuse_open_addresses(config: &Config) -> Result<(), ConfigError> {
     let mut faults = Faults::default();
     let mut refuse = |fault| faults.keep::<()>(Err(fault));
-    if !is_loopback(config.nfs_listen.ip()) && config.nfs_clients.is_none() {
-        refuse(ConfigError::OpenNfs { address: config.nfs_listen });
+    if let Some((setting, address)) = exposure::open_nfs(config)
+        && config.nfs_clients.is_none()
+    {
+        refuse(ConfigError::OpenNfs { setting, address });
     }
     if let Some(rule) = exposure::wide_rule(config)
         && !config.insecure_any_client
@@ -338,7 +355,7 @@ mod tests {
     #[test]
     fn defaults_need_only_a_data_directory() {
         let config = checked(|_| {}).unwrap();
-        assert_eq!(config.nfs_listen.to_string(), "127.0.0.1:2049");
+        assert_eq!(config.nfs_listen, ["127.0.0.1:2049".parse().unwrap()]);
         assert_eq!(config.export_path, "/slackwater");
         let error = fault(|settings| settings.data_dir = None);
         assert!(matches!(error, ConfigError::Missing { key: "data-dir", .. }));
@@ -381,7 +398,7 @@ mod tests {
             s.tls_cert = Some("c".into());
             s.export_path = Some("x".to_owned());
             // Not judged before these are right.
-            s.nfs_listen = Some("0.0.0.0:0".parse().unwrap());
+            s.nfs_listen = Some(vec!["0.0.0.0:0".parse().unwrap()]);
         });
         let lines: Vec<_> = of_settings.to_string().lines().map(str::to_owned).collect();
         assert_eq!(lines.len(), 4, "{lines:?}");
@@ -389,7 +406,7 @@ mod tests {
             assert!(line.contains(word), "{word}: {line}");
         }
         let of_addresses = fault(|s| {
-            s.nfs_listen = Some("0.0.0.0:0".parse().unwrap());
+            s.nfs_listen = Some(vec!["0.0.0.0:0".parse().unwrap()]);
             s.api_listen = Some("0.0.0.0:0".parse().unwrap());
         });
         let lines = of_addresses.to_string();
@@ -428,20 +445,46 @@ mod tests {
     }
 
     #[test]
+    fn nfs_has_one_to_eight_addresses() {
+        let address: SocketAddr = "127.0.0.1:0".parse().unwrap();
+        for count in [1, 2, NFS_LISTEN_MAX] {
+            let config = checked(|s| s.nfs_listen = Some(vec![address; count])).unwrap();
+            assert_eq!(config.nfs_listen.len(), count);
+        }
+        for count in [0, NFS_LISTEN_MAX + 1] {
+            let refused = fault(|s| s.nfs_listen = Some(vec![address; count])).to_string();
+            for word in ["nfs-listen", &format!("{count} addresses"), "1 to 8"] {
+                assert!(refused.contains(word), "{word}: {refused}");
+            }
+        }
+    }
+
+    #[test]
     fn nothing_is_opened_by_an_address_alone() {
         let everywhere = || Some("0.0.0.0:0".parse().unwrap());
-        assert!(matches!(fault(|s| s.nfs_listen = everywhere()), ConfigError::OpenNfs { .. }));
+        let loopback = "127.0.0.1:2049".parse().unwrap();
+        for change in [
+            |s: &mut Settings, open| s.nfs_listen = Some(vec![open]),
+            |s: &mut Settings, open| s.nfs_listen.as_mut().unwrap().push(open),
+            |s: &mut Settings, open| s.portmap_listen = Some(open),
+        ] {
+            let refused = fault(|s| {
+                s.nfs_listen = Some(vec![loopback]);
+                change(s, everywhere().unwrap());
+            });
+            assert!(matches!(refused, ConfigError::OpenNfs { .. }), "{refused}");
+        }
         let error = fault(|s| s.api_listen = everywhere());
         let ConfigError::Several(faults) = error else { panic!("got {error}") };
         assert!(matches!(faults[0], ConfigError::OpenApi { .. }), "{faults:?}");
         let allowed = checked(|s| {
-            s.nfs_listen = everywhere();
+            s.nfs_listen = everywhere().map(|address| vec![address]);
             s.nfs_client = Some(vec!["10.0.0.0/8:rw".parse().unwrap()]);
         });
         assert_eq!(allowed.unwrap().nfs_clients.unwrap().len(), 1);
         let wide = |listen: &str, is_meant| {
             checked(|s| {
-                s.nfs_listen = Some(listen.parse().unwrap());
+                s.nfs_listen = Some(vec![listen.parse().unwrap()]);
                 s.nfs_client =
                     Some(vec!["10.0.0.0/8:rw".parse().unwrap(), "0.0.0.0/1:ro".parse().unwrap()]);
                 s.insecure_any_client = Some(is_meant);
@@ -455,7 +498,7 @@ mod tests {
         assert!(wide("127.0.0.1:2049", false).is_ok());
         for loopback in ["127.8.8.8:1", "[::1]:1", "[::ffff:127.0.0.1]:1"] {
             let address = loopback.parse().unwrap();
-            assert!(checked(|s| s.nfs_listen = Some(address)).is_ok(), "{loopback}");
+            assert!(checked(|s| s.nfs_listen = Some(vec![address])).is_ok(), "{loopback}");
         }
     }
 

@@ -111,10 +111,12 @@ pub enum ConfigError {
     },
     /// NFS would be open to every machine that reaches it.
     #[error(
-        "nfs-listen is {address}, which other machines reach, and nothing says which of them \
+        "{setting} has {address}, which other machines reach, and nothing says which of them \
          may mount: give --nfs-client, such as --nfs-client 10.0.0.0/8:rw"
     )]
     OpenNfs {
+        /// The setting that has it.
+        setting: &'static str,
         /// The address.
         address: SocketAddr,
     },

@@ -4,7 +4,7 @@
 //! Such a configuration is refused ([`super::check`]), unless an option that begins with `insecure-` takes it: then it
 //! is a finding at each start ([`super::findings`]).
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use slackwater_nfs::ClientRule;
 
@@ -27,10 +27,17 @@ pub(super) fn is_loopback(address: IpAddr) -> bool {
     address.to_canonical().is_loopback()
 }
 
+/// Where other machines reach NFS first, and by which setting; none: nowhere.
+pub(super) fn open_nfs(config: &Config) -> Option<(&'static str, SocketAddr)> {
+    let nfs = config.nfs_listen.iter().map(|address| ("nfs-listen", *address));
+    let portmap = config.portmap_listen.iter().map(|address| ("portmap-listen", *address));
+    nfs.chain(portmap).find(|(_, address)| !is_loopback(address.ip()))
+}
+
 /// The first address rule that holds for more machines than a site has, where other machines reach NFS at all.
 pub(super) fn wide_rule(config: &Config) -> Option<ClientRule> {
     let rules = config.nfs_clients.iter().flatten().copied();
-    let mut reached = rules.filter(|_| !is_loopback(config.nfs_listen.ip()));
+    let mut reached = rules.filter(|_| open_nfs(config).is_some());
     reached.find(is_wide)
 }
 

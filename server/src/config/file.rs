@@ -59,7 +59,11 @@ mod tests {
         )
         .unwrap();
         assert_eq!(settings.data_dir, Some("/srv".into()));
-        assert_eq!(settings.nfs_listen, Some("[::1]:0".parse().unwrap()));
+        assert_eq!(settings.nfs_listen, Some(vec!["[::1]:0".parse().unwrap()]));
+        let several: Settings =
+            toml::from_str("nfs-listen = [\"[::1]:1\", \"10.0.0.5:2\"]").unwrap();
+        let expected = ["[::1]:1", "10.0.0.5:2"].map(|address| address.parse().unwrap());
+        assert_eq!(several.nfs_listen, Some(expected.to_vec()));
         assert_eq!(settings.memory, Some(Size::from_bytes(2 << 30)));
         assert_eq!(settings.capacity, Some(Size::from_bytes(4096)));
         assert_eq!(settings.compress, Some(false));

@@ -131,8 +131,9 @@ pub(super) fn of_data_dir(path: &Path) -> Option<Finding> {
 /// What is unsafe about NFS: that machines mount the whole export by their address alone, on loopback too, where each
 /// local user is; and that the addresses are those of all the world.
 pub(super) fn of_nfs(config: &Config) -> impl Iterator<Item = Finding> {
-    let by_address =
-        config.insecure_address_only.then_some(Finding::AddressOnly(config.nfs_listen));
+    let reached = exposure::open_nfs(config).map(|(_, address)| address);
+    let reached = reached.or(config.nfs_listen.first().copied());
+    let by_address = reached.filter(|_| config.insecure_address_only).map(Finding::AddressOnly);
     let any_client = match exposure::wide_rule(config) {
         Some(rule) => Some(Finding::AnyClient(rule)),
         None => config.insecure_any_client.then_some(Finding::Unused("insecure-any-client")),
@@ -251,7 +252,7 @@ mod tests {
         assert_eq!(told(|_| {}), [""; 0]);
         for address in ["10.0.0.5:2049", "127.0.0.1:2049"] {
             let found = told(|settings| {
-                settings.nfs_listen = Some(address.parse().unwrap());
+                settings.nfs_listen = Some(vec![address.parse().unwrap()]);
                 settings.nfs_client = Some(vec!["10.0.0.0/8:rw".parse().unwrap()]);
                 settings.insecure_address_only = Some(true);
             });
@@ -260,7 +261,7 @@ mod tests {
         for (option, is_meant) in [("any-client", true), ("plain-http", false)] {
             let found = told(|settings| {
                 settings.token_file = Some(vec![tokens.clone()]);
-                settings.nfs_listen = Some("10.0.0.5:2049".parse().unwrap());
+                settings.nfs_listen = Some(vec!["10.0.0.5:2049".parse().unwrap()]);
                 let rule = if is_meant { "0.0.0.0/0:rw" } else { "10.0.0.0/8:rw" };
                 settings.nfs_client = Some(vec![rule.parse().unwrap()]);
                 settings.insecure_any_client = Some(is_meant);

@@ -41,13 +41,18 @@ pub use tokens::{TOKEN_CHARACTERS_MIN, TOKENS_MAX, TokenFile};
 
 use crate::memory::MemoryPlan;
 
+/// Addresses of NFS: more than a machine has networks for storage.
+pub const NFS_LISTEN_MAX: usize = 8;
+
 /// A checked configuration.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Where the store lives.
     pub data_dir: PathBuf,
-    /// Where NFS listens.
-    pub nfs_listen: SocketAddr,
+    /// Where NFS listens; at least one address, and at most [`NFS_LISTEN_MAX`].
+    pub nfs_listen: Vec<SocketAddr>,
+    /// Where PORTMAP alone listens, by TCP and UDP.
+    pub portmap_listen: Option<SocketAddr>,
     /// Where the REST API listens.
     pub api_listen: SocketAddr,
     /// Certificate and key, if the REST API speaks TLS.

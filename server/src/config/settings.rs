@@ -29,12 +29,21 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
 
-    /// Address of NFS, MOUNT and PORTMAP [default: 127.0.0.1:2049]
+    /// Address of NFS, MOUNT and PORTMAP. May be given up to eight times [default: 127.0.0.1:2049]
     ///
-    /// Port 0 takes a free one, which is printed. An address that other machines reach needs
-    /// at least one --nfs-client.
-    #[arg(long, env = "SLACKWATER_NFS_LISTEN", value_name = "ADDRESS:PORT")]
-    pub nfs_listen: Option<SocketAddr>,
+    /// Or several, with commas between. Port 0 takes a free one, which is printed. An address that
+    /// other machines reach needs at least one --nfs-client.
+    #[arg(long, env = "SLACKWATER_NFS_LISTEN", value_name = "ADDRESS:PORT", value_delimiter = ',')]
+    #[serde(default, deserialize_with = "one_or_several", serialize_with = "one_or_list")]
+    pub nfs_listen: Option<Vec<SocketAddr>>,
+
+    /// Address of PORTMAP alone, for clients that ask port 111 where NFS is; off without
+    ///
+    /// By TCP and by UDP; what it tells is the port of the first --nfs-listen. `showmount` and the
+    /// clients of Windows and ESXi ask there. Port 111 takes root or CAP_NET_BIND_SERVICE, and the
+    /// machine's own rpcbind must not have it.
+    #[arg(long, env = "SLACKWATER_PORTMAP_LISTEN", value_name = "ADDRESS:PORT")]
+    pub portmap_listen: Option<SocketAddr>,
 
     /// Address of the REST API [default: 127.0.0.1:8049]
     ///
@@ -189,7 +198,7 @@ impl Settings {
     #[must_use]
     pub fn defaults() -> Self {
         Self {
-            nfs_listen: Some((Ipv4Addr::LOCALHOST, 2049).into()),
+            nfs_listen: Some(vec![(Ipv4Addr::LOCALHOST, 2049).into()]),
             api_listen: Some((Ipv4Addr::LOCALHOST, 8049).into()),
             memory: Some(Size::from_bytes(1 << 30)),
             compress: Some(true),
@@ -226,6 +235,7 @@ impl Settings {
         Self {
             data_dir: self.data_dir.or(lower.data_dir),
             nfs_listen: self.nfs_listen.or(lower.nfs_listen),
+            portmap_listen: self.portmap_listen.or(lower.portmap_listen),
             api_listen: self.api_listen.or(lower.api_listen),
             tls_cert: self.tls_cert.or(lower.tls_cert),
             tls_key: self.tls_key.or(lower.tls_key),
@@ -255,6 +265,48 @@ impl Settings {
             log_format: self.log_format.or(lower.log_format),
         }
     }
+}
+
+/// One value alone is written so, as releases up to 0.2 read it.
+#[expect(clippy::ref_option, reason = "serde gives the field as it is")]
+fn one_or_list<S: Serializer>(
+    addresses: &Option<Vec<SocketAddr>>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match addresses.as_deref() {
+        Some([address]) => address.serialize(serializer),
+        _ => addresses.serialize(serializer),
+    }
+}
+
+/// A list, or one value alone.
+fn one_or_several<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Vec<SocketAddr>>, D::Error> {
+    struct OneOrSeveral;
+
+    impl<'de> de::Visitor<'de> for OneOrSeveral {
+        type Value = Vec<SocketAddr>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an address with a port, or a list of such")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
+            let expected = |_| E::invalid_value(de::Unexpected::Str(text), &self);
+            text.parse().map(|address| vec![address]).map_err(expected)
+        }
+
+        fn visit_seq<A: de::SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let mut addresses = Vec::new();
+            while let Some(address) = list.next_element()? {
+                addresses.push(address);
+            }
+            Ok(addresses)
+        }
+    }
+
+    deserializer.deserialize_any(OneOrSeveral).map(Some)
 }
 
 /// How a log line looks.
