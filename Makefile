@@ -63,6 +63,7 @@ quick: needs ## Formatting, lints, unit and model tests: minutes, without root
 
 test: check ## Install what is missing, then formatting, lints, and every test
 	$(LEASH) cargo build --release --workspace --bins
+	$(LEASH) cargo test --release --workspace --no-run
 	@$(LEASH) tests/all
 
 soak: build ## Kill the server 300 times, cut its power 50 times, load it for ten minutes

@@ -10,7 +10,7 @@ const RUNS: &str = r#"
     set -e
     mount -t tmpfs tmpfs /run
     ip link set lo up
-    exec "$1/tests/all" --take-defaults
+    exec "$1/tests/all" --take-defaults --side-by-side "$2"
 "#;
 
 struct Ended {
@@ -18,8 +18,13 @@ struct Ended {
     said: String,
 }
 
-/// Runs `tests/all` with suites that are a shell script; their name is `$1`, the project's folder `$root`.
+/// Runs `tests/all` with suites that are a shell script, two side by side; their name is `$1`, the project's folder
+/// `$root`.
 fn run(script: &str) -> Ended {
+    run_side_by_side("2", script)
+}
+
+fn run_side_by_side(suites: &str, script: &str) -> Ended {
     let directory = tempfile::tempdir().unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let suite = directory.path().join("suite");
@@ -32,7 +37,7 @@ fn run(script: &str) -> Ended {
     assert!(writer.status().unwrap().success());
     let mut command = Command::new("unshare");
     command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);
-    command.args(["--propagation", "private", "sh", "-c", RUNS, "sh"]).arg(root);
+    command.args(["--propagation", "private", "sh", "-c", RUNS, "sh"]).arg(root).arg(suites);
     command.env("SUITE", suite).env("SUITE_END_LIMIT_SECONDS", "3");
     command.env("XDG_CACHE_HOME", directory.path()).env("TMPDIR", directory.path());
     let output = command.output().unwrap();
@@ -67,9 +72,45 @@ fn as_root_suites_that_pass_and_leave_nothing_pass() {
 
 #[test]
 fn as_root_the_first_suite_that_fails_ends_the_run() {
-    let ended = run(r#"echo "suite $1"; exit 3"#);
+    let ended = run_side_by_side("1", r#"echo "suite $1"; exit 3"#);
     assert!(!ended.is_passed && ended.said.contains("suite first"), "{}", ended.said);
     assert!(!ended.said.contains("suite second"), "{}", ended.said);
+}
+
+/// Each waits for the other, and neither's lines stand among the other's.
+#[test]
+fn as_root_suites_run_side_by_side_and_their_output_is_whole() {
+    let script = r#"
+        echo "begin $1"
+        touch "$TMPDIR/$1"
+        for _ in $(seq 600); do
+            [ -e "$TMPDIR/first" ] && [ -e "$TMPDIR/second" ] && break
+            sleep 0.1
+        done
+        [ -e "$TMPDIR/first" ] && [ -e "$TMPDIR/second" ] || exit 4
+        echo "end $1"
+    "#;
+    let ended = run(script);
+    assert!(ended.is_passed, "{}", ended.said);
+    for name in ["first", "second"] {
+        let whole = format!("begin {name}\nend {name}\n");
+        assert!(ended.said.contains(&whole), "no `{whole}` in {}", ended.said);
+    }
+}
+
+#[test]
+fn as_root_a_suite_that_fails_ends_the_one_beside_it() {
+    let script = r#"
+        echo "begin $1"
+        [ $1 = first ] || { touch "$TMPDIR/second"; exec sleep 600; }
+        until [ -e "$TMPDIR/second" ]; do sleep 0.1; done
+        exit 3
+    "#;
+    let ended = run(script);
+    assert!(!ended.is_passed, "{}", ended.said);
+    for word in ["begin first", "begin second", "second: stopped after", "=== first"] {
+        assert!(ended.said.contains(word), "no `{word}` in {}", ended.said);
+    }
 }
 
 #[test]
