@@ -1,5 +1,7 @@
 //! The OpenAPI document: what the handlers say about themselves, and what holds for all.
 
+mod values;
+
 use std::sync::LazyLock;
 
 use serde_json::{Map, Value, json};
@@ -93,6 +95,7 @@ fn document(with_vmstore: bool) -> Value {
             }
         }
     }
+    values::complete(&mut document);
     document
 }
 
@@ -220,5 +223,17 @@ mod tests {
         }
         assert_eq!(document["paths"]["/v1/check"]["post"]["x-role"], "admin");
         assert_eq!(document["paths"]["/healthz"]["get"]["security"], json!([]));
+        // What `values` says has found its place.
+        let schemas = &document["components"]["schemas"];
+        for place in [
+            &schemas["CreateFile"]["properties"]["path"]["pattern"],
+            &schemas["CreateSnapshot"]["properties"]["labels"]["maxProperties"],
+            &schemas["ChainId"]["pattern"],
+            &schemas["WorkerName"]["pattern"],
+            &document["paths"]["/v1/files/{path}"]["get"]["parameters"][0]["schema"]["pattern"],
+        ] {
+            assert!(!place.is_null(), "{document:#}");
+        }
+        assert_eq!(document["paths"]["/v1/check"]["post"]["requestBody"]["required"], false);
     }
 }

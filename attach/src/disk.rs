@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use crate::export::{Export, Place, make_directory};
 use crate::kernel::{self, LoopDevice, MountPoint};
-use crate::tools::{LOSETUP, MOUNT, TOOL_TIME_LIMIT, UMOUNT, says};
+use crate::tools::{LOSETUP, MOUNT, STAT, TOOL_TIME_LIMIT, UMOUNT, says};
 use crate::{Access, AttachError, Rights, Source};
 
 /// How a disk is mounted. Reads shall not write (`noatime`), the inode tables of a sparse file
@@ -35,6 +35,9 @@ const MOUNT_ATTEMPTS: u32 = 5;
 
 /// How long a loop device that is losing its last user is waited for.
 const RELEASE_PAUSE: Duration = Duration::from_millis(50);
+
+/// What `stat` calls files that are none, and are not told by `losetup`.
+const SPECIAL_FILES: [&str; 4] = ["fifo", "socket", "character special file", "block special file"];
 
 /// How many mounts on top of each other are taken off one directory.
 const STACK_MAX: u32 = 16;
@@ -176,7 +179,11 @@ impl Export {
             Access::ReadOnly => call.argument("--read-only"),
             Access::ReadWrite => call,
         };
-        match call.argument(&place.file).run().await {
+        let attached = match self.refuse_special(place, access).await {
+            Ok(()) => call.argument(&place.file).run().await,
+            Err(error) => Err(error),
+        };
+        match attached {
             Ok(device) => self.require_on(place, device.into()).await,
             Err(error) => {
                 // It can have attached the device before it was given up.
@@ -192,6 +199,21 @@ impl Export {
                 })
             }
         }
+    }
+
+    /// To open a named pipe for reading waits for one that writes: it is refused before. What is opened for writing,
+    /// too, does not wait, and no special file carries a loop device.
+    async fn refuse_special(&self, place: &Place, access: Access) -> Result<(), AttachError> {
+        if access == Access::ReadWrite {
+            return Ok(());
+        }
+        let call = self.tools.call(STAT).arguments(["--format=%F", "--"]).argument(&place.file);
+        let kind = call.run().await?;
+        if !SPECIAL_FILES.contains(&kind.trim()) {
+            return Ok(());
+        }
+        let reason = format!("it is a special file ({})", kind.trim());
+        Err(AttachError::NotRegular { path: place.path.clone(), reason })
     }
 
     /// Frees a device that came to be on something else than the file that was asked for.

@@ -41,8 +41,8 @@ pub(crate) const UNSHARE: Tool = Tool { program: "unshare", package: "util-linux
 pub(crate) const MODPROBE: Tool = Tool { program: "modprobe", package: "kmod" };
 
 /// All that disks are attached with.
-pub(crate) const NEEDED: [Tool; 10] =
-    [LOSETUP, MOUNT, UMOUNT, FSFREEZE, SYNC, MKFS_EXT4, DEBUGFS, E2FSCK, RESIZE2FS, UNSHARE];
+pub(crate) const NEEDED: [Tool; 11] =
+    [LOSETUP, MOUNT, UMOUNT, FSFREEZE, SYNC, STAT, MKFS_EXT4, DEBUGFS, E2FSCK, RESIZE2FS, UNSHARE];
 
 /// Those that read what others wrote.
 pub(crate) const SANDBOXED: [Tool; 4] = [MKFS_EXT4, DEBUGFS, E2FSCK, RESIZE2FS];

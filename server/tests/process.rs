@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
 mod common;
+#[path = "process/metrics.rs"]
+mod metrics;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -276,67 +278,6 @@ fn nfs_is_served_at_several_addresses_and_portmap_tells_the_first() {
     let port = [7, 1, 0, 0, 0, 0, u32::from(nfs[0].port())];
     let expected: Vec<u8> = port.iter().flat_map(|word: &u32| word.to_be_bytes()).collect();
     assert_eq!(reply[..length], expected);
-}
-
-#[test]
-fn metrics_show_store_nfs_and_process() {
-    let directory = TempDir::new().unwrap();
-    let server = Server::start(directory.path());
-    assert_serves(&server);
-    let (status, page) = server.http("GET", "/metrics", "");
-    assert_eq!(status, 200);
-    let version = env!("CARGO_PKG_VERSION");
-    for line in [
-        "slackwater_store_files 0",
-        "slackwater_store_poisoned 0",
-        "slackwater_nfs_calls_total{program=\"nfs\",procedure=\"NULL\"} 1",
-        &format!("slackwater_build_info{{version=\"{version}\"}} 1"),
-    ] {
-        assert!(page.lines().any(|found| found == line), "{line} is not in:\n{page}");
-    }
-    assert!(page.contains("\nprocess_resident_memory_bytes "), "{page}");
-    assert!(!page.contains("# EOF"), "that is a mark of OpenMetrics:\n{page}");
-    assert_eq!(faults_of_metrics(&page), [""; 0], "{page}");
-}
-
-/// What Prometheus' own `promtool check metrics` would say of a page in its text format, so far as that can happen here.
-fn faults_of_metrics(page: &str) -> Vec<String> {
-    let word = |line: &str, number: usize| line.split(' ').nth(number).unwrap_or("").to_owned();
-    let named = |kind: &str| -> Vec<(String, String)> {
-        let lines = page.lines().filter(|line| line.starts_with(&format!("# {kind} ")));
-        lines.map(|line| (word(line, 2), word(line, 3))).collect()
-    };
-    let (types, helps) = (named("TYPE"), named("HELP"));
-    let mut faults = Vec::new();
-    for (name, kind) in &types {
-        let mut fault = |text: &str| faults.push(format!("{name} ({kind}): {text}"));
-        if !helps.iter().any(|(of, text)| of == name && !text.is_empty()) {
-            fault("no help");
-        }
-        if types.iter().filter(|(other, _)| other == name).count() > 1 {
-            fault("two of one name");
-        }
-        if (kind == "counter") != name.ends_with("_total") {
-            fault("counters, and no others, end with _total");
-        }
-        if name.ends_with("_count") || name.ends_with("_sum") || name.ends_with("_bucket") {
-            fault("the ending of a part of a histogram");
-        }
-        if ["milliseconds", "nanos", "kibibytes", "mebibytes", "percent"]
-            .iter()
-            .any(|unit| name.contains(unit))
-        {
-            fault("no base unit");
-        }
-    }
-    for line in page.lines().filter(|line| !line.starts_with('#')) {
-        let name = line.split(['{', ' ']).next().unwrap_or("");
-        let family = ["_bucket", "_sum", "_count"].iter().find_map(|part| name.strip_suffix(part));
-        if !types.iter().any(|(of, _)| of == name || Some(of.as_str()) == family) {
-            faults.push(format!("{name}: no type"));
-        }
-    }
-    faults
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderName, Method, header};
-use slackwater_blockstore::{BLOCK_BYTES_U64, Result as StoreResult, Source, Store};
+use slackwater_blockstore::{
+    BLOCK_BYTES_U64, FILE_BYTES_MAX, Result as StoreResult, Source, Store,
+};
 
 use crate::block_map::{self, BlockMap};
 use crate::convert::parse_snapshot_id;
@@ -50,7 +52,7 @@ type MapAnswer = ([(HeaderName, &'static str); 1], Vec<u8>);
         (status = 200, description = "The map", content_type = "application/octet-stream"),
         (status = 404, description = "Nothing is at the path"),
         (status = 409, description = "The path is no file's"),
-        (status = 422, description = "The path has no meaning"),
+        (status = 422, description = "The path or the offset has no meaning"),
     ),
 )]
 pub(crate) async fn of_file(
@@ -60,7 +62,7 @@ pub(crate) async fn of_file(
     RawQuery(query): RawQuery,
 ) -> Result<MapAnswer, Failure> {
     let path = scope.reads(&path)?;
-    let query = Map::decode(query.as_deref().unwrap_or_default())?;
+    let query = decode(query.as_deref())?;
     let read = move |store: &Store| {
         let attributes = store.file_info(&path)?.attributes;
         encode(store, Source::File(attributes.inode), attributes.size_bytes, query)
@@ -81,7 +83,7 @@ pub(crate) async fn of_file(
     responses(
         (status = 200, description = "The map", content_type = "application/octet-stream"),
         (status = 404, description = "There is no such snapshot"),
-        (status = 422, description = "The id is no UUID in lower case"),
+        (status = 422, description = "The id is no UUID in lower case, or the offset has no meaning"),
     ),
 )]
 pub(crate) async fn of_snapshot(
@@ -91,13 +93,24 @@ pub(crate) async fn of_snapshot(
     RawQuery(query): RawQuery,
 ) -> Result<MapAnswer, Failure> {
     let id = parse_snapshot_id(&id)?;
-    let query = Map::decode(query.as_deref().unwrap_or_default())?;
+    let query = decode(query.as_deref())?;
     scope.require_snapshot(&state, id).await?;
     let read = move |store: &Store| {
         let size_bytes = store.snapshot_info(id)?.size_bytes;
         encode(store, Source::Snapshot(id), size_bytes, query)
     };
     Ok(answer(state.call(read).await?))
+}
+
+/// Reads the part after the `?`. No file reaches beyond the largest one's end, so what asks there is mistaken.
+fn decode(query: Option<&str>) -> Result<Map, Failure> {
+    let query = Map::decode(query.unwrap_or_default())?;
+    if query.offset_bytes > FILE_BYTES_MAX {
+        let offset_bytes = query.offset_bytes;
+        let detail = format!("offset is {offset_bytes}, expected at most {FILE_BYTES_MAX}");
+        return Err(Failure::invalid(detail));
+    }
+    Ok(query)
 }
 
 fn answer(map: Vec<u8>) -> MapAnswer {

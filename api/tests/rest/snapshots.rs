@@ -245,6 +245,10 @@ async fn a_map_names_each_block() {
         face.get(&format!("{route}?offset=x")).await.problem(ProblemCode::BadQuery);
     }
     face.get("/v1/files/gone/map").await.problem(ProblemCode::NotFound);
+    for place in ["/v1/files/a/map".to_owned(), format!("/v1/snapshots/{UNKNOWN}/map")] {
+        let beyond = format!("{place}?offset={}", (1_u64 << 62) + 1);
+        face.get(&beyond).await.problem(ProblemCode::InvalidValue);
+    }
     face.get(&format!("/v1/snapshots/{UNKNOWN}/map")).await.problem(ProblemCode::NotFound);
 }
 

@@ -88,12 +88,20 @@ async fn what_is_no_regular_file_is_no_disk() {
     let place = Place::new();
     let attach = attach(&place).await;
     run("mkfifo", &[text(&place.export.join("fifo"))]);
+    run("mknod", &[text(&place.export.join("device")), "c", "1", "3"]);
     fs::create_dir(place.export.join("folder")).unwrap();
-    for (name, expected) in [("fifo", "special file"), ("folder", "directory")] {
+    let kinds = [("fifo", "special file"), ("device", "special file"), ("folder", "directory")];
+    for (name, expected) in kinds {
         let error = attach.grow_file_system(name).await.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         let target = target(&place, "a");
         attach.mount(Source::File(name), &target, Access::ReadWrite).await.unwrap_err();
+        // Nothing opens the pipe, and waits for one that writes.
+        let error = attach.mount(Source::File(name), &target, Access::ReadOnly).await.unwrap_err();
+        assert!(!matches!(error, AttachError::TimedOut { .. }), "{error}");
+        if expected == "special file" {
+            assert!(error.to_string().contains(expected), "{error}");
+        }
         assert!(!target.exists());
     }
     assert_eq!(place.loop_devices(), Vec::<PathBuf>::new());
