@@ -223,7 +223,10 @@ mod tests {
         }
         assert_eq!(document["paths"]["/v1/check"]["post"]["x-role"], "admin");
         assert_eq!(document["paths"]["/healthz"]["get"]["security"], json!([]));
-        // What `values` says has found its place.
+        // What `values` says has found its place, and made none.
+        let properties = schemas.values().filter_map(|schema| schema["properties"].as_object());
+        assert!(properties.flat_map(|all| all.values()).all(|property| !property.is_null()));
+        assert!(schemas.values().all(|schema| !schema.is_null()));
         let schemas = &document["components"]["schemas"];
         for place in [
             &schemas["CreateFile"]["properties"]["path"]["pattern"],

@@ -37,7 +37,8 @@ const MOUNT_ATTEMPTS: u32 = 5;
 const RELEASE_PAUSE: Duration = Duration::from_millis(50);
 
 /// What `stat` calls files that are none, and are not told by `losetup`.
-const SPECIAL_FILES: [&str; 4] = ["fifo", "socket", "character special file", "block special file"];
+const SPECIAL_FILES: [&str; 5] =
+    ["fifo", "socket", "character special file", "block special file", "symbolic link"];
 
 /// How many mounts on top of each other are taken off one directory.
 const STACK_MAX: u32 = 16;
@@ -201,8 +202,8 @@ impl Export {
         }
     }
 
-    /// To open a named pipe for reading waits for one that writes: it is refused before. What is opened for writing,
-    /// too, does not wait, and no special file carries a loop device.
+    /// To open a named pipe for reading waits for one that writes, so what is no file is refused before; a link, too,
+    /// which `losetup` would follow. What is opened for writing, too, does not wait.
     async fn refuse_special(&self, place: &Place, access: Access) -> Result<(), AttachError> {
         if access == Access::ReadWrite {
             return Ok(());
@@ -212,7 +213,7 @@ impl Export {
         if !SPECIAL_FILES.contains(&kind.trim()) {
             return Ok(());
         }
-        let reason = format!("it is a special file ({})", kind.trim());
+        let reason = format!("it is no regular file but a {}", kind.trim());
         Err(AttachError::NotRegular { path: place.path.clone(), reason })
     }
 

@@ -56,10 +56,11 @@ impl Waiting {
 fn is_due(attributes: &Attributes, now: Timestamp) -> bool {
     let accessed_at = attributes.accessed_at;
     let old_nanos = u64::try_from(OLD.as_nanos()).unwrap_or(u64::MAX);
-    // A clock that was put back moves none: they would change with each read.
+    // Times that are ahead of the clock move none: they would do so with each read.
+    let is_before = |change: Timestamp| accessed_at <= change && change < now;
     accessed_at < now
-        && (accessed_at <= attributes.modified_at
-            || accessed_at <= attributes.changed_at
+        && (is_before(attributes.modified_at)
+            || is_before(attributes.changed_at)
             || now.as_nanos() - accessed_at.as_nanos() >= old_nanos)
 }
 
@@ -128,6 +129,8 @@ pub(crate) fn commit(core: &Core) -> Result<()> {
     let files: Vec<_> = files.into_iter().filter_map(|inode| core.files.get(inode)).collect();
     let noted = files.clone();
     let outcome = core.commit(move |txn| {
+        // Reads take no room of the reserve, which deletes need.
+        txn.grows()?;
         let mut committed = Vec::with_capacity(noted.len());
         for file in noted {
             // Looked up now: a SETATTR that sets this time has taken the noted one away before its commit.

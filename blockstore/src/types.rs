@@ -31,7 +31,7 @@ pub struct Attributes {
     pub size_bytes: u64,
     /// Bytes of blocks that are not holes, those shared with snapshots included.
     pub used_bytes: u64,
-    /// Last read; moved as Linux does it with `relatime`, or as a client set it.
+    /// Last READ of a file, moved as Linux does it with `relatime`, or what a client set.
     pub accessed_at: Timestamp,
     /// Last change of the content.
     pub modified_at: Timestamp,

@@ -37,7 +37,7 @@ pub(crate) async fn serve(shared: &Shared, socket: &UdpSocket, port: Port) {
         let (length, from) = match socket.recv_from(&mut buffer).await {
             Ok(received) => received,
             Err(error) => {
-                tracing::warn!(%error, "PORTMAP by UDP");
+                tracing::warn!(%error, "PORTMAP: a datagram could not be received");
                 sleep(limits::ACCEPT_WAIT_MAX).await;
                 continue;
             }
@@ -57,7 +57,11 @@ fn answer(shared: &Shared, call: &[u8], from: SocketAddr, port: Port) -> Option<
         return None;
     }
     // By the address alone: who asks from a high port cannot mount, and learns a port number.
-    shared.options.access_of(from.ip().to_canonical())?;
+    let address = from.ip().to_canonical();
+    if shared.options.access_of(address).is_none() {
+        tracing::debug!(client = %address, "PORTMAP by UDP: the address is not listed");
+        return None;
+    }
     let peer = Peer::new(from, port, &shared.options);
     let finished = match dispatch::plan(&Bytes::copy_from_slice(call), peer, Instant::now()) {
         Plan::Close(_) => return None,

@@ -66,7 +66,7 @@ pub(crate) struct Shared {
 pub struct Listeners {
     /// NFS, MOUNT and PORTMAP, each of which tells its own port; at least one.
     pub nfs: Vec<TcpListener>,
-    /// PORTMAP alone, which tells the port of the first of `nfs`.
+    /// PORTMAP alone, which tells the port of that of `nfs` with its address, else of the first.
     pub portmap: Option<PortmapListeners>,
 }
 
@@ -103,18 +103,22 @@ impl Doors {
             let address = listener.local_addr().map_err(|source| NfsError::Listener { source })?;
             Ok::<_, NfsError>(address.port())
         };
-        let Some(first) = listeners.nfs.first() else {
+        if listeners.nfs.is_empty() {
             let source = io::Error::new(io::ErrorKind::InvalidInput, "no address for NFS is given");
             return Err(NfsError::Listener { source });
-        };
-        let nfs = port(first)?;
+        }
         let mut tcp = Vec::with_capacity(listeners.nfs.len() + 1);
         for listener in listeners.nfs {
             let port = Port::Nfs(port(&listener)?);
             tcp.push(Door { listener, port });
         }
         let Some(portmap) = listeners.portmap else { return Ok(Self { tcp, udp: None }) };
-        let port = Port::Portmap { own: port(&portmap.tcp)?, nfs };
+        let own = portmap.tcp.local_addr().map_err(|source| NfsError::Listener { source })?;
+        // That of NFS at the same address, if there is one: at another it may not be reached.
+        let at = |door: &&Door| door.listener.local_addr().is_ok_and(|nfs| nfs.ip() == own.ip());
+        let of_nfs = tcp.iter().find(at).or(tcp.first());
+        let nfs = of_nfs.map_or(Ok(own.port()), |door| port(&door.listener))?;
+        let port = Port::Portmap { own: own.port(), nfs };
         tcp.push(Door { listener: portmap.tcp, port });
         Ok(Self { tcp, udp: Some((portmap.udp, port)) })
     }

@@ -37,10 +37,12 @@ pub enum ServerError {
     #[error("signals cannot be received: {0}")]
     Signals(#[source] io::Error),
     /// An address cannot be bound.
-    #[error("cannot listen on {address} (--{setting}): {source}")]
+    #[error("cannot listen on {address} by {protocol} (--{setting}): {source}")]
     Listen {
         /// The address.
         address: SocketAddr,
+        /// TCP or UDP.
+        protocol: &'static str,
         /// The setting that gave it.
         setting: &'static str,
         /// The system's error.

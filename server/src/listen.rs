@@ -76,7 +76,12 @@ async fn bind_portmap(address: SocketAddr) -> Result<(PortmapListeners, SocketAd
         match UdpSocket::bind(bound).await {
             Ok(udp) => return Ok((PortmapListeners { tcp, udp }, bound)),
             Err(source) if tries == 1 => {
-                return Err(ServerError::Listen { address: bound, setting: SETTING, source });
+                return Err(ServerError::Listen {
+                    address: bound,
+                    protocol: "UDP",
+                    setting: SETTING,
+                    source,
+                });
             }
             Err(_) => tries -= 1,
         }
@@ -89,7 +94,7 @@ async fn bind_one(
     address: SocketAddr,
     setting: &'static str,
 ) -> Result<(TcpListener, SocketAddr), ServerError> {
-    let fault = |source| ServerError::Listen { address, setting, source };
+    let fault = |source| ServerError::Listen { address, protocol: "TCP", setting, source };
     let listener = TcpListener::bind(address).await.map_err(fault)?;
     let bound = listener.local_addr().map_err(fault)?;
     Ok((listener, bound))

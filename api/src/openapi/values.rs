@@ -1,12 +1,16 @@
 //! What texts and numbers may be, where the handlers' types do not say it: patterns (ECMA-262) and bounds.
 //!
-//! A client that is made from the document, or a tester that sends what the document allows, is refused for nothing
-//! that it could have known. Lengths are in characters here and in bytes in the server, so long texts beyond ASCII
-//! may be refused all the same.
+//! What the document allows is refused only for what a schema cannot say: lengths are in characters here and in bytes
+//! in the server; `blob` and `for_all` are not given together; an end of a snapshot lies before the year 2554; and the
+//! labels that the appliance itself has put on a snapshot count.
 
 use serde_json::{Value, json};
+use slackwater_blockstore::LABELS_MAX;
 
 use crate::worker::WORKER_NAME_BYTES_MAX;
+
+/// Labels that the appliance adds to a snapshot that is registered as a chain.
+const CHAIN_LABELS: usize = 2;
 
 /// A name in a path: not `.` or `..`, and without a slash or NUL. Without a look ahead, which generators of values
 /// only manage by trying.
@@ -48,9 +52,9 @@ fn snapshot_name() -> Value {
     json!({"minLength": 1, "maxLength": 1024, "pattern": r"^(?!slackwater:)[^\u0000]*$"})
 }
 
-fn labels() -> Value {
+fn labels(most: usize) -> Value {
     json!({
-        "maxProperties": 64,
+        "maxProperties": most,
         "propertyNames": {"minLength": 1, "maxLength": 4096, "pattern": r"^(?!slackwater:)[^\u0000]*$"},
         "additionalProperties": {"type": "string", "maxLength": 4096, "pattern": r"^[^\u0000]*$"},
     })
@@ -61,9 +65,15 @@ fn size_bytes() -> Value {
     json!({"maximum": 1_u64 << 62})
 }
 
-/// A number that a page gave.
+/// A number that a page gave; offsets reach 2^62.
 fn number() -> Value {
-    json!({"pattern": "^[0-9]{1,18}$"})
+    json!({"pattern": "^[0-9]{1,19}$"})
+}
+
+/// Where a page of files ended: a path whose names are percent-encoded, whatever bytes they have.
+fn cursor() -> Value {
+    const NAME: &str = "(?:[A-Za-z0-9._~-]|%[0-9A-F]{2})+";
+    json!({"minLength": 1, "maxLength": 3 * 4096, "pattern": format!("^{NAME}(?:/{NAME})*$")})
 }
 
 fn uuid() -> Value {
@@ -95,11 +105,11 @@ pub(super) fn complete(document: &mut Value) {
         ("UpdateFile", "size_bytes", size_bytes()),
         ("CreateSnapshot", "path", path()),
         ("CreateSnapshot", "name", snapshot_name()),
-        ("CreateSnapshot", "labels", labels()),
-        ("UpdateSnapshot", "labels", labels()),
+        ("CreateSnapshot", "labels", labels(LABELS_MAX)),
+        ("UpdateSnapshot", "labels", labels(LABELS_MAX)),
         ("CreateClone", "path", path()),
         ("RegisterChain", "path", path()),
-        ("RegisterChain", "labels", labels()),
+        ("RegisterChain", "labels", labels(LABELS_MAX - CHAIN_LABELS)),
     ] {
         add(&mut schemas[schema]["properties"][property], what);
     }
@@ -136,11 +146,13 @@ fn of_parameter(template: &str, parameter: &Value) -> Value {
         ("path", "id") | ("query", "base") => uuid(),
         ("path", "size_bytes") => size_bytes(),
         ("query", "after") => match template {
-            "/v1/files" => path(),
+            "/v1/files" => cursor(),
             "/v1/snapshots" => uuid(),
             _ => number(),
         },
-        ("query", "label") => json!({"items": {"type": "string", "pattern": "^[^=]+=.*$"}}),
+        ("query", "label") => {
+            json!({"items": {"type": "string", "pattern": r"^[^=\u0000]+=[^\u0000]*$"}})
+        }
         ("query", "offset") => size_bytes(),
         ("query", "length") => json!({"maximum": u64::MAX}),
         _ => json!({}),

@@ -90,8 +90,14 @@ async fn what_is_no_regular_file_is_no_disk() {
     run("mkfifo", &[text(&place.export.join("fifo"))]);
     run("mknod", &[text(&place.export.join("device")), "c", "1", "3"]);
     fs::create_dir(place.export.join("folder")).unwrap();
-    let kinds = [("fifo", "special file"), ("device", "special file"), ("folder", "directory")];
-    for (name, expected) in kinds {
+    std::os::unix::fs::symlink("fifo", place.export.join("link")).unwrap();
+    let kinds = [
+        ("fifo", "special file", "fifo"),
+        ("device", "special file", "special file"),
+        ("link", "symbolic link", "symbolic link"),
+        ("folder", "directory", ""),
+    ];
+    for (name, expected, read_only) in kinds {
         let error = attach.grow_file_system(name).await.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
         let target = target(&place, "a");
@@ -99,9 +105,7 @@ async fn what_is_no_regular_file_is_no_disk() {
         // Nothing opens the pipe, and waits for one that writes.
         let error = attach.mount(Source::File(name), &target, Access::ReadOnly).await.unwrap_err();
         assert!(!matches!(error, AttachError::TimedOut { .. }), "{error}");
-        if expected == "special file" {
-            assert!(error.to_string().contains(expected), "{error}");
-        }
+        assert!(error.to_string().contains(read_only), "{error}");
         assert!(!target.exists());
     }
     assert_eq!(place.loop_devices(), Vec::<PathBuf>::new());

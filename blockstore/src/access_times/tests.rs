@@ -42,6 +42,8 @@ fn the_first_read_behind_a_change_and_one_after_a_day_are_due() {
     assert!(!due((11, 10, 10), 10 + day), "nearly a day ago");
     assert!(due((11, 10, 10), 11 + day), "a day ago");
     assert!(!due((11, 12, 12), 11), "the clock was put back");
+    assert!(!due((11, 99, 10), 12), "a time of change that was set ahead");
+    assert!(due((11, 99, 99), 11 + day), "a day ago");
 }
 
 #[test]

@@ -302,7 +302,13 @@ fn export_path(path: String) -> Result<String, ConfigError> {
 fn nfs_listen(addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, ConfigError> {
     if addresses.is_empty() || addresses.len() > NFS_LISTEN_MAX {
         let got = format!("{} addresses", addresses.len());
-        return Err(value("nfs-listen", &got, &format!("1 to {NFS_LISTEN_MAX}")));
+        return Err(value("nfs-listen", &got, &format!("expected 1 to {NFS_LISTEN_MAX}")));
+    }
+    for (number, address) in addresses.iter().enumerate() {
+        if address.port() != 0 && addresses[..number].contains(address) {
+            let expected = "expected each address once";
+            return Err(value("nfs-listen", &address.to_string(), expected));
+        }
     }
     Ok(addresses)
 }
@@ -451,6 +457,9 @@ mod tests {
             let config = checked(|s| s.nfs_listen = Some(vec![address; count])).unwrap();
             assert_eq!(config.nfs_listen.len(), count);
         }
+        let twice = vec!["127.0.0.1:7".parse().unwrap(); 2];
+        let refused = fault(|s| s.nfs_listen = Some(twice)).to_string();
+        assert!(refused.contains("127.0.0.1:7") && refused.contains("once"), "{refused}");
         for count in [0, NFS_LISTEN_MAX + 1] {
             let refused = fault(|s| s.nfs_listen = Some(vec![address; count])).to_string();
             for word in ["nfs-listen", &format!("{count} addresses"), "1 to 8"] {

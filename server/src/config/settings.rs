@@ -31,17 +31,17 @@ pub struct Settings {
 
     /// Address of NFS, MOUNT and PORTMAP. May be given up to eight times [default: 127.0.0.1:2049]
     ///
-    /// Or several, with commas between. Port 0 takes a free one, which is printed. An address that
-    /// other machines reach needs at least one --nfs-client.
+    /// Or several, with commas between; [::]:2049 takes IPv4 as well. Port 0 takes a free one, which
+    /// is printed. An address that other machines reach needs at least one --nfs-client.
     #[arg(long, env = "SLACKWATER_NFS_LISTEN", value_name = "ADDRESS:PORT", value_delimiter = ',')]
     #[serde(default, deserialize_with = "one_or_several", serialize_with = "one_or_list")]
     pub nfs_listen: Option<Vec<SocketAddr>>,
 
     /// Address of PORTMAP alone, for clients that ask port 111 where NFS is; off without
     ///
-    /// By TCP and by UDP; what it tells is the port of the first --nfs-listen. `showmount` and the
-    /// clients of Windows and ESXi ask there. Port 111 takes root or CAP_NET_BIND_SERVICE, and the
-    /// machine's own rpcbind must not have it.
+    /// By TCP and by UDP; what it tells is the port of the --nfs-listen with the same address, else of
+    /// the first. `showmount` and the clients of Windows and ESXi ask there. Port 111 takes root or
+    /// CAP_NET_BIND_SERVICE, and the machine's own rpcbind must not have it.
     #[arg(long, env = "SLACKWATER_PORTMAP_LISTEN", value_name = "ADDRESS:PORT")]
     pub portmap_listen: Option<SocketAddr>,
 
