@@ -85,6 +85,37 @@ pub struct TlsFiles {
     pub key: PathBuf,
 }
 
+/// A certificate with those that lead from it to a root, and its private key.
+pub type Identity = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
+
+impl TlsFiles {
+    /// What the files hold.
+    ///
+    /// # Errors
+    /// A file cannot be read, or holds something else.
+    pub fn read(&self) -> Result<Identity, ApiServerError> {
+        let unreadable = |what, path: &PathBuf| {
+            let path = path.clone();
+            move |source| ApiServerError::TlsFile { what, path, source }
+        };
+        let certificates = CertificateDer::pem_file_iter(&self.cert)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(unreadable("certificate", &self.cert))?;
+        if certificates.is_empty() {
+            return Err(ApiServerError::NoCertificate { path: self.cert.clone() });
+        }
+        let key = PrivateKeyDer::from_pem_file(&self.key)
+            .map_err(unreadable("private key", &self.key))?;
+        Ok((certificates, key))
+    }
+
+    /// The failure that they do not serve together.
+    #[must_use]
+    pub fn unusable(&self, source: rustls::Error) -> ApiServerError {
+        ApiServerError::Tls { files: self.clone(), source }
+    }
+}
+
 /// What keeps the REST face from serving.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -232,24 +263,12 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 }
 
 fn tls_acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ApiServerError> {
-    let unreadable = |what, path: &PathBuf| {
-        let path = path.clone();
-        move |source| ApiServerError::TlsFile { what, path, source }
-    };
-    let certificates = CertificateDer::pem_file_iter(&files.cert)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(unreadable("certificate", &files.cert))?;
-    if certificates.is_empty() {
-        return Err(ApiServerError::NoCertificate { path: files.cert.clone() });
-    }
-    let key =
-        PrivateKeyDer::from_pem_file(&files.key).map_err(unreadable("private key", &files.key))?;
+    let (certificates, key) = files.read()?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(certificates, key));
-    let mut config =
-        config.map_err(|source| ApiServerError::Tls { files: files.clone(), source })?;
+    let mut config = config.map_err(|source| files.unusable(source))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
 }

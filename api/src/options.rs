@@ -21,6 +21,8 @@ pub struct ApiOptions {
     pub workers: Arc<Workers>,
     /// The secret paths by which callers mount.
     pub mount_paths: Arc<MountPaths>,
+    /// Whether NFS offers TLS (RFC 9289), which clients that trust this API are told.
+    pub nfs_tls: bool,
     /// Where changes are recorded; `None`: nowhere.
     pub audit: Option<Arc<AuditLog>>,
     /// How long the previous credential still counts after a worker used its new one for the first time: its other
@@ -71,6 +73,7 @@ impl Default for ApiOptions {
             tokens: Arc::default(),
             workers: Arc::default(),
             mount_paths: Arc::default(),
+            nfs_tls: false,
             audit: None,
             credential_grace: Duration::from_secs(60),
             vmstore: None,

@@ -267,6 +267,10 @@ pub struct MountPath {
     pub path: String,
     /// Until when.
     pub expires_at: Timestamp,
+    /// Whether NFS offers TLS (RFC 9289). A client that trusts this answer, as it came by https, takes no NFS in plain
+    /// text then: who can change what is on the way could have made it believe that there is none.
+    #[serde(default)]
+    pub nfs_tls: bool,
 }
 
 impl fmt::Debug for MountPath {

@@ -130,6 +130,7 @@ impl ClientBuilder {
                 http,
                 base: url.as_str().trim_end_matches('/').to_owned(),
                 authorization,
+                ca_certificate: self.ca_certificate,
             }),
             timeout: self.timeout,
             retry: self.retry,

@@ -7,6 +7,8 @@
 //!        transport             one logical call: attempts, time limits, answer limits
 //!         |     |
 //!      retry   error           when to try again            what went wrong, what to do
+//!
+//! rpc_tls                     how the same appliance is known by NFS in TLS
 //! ```
 //!
 //! A call is sent again only where that cannot do harm: `GET`, `DELETE`, a `PUT` of bytes at an
@@ -34,6 +36,7 @@ mod data;
 mod error;
 mod files;
 mod retry;
+mod rpc_tls;
 mod snapshots;
 mod token;
 mod transport;
@@ -46,6 +49,7 @@ pub use credential::{Credential, CredentialError};
 pub use data::{ByteRange, DataSource, DataStream};
 pub use error::ClientError;
 pub use retry::RetryPolicy;
+pub use rpc_tls::RpcTls;
 pub use slackwater_api::block_map::{BlockHash, BlockMap};
 pub use slackwater_api::error::ProblemCode;
 pub use slackwater_api::{change, exposition, query, types, worker};

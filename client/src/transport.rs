@@ -45,6 +45,8 @@ pub(crate) struct Inner {
     /// The address without a slash at its end.
     pub(crate) base: String,
     pub(crate) authorization: Authorization,
+    /// The authorities that are trusted, in PEM; `None`: the system's.
+    pub(crate) ca_certificate: Option<Vec<u8>>,
 }
 
 impl fmt::Debug for Client {

@@ -33,6 +33,12 @@ pub enum ServeError {
         /// The directory.
         path: PathBuf,
     },
+    /// The appliance could not be told from another one.
+    #[error("the appliance's certificate cannot be checked: {source}")]
+    Trust {
+        /// Why.
+        source: Box<slackwater_client::ClientError>,
+    },
     /// A file of the cache or state directory cannot be used.
     #[error("{path}: {source}; see that the directory exists, is writable and not full")]
     File {

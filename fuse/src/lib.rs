@@ -4,7 +4,7 @@
 //! ```text
 //! kernel --/dev/fuse--> session --> operations --> read ---> maps ----REST--> appliance
 //!                       device                  |   \-----> cache, flights
-//!                       wire                    |    \----> nfs -----NFSv3--> appliance  (by mount_path)
+//!                       wire                    |    \----> nfs -----NFSv3--> appliance  (by mount_path, secured)
 //!                                               +-> write ---> kept, nfs
 //!                                               +-> nodes ---> journal
 //! ```
@@ -41,6 +41,7 @@ mod nodes;
 mod operations;
 mod read;
 mod rpc;
+mod secured;
 mod session;
 mod slots;
 mod statistics;
@@ -48,6 +49,7 @@ mod wire;
 mod write;
 mod xdr;
 
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -63,6 +65,7 @@ use crate::journal::Journal;
 use crate::lock::StateLock;
 use crate::mount_path::MountPath;
 use crate::nfs::Nfs;
+use crate::secured::Security;
 use crate::session::Session;
 use crate::statistics::Statistics;
 
@@ -83,6 +86,19 @@ pub struct ServeOptions {
     pub state_directory: PathBuf,
 }
 
+/// Whether NFS goes by TLS from here to the appliance at `nfs_address` that `client` knows by REST.
+///
+/// # Errors
+/// No connection, or none that may be used: the certificate cannot be checked, or is another one's.
+pub async fn goes_by_tls(
+    client: &slackwater_client::Client,
+    nfs_address: SocketAddr,
+) -> io::Result<bool> {
+    let security = Security::of(client, nfs_address).map_err(io::Error::other)?;
+    let stream = tokio::net::TcpStream::connect(nfs_address).await?;
+    Ok(security.begin(stream).await?.is_encrypted)
+}
+
 /// Serves the mounted export behind `fuse`, a descriptor of `/dev/fuse`, until it is unmounted.
 /// Makes the descriptor non-blocking.
 ///
@@ -98,7 +114,9 @@ pub async fn serve(options: ServeOptions, fuse: OwnedFd, resume: bool) -> Result
     let journal = if resume { Journal::resume(lock)? } else { Journal::create(lock)? };
     let cache = open_cache(&options, Arc::clone(&statistics)).await?;
     let path = MountPath::new(&options.client, &options.export);
-    let nfs = Nfs::new(options.nfs_address, path, Arc::clone(&statistics));
+    let security = Security::of(&options.client, options.nfs_address)
+        .map_err(|source| ServeError::Trust { source: Box::new(source) })?;
+    let nfs = Nfs::new(options.nfs_address, security, path, Arc::clone(&statistics));
     let export = Export::new(&options.client, nfs, cache, journal, statistics);
     let device = Device::new(fuse).map_err(|source| ServeError::Device { source })?;
     let session = Session::new(device, Arc::new(export));

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::mount_path::MountPath;
 use crate::rpc::{Procedure, RpcClient, RpcError};
+use crate::secured::Security;
 use crate::statistics::Statistics;
 use crate::wire::{Attributes, FileSystemStatus, MODE_DIRECTORY, MODE_FILE, Time};
 use crate::xdr::{Decoder, Encoder, Malformed};
@@ -88,10 +89,15 @@ pub(crate) struct Nfs {
 }
 
 impl Nfs {
-    pub(crate) fn new(address: SocketAddr, path: MountPath, statistics: Arc<Statistics>) -> Self {
+    pub(crate) fn new(
+        address: SocketAddr,
+        security: Security,
+        path: MountPath,
+        statistics: Arc<Statistics>,
+    ) -> Self {
         Self {
-            reads: RpcClient::new(address, Arc::clone(&statistics)),
-            writes: RpcClient::new(address, Arc::clone(&statistics)),
+            reads: RpcClient::new(address, security.clone(), Arc::clone(&statistics)),
+            writes: RpcClient::new(address, security, Arc::clone(&statistics)),
             path,
             root: Arc::default(),
             statistics,

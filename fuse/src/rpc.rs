@@ -1,4 +1,4 @@
-//! A pipelined ONC RPC client (RFC 5531) over one TCP connection that is made again for ever.
+//! A pipelined ONC RPC client (RFC 5531) over one TCP connection, in TLS or not, that is made again for ever.
 //!
 //! ```text
 //! call() --queue--> writer --\                      /--> appliance
@@ -19,12 +19,12 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::secured::{Security, Stream};
 use crate::statistics::Statistics;
 use crate::xdr::{Decoder, Encoder, Malformed, padding_of};
 
@@ -41,6 +41,8 @@ const RECONNECT_WAIT_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
 /// A host that answers at all does so within a few round trips.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
+/// The same for the handshake of TLS, and for what REST is asked about it.
+const SECURE_TIME_MAX: Duration = Duration::from_secs(15);
 /// Silence, with calls under way, after which a connection is given up. It doubles each time
 /// that happens in a row, so that a server which is only slow is not asked ever more.
 const SILENCE_MIN: Duration = Duration::from_secs(15);
@@ -96,9 +98,13 @@ pub(crate) struct RpcClient {
 
 impl RpcClient {
     /// A client of the server at `address`, which is connected to when there is a call.
-    pub(crate) fn new(address: SocketAddr, statistics: Arc<Statistics>) -> Self {
+    pub(crate) fn new(
+        address: SocketAddr,
+        security: Security,
+        statistics: Arc<Statistics>,
+    ) -> Self {
         let (queue, calls) = mpsc::channel(CALLS_MAX);
-        tokio::spawn(Connection { address, statistics, calls }.run());
+        tokio::spawn(Connection { address, security, statistics, calls }.run());
         Self {
             queue,
             slots: Arc::new(Semaphore::new(CALLS_MAX)),
@@ -185,7 +191,7 @@ fn decode_reply(reply: Bytes) -> Result<Option<Decoder>, RpcError> {
 }
 
 /// Reads one record.
-async fn read_record(reader: &mut (impl AsyncRead + Unpin)) -> io::Result<Bytes> {
+pub(crate) async fn read_record(reader: &mut (impl AsyncRead + Unpin)) -> io::Result<Bytes> {
     let mut record = BytesMut::new();
     for _ in 0..FRAGMENTS_MAX {
         let mark = reader.read_u32().await?;
@@ -213,6 +219,7 @@ async fn read_record(reader: &mut (impl AsyncRead + Unpin)) -> io::Result<Bytes>
 /// What the task of a connection has.
 struct Connection {
     address: SocketAddr,
+    security: Security,
     statistics: Arc<Statistics>,
     calls: mpsc::Receiver<Pending>,
 }
@@ -229,7 +236,8 @@ impl Connection {
         let outstanding = Outstanding::default();
         let mut wait = RECONNECT_WAIT_MIN;
         let mut silence_max = SILENCE_MIN;
-        let mut is_known_away = false;
+        // Why it is away, as was logged.
+        let mut known = None;
         loop {
             if outstanding.lock().is_empty() {
                 let Some(call) = self.calls.recv().await else { return };
@@ -247,39 +255,41 @@ impl Connection {
             };
             self.statistics.connections_lost.add(1);
             if progress.lock().is_some() {
-                (wait, silence_max, is_known_away) = (RECONNECT_WAIT_MIN, SILENCE_MIN, false);
+                (wait, silence_max, known) = (RECONNECT_WAIT_MIN, SILENCE_MIN, None);
             } else if lost.kind() == io::ErrorKind::TimedOut {
                 silence_max = (silence_max * 2).min(SILENCE_MAX);
             }
-            if !is_known_away {
+            let reason = lost.to_string();
+            if known.as_ref() != Some(&reason) {
                 tracing::warn!(
-                    address = %self.address, error = %lost, calls = outstanding.lock().len(),
+                    address = %self.address, error = reason, calls = outstanding.lock().len(),
                     "the appliance's NFS face is away; what it is asked waits and is sent again"
                 );
-                is_known_away = true;
+                known = Some(reason);
             }
             sleep(wait).await;
             wait = (wait * 2).min(RECONNECT_WAIT_MAX);
         }
     }
 
-    async fn connect(&self) -> io::Result<TcpStream> {
+    async fn connect(&self) -> io::Result<Stream> {
         let connecting = timeout(CONNECT_TIME_MAX, TcpStream::connect(self.address));
         let stream = connecting.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         stream.set_nodelay(true)?;
-        Ok(stream)
+        let secured = timeout(SECURE_TIME_MAX, self.security.begin(stream)).await;
+        secured.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake"))?
     }
 
     /// Sends calls and takes replies until the connection is lost. `progress` is when the last
     /// reply came.
     async fn converse(
         &mut self,
-        stream: TcpStream,
+        stream: Stream,
         outstanding: &Outstanding,
         progress: &Mutex<Option<Instant>>,
         silence_max: Duration,
     ) -> End {
-        let (reader, writer) = stream.into_split();
+        let Stream { reader, writer, .. } = stream;
         tokio::select! {
             end = send_calls(writer, &mut self.calls, outstanding) => end,
             Err(error) = take_replies(reader, outstanding, progress) => End::Lost(error),
@@ -292,7 +302,7 @@ impl Connection {
 }
 
 async fn send_calls(
-    mut writer: OwnedWriteHalf,
+    mut writer: impl AsyncWrite + Unpin,
     calls: &mut mpsc::Receiver<Pending>,
     outstanding: &Outstanding,
 ) -> End {
@@ -319,9 +329,15 @@ async fn send_calls(
     End::Finished
 }
 
-async fn send(writer: &mut OwnedWriteHalf, head: Bytes, payload: Bytes) -> io::Result<()> {
+async fn send(
+    writer: &mut (impl AsyncWrite + Unpin),
+    head: Bytes,
+    payload: Bytes,
+) -> io::Result<()> {
     let padding = Bytes::from_static(&[0; 3]).slice(..padding_of(payload.len()));
-    writer.write_all_buf(&mut head.chain(payload).chain(padding)).await
+    writer.write_all_buf(&mut head.chain(payload).chain(padding)).await?;
+    // What TLS has encrypted need not have left.
+    writer.flush().await
 }
 
 async fn take_replies(
@@ -418,7 +434,7 @@ mod tests {
     #[tokio::test]
     async fn replies_in_any_order_and_a_lost_connection() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-        let client = RpcClient::new(listener.local_addr().unwrap(), Arc::default());
+        let client = RpcClient::new(listener.local_addr().unwrap(), Security::None, Arc::default());
         let calls = ["one", "two", "three"].map(|text| {
             let client = client.clone();
             tokio::spawn(async move {

@@ -235,7 +235,12 @@ pub(crate) mod tests {
     pub(crate) fn served(folder: &std::path::Path) -> (Export, Arc<ServedFile>) {
         let client = slackwater_client::Client::builder("http://127.0.0.1:9").build().unwrap();
         let path = crate::mount_path::MountPath::new(&client, "/slackwater");
-        let nfs = Nfs::new(([127, 0, 0, 1], 9).into(), path, Arc::default());
+        let nfs = Nfs::new(
+            ([127, 0, 0, 1], 9).into(),
+            crate::secured::Security::None,
+            path,
+            Arc::default(),
+        );
         let journal = Journal::create(StateLock::try_take(folder).unwrap().unwrap()).unwrap();
         let export = Export::new(&client, nfs, None, journal, Arc::default());
         let attributes = Attributes { mode: MODE_FILE, ..Attributes::default() };

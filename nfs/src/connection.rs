@@ -19,10 +19,10 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::BytesMut;
 use rustix::net::sockopt;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedReadHalf;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -30,6 +30,7 @@ use crate::answer;
 use crate::budget::{Charge, ConnectionBudget, Purpose};
 use crate::crowd::Guest;
 use crate::dispatch::{self, Finished, Peer, Plan, Request, Resent};
+use crate::greeting::{self, GreetingError, Opened};
 use crate::lane_writes::LaneWrite;
 use crate::limits;
 use crate::outlet::{self, Outgoing, Outlet, Reply, WriteError, outlet};
@@ -38,6 +39,7 @@ use crate::procedure::{Lane, NfsProcedure, Procedure};
 use crate::record::{Record, RecordError, RecordReader, Source, charge_unless_gone};
 use crate::rpc::{self, NotACall, Unrunnable};
 use crate::server::Shared;
+use crate::transport::ReadHalf;
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -66,6 +68,9 @@ enum Ended {
         /// The time it had.
         limit: Duration,
     },
+    /// It did not begin.
+    #[error(transparent)]
+    Greeting(GreetingError),
     /// The stream cannot be cut into records.
     #[error(transparent)]
     Record(#[from] RecordError),
@@ -86,8 +91,22 @@ impl Ended {
             Self::Record(RecordError::Truncated { .. } | RecordError::Gone) => true,
             Self::Record(RecordError::Io(error))
             | Self::Write(WriteError::Io(error))
+            | Self::Greeting(GreetingError::Io(error))
             | Self::Socket(error) => is_gone(error.kind()),
-            Self::NoPlace { .. } | Self::Record(_) | Self::NotACall(_) | Self::Write(_) => false,
+            Self::NoPlace { .. }
+            | Self::Greeting(_)
+            | Self::Record(_)
+            | Self::NotACall(_)
+            | Self::Write(_) => false,
+        }
+    }
+}
+
+impl From<GreetingError> for Ended {
+    fn from(error: GreetingError) -> Self {
+        match error {
+            GreetingError::Silent { limit } => Self::Silent { limit },
+            error => Self::Greeting(error),
         }
     }
 }
@@ -104,6 +123,7 @@ const fn is_gone(kind: ErrorKind) -> bool {
             | ErrorKind::TimedOut
             | ErrorKind::HostUnreachable
             | ErrorKind::NetworkUnreachable
+            | ErrorKind::UnexpectedEof
     )
 }
 
@@ -111,7 +131,7 @@ const fn is_gone(kind: ErrorKind) -> bool {
 pub(crate) async fn serve(
     shared: Arc<Shared>,
     stream: TcpStream,
-    peer: Peer,
+    mut peer: Peer,
     guest: &Guest,
     mut stop: watch::Receiver<bool>,
 ) {
@@ -123,16 +143,24 @@ pub(crate) async fn serve(
     if let Err(error) = prepare(&stream) {
         tracing::warn!(client = %peer.address, %error, "socket options");
     }
-    let (read_half, write_half) = stream.into_split();
+    let opened = tokio::select! {
+        opened = open(&shared, stream, &mut peer) => opened,
+        () = guest.asked() => Err(Ended::GaveWay),
+        _ = stop.wait_for(|stop| *stop) => Err(Ended::Stopping),
+    };
+    let Opened { source, socket, bytes } = match opened {
+        Ok(opened) => opened,
+        Err(ended) => return report(&shared, peer, &ended),
+    };
     // Who only gets refusals holds no memory that others wait for.
     let budget = match peer.access {
         Some(_) => shared.budget.connection(),
         None => shared.refused_budget.connection(),
     };
     let budget = Arc::new(budget);
-    let (outlet, writer) = outlet(write_half, shared.patience.reply, Arc::clone(&budget));
+    let (outlet, writer) = outlet(socket, shared.patience.reply, Arc::clone(&budget));
     let mut writer = pin!(writer.run());
-    let mut reader = Reader::new(Arc::clone(&shared), read_half, peer, outlet, budget);
+    let mut reader = Reader::new(Arc::clone(&shared), (source, bytes), peer, outlet, budget);
     let (mut ended, written) = tokio::select! {
         ended = reader.run(guest) => (ended, None),
         () = guest.asked() => (Ended::GaveWay, None),
@@ -169,8 +197,26 @@ pub(crate) async fn serve(
     report(&shared, peer, &ended);
 }
 
+/// The connection, in TLS if its client asks for that, and may.
+async fn open(shared: &Shared, stream: TcpStream, peer: &mut Peer) -> Result<Opened, Ended> {
+    let Some(offered) = shared.options.tls.as_ref().filter(|_| peer.access.is_some()) else {
+        return Ok(Opened::plain(stream, BytesMut::new()));
+    };
+    let is_own = stream.local_addr().is_ok_and(|own| own.ip().to_canonical() == peer.address);
+    let opened = greeting::begin(stream, peer.port, offered, &shared.patience).await;
+    match &opened {
+        Ok(opened) if opened.is_encrypted() => shared.metrics.tls_connections.add(1),
+        Ok(_) if !is_own => peer.note_plain_text(offered),
+        Err(GreetingError::Handshake(_) | GreetingError::TooSlow { .. }) => {
+            shared.metrics.tls_handshakes_failed.add(1);
+        }
+        _ => {}
+    }
+    Ok(opened?)
+}
+
 /// Reads and forgets until the client closes its end, for a bounded time.
-async fn linger(mut source: OwnedReadHalf) {
+async fn linger(mut source: ReadHalf) {
     let forget = async {
         let mut bytes = [0; 4096];
         while source.read(&mut bytes).await.is_ok_and(|count| count > 0) {}
@@ -206,7 +252,7 @@ fn prepare(stream: &TcpStream) -> std::io::Result<()> {
 /// Takes calls from a socket.
 struct Reader {
     shared: Arc<Shared>,
-    records: RecordReader<OwnedReadHalf>,
+    records: RecordReader<ReadHalf>,
     budget: Arc<ConnectionBudget>,
     peer: Peer,
     outlet: Outlet,
@@ -225,7 +271,7 @@ impl fmt::Debug for Reader {
 impl Reader {
     fn new(
         shared: Arc<Shared>,
-        source: OwnedReadHalf,
+        (source, begun): (ReadHalf, BytesMut),
         peer: Peer,
         outlet: Outlet,
         budget: Arc<ConnectionBudget>,
@@ -234,7 +280,7 @@ impl Reader {
             Some(_) => limits::FRAME_BYTES_MAX,
             None => limits::FRAME_BYTES_REFUSED_CLIENT,
         };
-        let records = RecordReader::new(source, bytes_max, shared.patience.record);
+        let records = RecordReader::new(source, begun, bytes_max, shared.patience.record);
         let (batch, sent_bytes) = (Outgoing::default(), 0);
         Self { shared, records, budget, peer, outlet, batch, sent_bytes }
     }
@@ -247,7 +293,7 @@ impl Reader {
     }
 
     /// Takes no more calls. What is still to be read is in the socket.
-    fn end(mut self) -> OwnedReadHalf {
+    fn end(mut self) -> ReadHalf {
         self.flush();
         self.records.into_source()
     }

@@ -26,6 +26,7 @@ use crate::procedure::{Lane, MountProcedure, NfsProcedure, PortmapProcedure, Pro
 use crate::rpc::{self, AuthStatus, CallHeader, NotACall, Refused, Unrunnable, Xid};
 use crate::scope::Mounter;
 use crate::server::Shared;
+use crate::tls::NfsTls;
 use crate::xdr::{Decoder, Encoder};
 
 /// The first port that any user may open.
@@ -52,6 +53,13 @@ impl Peer {
         let ip = address.ip().to_canonical();
         let access = options.access_of(ip).filter(|_| has_port);
         Self { address: ip, has_privileged_port, access, port }
+    }
+
+    /// Notes that its connection is in plain text: it may do nothing, if TLS is required of its machine.
+    pub(crate) const fn note_plain_text(&mut self, offered: &NfsTls) {
+        if offered.is_required && !self.address.is_loopback() {
+            self.access = None;
+        }
     }
 
     /// It, as one that mounts.

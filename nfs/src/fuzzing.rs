@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use slackwater_blockstore::disk::MemoryDisk;
 use slackwater_blockstore::kv::MemoryKv;
 use slackwater_blockstore::{FILE_BYTES_MAX, Options, Store};
@@ -561,7 +561,8 @@ pub fn records(bytes: &[u8]) {
         let budget = budget.connection();
         let source = Pieces { stream, lengths, at: 0 };
         let patience = Patience::default().record;
-        let mut reader = RecordReader::new(source, limits::FRAME_BYTES_MAX, patience);
+        let mut reader =
+            RecordReader::new(source, BytesMut::new(), limits::FRAME_BYTES_MAX, patience);
         loop {
             while let Some(record) = reader.buffered() {
                 read.push(record.bytes.to_vec());

@@ -5,6 +5,8 @@
 //! ```text
 //! server      what connections share; accept, stop          reactor   threads of connections
 //! connection  one connection: calls taken and run           outlet    replies sent
+//! greeting    how it begins: in plain text, or in TLS       tls       what is sent and received in TLS
+//! transport   the two ends of a connection
 //! record      record marking (RFC 5531)                     rpc       headers of calls and replies
 //! dispatch    record -> request -> reply                    answer    replies of lanes
 //! procedure   the table of procedures
@@ -44,6 +46,7 @@ mod duplicate;
 mod error;
 #[doc(hidden)]
 pub mod fuzzing;
+mod greeting;
 mod handle;
 mod lane;
 mod lane_writes;
@@ -64,6 +67,8 @@ mod rpc;
 mod scope;
 mod server;
 mod status;
+mod tls;
+mod transport;
 mod xdr;
 
 pub use error::NfsError;
@@ -73,3 +78,4 @@ pub use options::{
 };
 pub use scope::{MountGate, MountScope, Mounter};
 pub use server::{Listeners, PortmapListeners, run};
+pub use tls::NfsTls;

@@ -61,7 +61,7 @@ const _: () = assert!(CONNECTION_CHANGE_BYTES_MAX > FRAME_BYTES_MAX + CALL_BYTES
 const _: () = assert!(CONNECTION_READ_BYTES_MAX > TRANSFER_BYTES_MAX + CALL_BYTES_MIN);
 
 /// Default of [`crate::NfsOptions::connections_max`]: 64 workers with `nconnect=8`, in 16 MiB
-/// of read buffers.
+/// of read buffers; in TLS those that do not take their replies hold another 16 MiB, and rustls as much.
 pub(crate) const CONNECTIONS_DEFAULT: usize = 512;
 
 /// Default of [`crate::NfsOptions::io_threads`]: as many commits then share one sync.
@@ -145,6 +145,8 @@ pub(crate) struct Patience {
     /// A new connection that sends nothing, or then no whole call, for so long: nobody is there. The
     /// wait for the memory of a large one does not count.
     pub(crate) first_call: Duration,
+    /// A TLS handshake: a few round trips, and a signature.
+    pub(crate) handshake: Duration,
     /// A record that has begun must be whole: 1 MiB in this time is under 10 KiB/s.
     pub(crate) record: Duration,
     /// A client that takes no byte of its replies in this time is dropped.
@@ -157,6 +159,7 @@ impl Default for Patience {
     fn default() -> Self {
         Self {
             first_call: Duration::from_secs(60),
+            handshake: Duration::from_secs(10),
             record: Duration::from_secs(120),
             reply: Duration::from_secs(60),
             drain: Duration::from_secs(10),
@@ -176,6 +179,10 @@ pub(crate) const PRESSED_TIME: Duration = Duration::from_secs(2);
 /// A look at a client's pace that comes so late tells that the server was held up (stopped, or
 /// without a processor): timers alone are late by milliseconds.
 pub(crate) const LOOK_LATE: Duration = Duration::from_millis(250);
+
+/// Bytes that wait encrypted in a connection, beyond what the system has of it. No call is charged for them, so they are
+/// few; each system call sends as many.
+pub(crate) const TLS_BUFFER_BYTES: usize = READ_BUFFER_BYTES;
 
 /// Silence after which the system asks a connection's other end whether it lives.
 pub(crate) const KEEPALIVE_IDLE: Duration = Duration::from_secs(120);

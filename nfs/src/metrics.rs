@@ -23,6 +23,8 @@ pub struct NfsMetrics {
     pub(crate) connections_accepted: Counter,
     pub(crate) connections_open: Gauge,
     pub(crate) connections_dropped: Counter,
+    pub(crate) tls_connections: Counter,
+    pub(crate) tls_handshakes_failed: Counter,
     pub(crate) calls_in_flight: Gauge,
     pub(crate) bytes_in_flight: Gauge,
     pub(crate) calls_refused: Counter,
@@ -83,6 +85,8 @@ impl Default for NfsMetrics {
             connections_accepted: Counter::default(),
             connections_open: Gauge::default(),
             connections_dropped: Counter::default(),
+            tls_connections: Counter::default(),
+            tls_handshakes_failed: Counter::default(),
             calls_in_flight: Gauge::default(),
             bytes_in_flight: Gauge::default(),
             calls_refused: Counter::default(),
@@ -130,6 +134,8 @@ impl NfsMetrics {
             connections_accepted: self.connections_accepted.get(),
             connections_open: self.connections_open.get(),
             connections_dropped: self.connections_dropped.get(),
+            tls_connections: self.tls_connections.get(),
+            tls_handshakes_failed: self.tls_handshakes_failed.get(),
             calls_in_flight: self.calls_in_flight.get(),
             bytes_in_flight: self.bytes_in_flight.get(),
             calls_refused: self.calls_refused.get(),
@@ -170,6 +176,10 @@ pub struct NfsMetricsSnapshot {
     pub connections_open: u64,
     /// Connections that the server gave up: broken records, or a client that takes no replies.
     pub connections_dropped: u64,
+    /// Connections whose client asked for TLS, and got it.
+    pub tls_connections: u64,
+    /// TLS handshakes that failed, or did not end in time.
+    pub tls_handshakes_failed: u64,
     /// Calls received and not yet answered, now.
     pub calls_in_flight: u64,
     /// Bytes that those calls are charged, now.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use crate::error::NfsError;
 use crate::limits;
 use crate::scope::MountGate;
+use crate::tls::NfsTls;
 
 /// How to serve a store. Every field has a sane default.
 #[derive(Clone, Debug)]
@@ -39,6 +40,8 @@ pub struct NfsOptions {
     pub io_threads: usize,
     /// Knows the secret paths by which workers and others mount; without it there are none.
     pub gate: Option<Arc<dyn MountGate>>,
+    /// RPC-with-TLS (RFC 9289), for clients that ask for it; without it none do.
+    pub tls: Option<NfsTls>,
 }
 
 impl Default for NfsOptions {
@@ -63,6 +66,7 @@ impl Default for NfsOptions {
             in_flight_bytes_max: limits::IN_FLIGHT_BYTES_DEFAULT,
             io_threads: limits::IO_THREADS_DEFAULT,
             gate: None,
+            tls: None,
         }
     }
 }

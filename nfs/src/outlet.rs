@@ -7,7 +7,7 @@
 //!                                            v                      v
 //!                                         waiting <-------- the writer takes over
 //! ```
-//! Invariants: one at a time sends, and without a lock held; replies that come meanwhile wait,
+//! Invariants: one at a time sends, and without the outlet's lock held; replies that come meanwhile wait,
 //! and whoever sends takes them along. Nobody but the writer ever waits for the socket. What
 //! waits is bounded by the budget: each reply holds its call's charge until it is written.
 
@@ -19,9 +19,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use parking_lot::Mutex;
-use rustix::io::Errno;
-use rustix::net::{Shutdown, shutdown};
-use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::Notify;
 use tokio::task::coop;
 use tokio::time::{Instant, timeout_at};
@@ -30,6 +27,7 @@ use crate::budget::{Charge, ConnectionBudget};
 use crate::dispatch::Finished;
 use crate::limits;
 use crate::pace::Pace;
+use crate::transport::WriteHalf;
 
 /// A reply on its way, with what its call was charged.
 #[derive(Debug)]
@@ -119,7 +117,7 @@ impl Outgoing {
     }
 
     /// Offers what comes first to the socket, which takes as much as it has room for.
-    fn offer(&self, socket: &OwnedWriteHalf) -> io::Result<usize> {
+    fn offer(&self, socket: &WriteHalf) -> io::Result<usize> {
         let mut slices = [IoSlice::new(&[]); limits::WRITE_PARTS_MAX];
         let mut count = 0;
         let mut skip = self.sent_bytes;
@@ -147,9 +145,9 @@ impl Outgoing {
         }
     }
 
-    /// Sends until nothing is left. When the socket has no room, or has taken
+    /// Sends until nothing is left, not even encrypted. When the socket has no room, or has taken
     /// [`limits::SEND_BYTES_MAX`]: `false`.
-    fn send_to(&mut self, socket: &OwnedWriteHalf) -> io::Result<bool> {
+    fn send_to(&mut self, socket: &WriteHalf) -> io::Result<bool> {
         let begun_with = self.rest_bytes();
         while !self.is_empty() {
             if begun_with - self.rest_bytes() >= limits::SEND_BYTES_MAX {
@@ -163,7 +161,7 @@ impl Outgoing {
                 Err(error) => return Err(error),
             }
         }
-        Ok(true)
+        socket.flush()
     }
 }
 
@@ -204,7 +202,7 @@ struct OpenOutlet(Arc<Core>);
 
 #[derive(Debug)]
 struct Core {
-    socket: OwnedWriteHalf,
+    socket: WriteHalf,
     state: Mutex<State>,
     /// Has the writer look at the state.
     changed: Notify,
@@ -230,7 +228,7 @@ pub(crate) struct Writer {
 /// The two sides of an outlet. The client has `patience` to take some of what waits for it, and
 /// less when others want the memory that its replies hold, which `budget` tells.
 pub(crate) fn outlet(
-    socket: OwnedWriteHalf,
+    socket: WriteHalf,
     patience: Duration,
     budget: Arc<ConnectionBudget>,
 ) -> (Outlet, Writer) {
@@ -369,12 +367,11 @@ impl Writer {
                 Turn::End => break,
             }
         }
+        // Without room for the end, it goes as replies do.
+        self.core.socket.close();
+        self.send_all(&mut replies).await?;
         self.is_done = true;
-        match shutdown(self.core.socket.as_ref(), Shutdown::Write) {
-            // The client was faster.
-            Ok(()) | Err(Errno::NOTCONN) => Ok(()),
-            Err(error) => Err(io::Error::from(error).into()),
-        }
+        Ok(self.core.socket.shut()?)
     }
 
     fn turn(&self, replies: &mut Outgoing) -> io::Result<Turn> {
@@ -383,7 +380,7 @@ impl Writer {
             return Err(failure);
         }
         if state.sending == Sending::Writer {
-            if !state.waiting.is_empty() {
+            if !state.waiting.is_empty() || self.core.socket.has_unsent() {
                 mem::swap(replies, &mut state.waiting);
                 return Ok(Turn::Send);
             }
@@ -397,17 +394,21 @@ impl Writer {
         let mut pace = Pace::new();
         let mut last_progress = Instant::now();
         loop {
-            let before = replies.rest_bytes();
+            let before = (replies.rest_bytes(), self.core.socket.encrypted_bytes());
             if replies.send_to(&self.core.socket)? {
                 return Ok(());
             }
-            let sent = before - replies.rest_bytes();
+            // What was encrypted before may be all that moves.
+            let encrypted = self.core.socket.encrypted_bytes() - before.1;
+            let sent = encrypted.max(before.0 - replies.rest_bytes());
             take_turns(sent).await;
             if sent > 0 {
                 last_progress = Instant::now();
             }
             pace.moved(sent);
-            if let Some(limit) = pace.broken(&self.budget) {
+            if let Some(limit) = pace.broken(&self.budget)
+                && !replies.is_empty()
+            {
                 return Err(WriteError::Slow { limit });
             }
             let end = last_progress + self.patience;
@@ -428,8 +429,8 @@ impl Drop for Writer {
         self.core.break_off(None);
         if !self.is_done {
             // A lane that still has a call of this connection keeps the socket open; the client
-            // is to learn of the end now. That fails if it knows already.
-            let _ = shutdown(self.core.socket.as_ref(), Shutdown::Both);
+            // is to learn of the end now.
+            self.core.socket.cut_off();
         }
     }
 }

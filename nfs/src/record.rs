@@ -18,12 +18,12 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedReadHalf;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::budget::{Charge, ConnectionBudget, Purpose};
 use crate::limits;
 use crate::pace::Pace;
+use crate::transport::ReadHalf;
 use crate::xdr::LAST_FRAGMENT;
 
 const MARK_BYTES: usize = 4;
@@ -90,13 +90,17 @@ pub(crate) trait Source: AsyncRead + Unpin {
     fn is_gone(&self) -> bool;
 }
 
-impl Source for OwnedReadHalf {
+impl Source for ReadHalf {
     fn is_gone(&self) -> bool {
-        let stream: &TcpStream = self.as_ref();
-        let mut asked = [PollFd::new(stream, PollFlags::RDHUP)];
-        // Where it cannot be told the client counts as there: its call is answered in vain.
-        poll(&mut asked, Some(&Timespec::default())).is_ok_and(|found| found > 0)
+        is_gone(self.socket())
     }
+}
+
+/// Whether the other end of the connection was closed, whatever is still to be read.
+pub(crate) fn is_gone(stream: &TcpStream) -> bool {
+    let mut asked = [PollFd::new(stream, PollFlags::RDHUP)];
+    // Where it cannot be told the client counts as there: its call is answered in vain.
+    poll(&mut asked, Some(&Timespec::default())).is_ok_and(|found| found > 0)
 }
 
 /// Waits for the budget, but no longer than the client is there: calls that were begun after it
@@ -151,9 +155,12 @@ impl<'a> Assembly<'a> {
     }
 }
 
-impl RecordReader<OwnedReadHalf> {
+impl RecordReader<ReadHalf> {
     /// Completes when the first bytes are there, or the end; they have so much time.
     pub(crate) async fn begun(&self, within: Duration) -> Result<(), RecordError> {
+        if !self.buffer.is_empty() {
+            return Ok(());
+        }
         let begun = timeout(within, self.source.readable()).await;
         Ok(begun.map_err(|_| RecordError::TooSlow { limit: within })??)
     }
@@ -161,9 +168,9 @@ impl RecordReader<OwnedReadHalf> {
 
 impl<R: Source> RecordReader<R> {
     /// A reader of records of at most `bytes_max` bytes, each of which has `patience` to
-    /// arrive once it has begun.
-    pub(crate) fn new(source: R, bytes_max: usize, patience: Duration) -> Self {
-        Self { source, buffer: BytesMut::new(), bytes_max, patience, deadline: None }
+    /// arrive once it has begun. What was read of the first is in `buffer`.
+    pub(crate) fn new(source: R, buffer: BytesMut, bytes_max: usize, patience: Duration) -> Self {
+        Self { source, buffer, bytes_max, patience, deadline: None }
     }
 
     /// The stream.

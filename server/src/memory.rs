@@ -11,7 +11,7 @@ use slackwater_api::ApiOptions;
 use slackwater_blockstore::Options;
 
 /// What the process takes whatever it does: code, runtime, stacks of threads, read buffers of
-/// connections (16 MiB for the default number of them), sessions, the replies kept for calls
+/// connections (16 MiB for the default number of them; in TLS up to three times as much), sessions, the replies kept for calls
 /// that are sent again, and what the allocator keeps back.
 pub const PROCESS_BYTES: u64 = 64 << 20;
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use slackwater_api::{ApiOptions, TlsFiles, Tokens};
+use slackwater_api::{ApiOptions, ApiServerError, TlsFiles, Tokens};
 use slackwater_blockstore::Options;
-use slackwater_nfs::{MountGate, NfsOptions};
+use slackwater_nfs::{MountGate, NfsOptions, NfsTls};
 
-use crate::config::Config;
+use crate::config::{Config, NfsTlsMode};
 
 /// The store's options.
 pub(crate) fn store(config: &Config) -> Options {
@@ -21,8 +21,22 @@ pub(crate) fn store(config: &Config) -> Options {
     }
 }
 
+/// TLS of NFS, if that is offered.
+///
+/// # Errors
+/// The files of TLS cannot be used.
+pub(crate) fn nfs_tls(config: &Config) -> Result<Option<NfsTls>, ApiServerError> {
+    let Some(files) = tls(config).filter(|_| config.nfs_tls != NfsTlsMode::Off) else {
+        return Ok(None);
+    };
+    let (certificates, key) = files.read()?;
+    let is_required = config.nfs_tls == NfsTlsMode::Required;
+    let tls = NfsTls::new(certificates, key, is_required);
+    tls.map(Some).map_err(|source| files.unusable(source))
+}
+
 /// The options of NFS.
-pub(crate) fn nfs(config: &Config, gate: Arc<dyn MountGate>) -> NfsOptions {
+pub(crate) fn nfs(config: &Config, gate: Arc<dyn MountGate>, tls: Option<NfsTls>) -> NfsOptions {
     let defaults = NfsOptions::default();
     NfsOptions {
         export_path: config.export_path.clone(),
@@ -36,6 +50,7 @@ pub(crate) fn nfs(config: &Config, gate: Arc<dyn MountGate>) -> NfsOptions {
         in_flight_bytes_max: config.memory.nfs_bytes,
         io_threads: config.nfs_io_threads,
         gate: Some(gate),
+        tls,
     }
 }
 
@@ -45,6 +60,7 @@ pub(crate) fn api(config: &Config, secret: &[u8]) -> ApiOptions {
         tokens: Tokens::with_key(config.tokens.clone(), secret).into(),
         vmstore: config.vmstore.clone(),
         export_path: config.export_path.clone(),
+        nfs_tls: config.nfs_tls != NfsTlsMode::Off,
         data_streams_max: config.memory.api_data_streams(),
         bodies_bytes_max: config.memory.api_bodies_bytes(),
         ..ApiOptions::default()

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use slackwater_api::{ApiOptions, AuditLog, Tokens, Workers};
 use slackwater_blockstore::Store;
-use slackwater_nfs::NfsMetrics;
+use slackwater_nfs::{NfsMetrics, NfsTls};
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinSet};
 
@@ -98,9 +98,10 @@ async fn serve(
         let (tokens, workers) = (Arc::clone(&api_options.tokens), Arc::clone(&api_options.workers));
         tokio::spawn(admin_token::provide_later(path, tokens, workers));
     }
+    let nfs_tls = options::nfs_tls(config).map_err(ServerError::Api)?;
     let addresses = listeners.addresses.clone();
     audit::started(log, store);
-    let servers = Servers::start(config, listeners, store, api_options);
+    let servers = Servers::start(config, listeners, store, api_options, nfs_tls);
     announce(config, &addresses, store);
     servers.run(stop).await
 }
@@ -173,6 +174,7 @@ impl Servers {
         listeners: Listeners,
         store: &Arc<Store>,
         api_options: ApiOptions,
+        nfs_tls: Option<NfsTls>,
     ) -> Self {
         let nfs_metrics = Arc::new(NfsMetrics::default());
         let mut page = Page::new(Arc::clone(store), Arc::clone(&nfs_metrics));
@@ -181,7 +183,7 @@ impl Servers {
         let router = slackwater_api::router(Arc::clone(store), api_options, Arc::new(page));
         let tls = options::tls(config);
 
-        let nfs_options = options::nfs(config, Arc::new(gate));
+        let nfs_options = options::nfs(config, Arc::new(gate), nfs_tls);
         let (sender, stop) = Stop::new();
         let nfs_stop = stop.clone().asked();
         let nfs_store = Arc::clone(store);

@@ -4,13 +4,14 @@
 
 mod common;
 
+use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use common::nfs::{BY_ADDRESS, Client};
-use common::{Server, on_free_ports, run_to_end, slackwaterd, with_its_token};
+use common::{Server, connect, on_free_ports, run_to_end, slackwaterd, with_its_token};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -497,6 +498,44 @@ fn tls_and_the_vmstore_login_work_together() {
     assert_eq!(with_password("correct horse"), "200");
     assert_ne!(with_password("wrong horse"), "200");
     assert!(server.stop().success());
+}
+
+/// The words of the answer to a client that asks NFS for TLS.
+fn probe(server: &Server) -> Vec<u32> {
+    let mut stream = connect(server.nfs);
+    let probe = [0x8000_0028_u32, 9, 0, 2, 100_003, 3, 0, 7, 0, 0, 0];
+    let probe: Vec<u8> = probe.iter().flat_map(|word| word.to_be_bytes()).collect();
+    stream.write_all(&probe).unwrap();
+    let mut mark = [0; 4];
+    stream.read_exact(&mut mark).unwrap();
+    let mut reply = vec![0; usize::try_from(u32::from_be_bytes(mark) & 0xff).unwrap()];
+    stream.read_exact(&mut reply).unwrap();
+    reply.chunks(4).map(|word| u32::from_be_bytes(word.try_into().unwrap())).collect()
+}
+
+#[test]
+fn nfs_offers_tls_where_there_is_a_certificate_and_rest_says_so() {
+    let directory = TempDir::new().unwrap();
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let certificate = write(&directory, "tls.crt", &made.cert.pem());
+    let key = write(&directory, "tls.key", &made.signing_key.serialize_pem());
+    let files = ["--tls-cert", text(&certificate), "--tls-key", text(&key)];
+    let offered = [9, 1, 0, 0, 8, 0x5354_4152, 0x5454_4c53, 0];
+    for (more, is_offered) in
+        [(&[][..], true), (&["--nfs-tls", "required"], true), (&["--nfs-tls", "off"], false)]
+    {
+        let server = start(&directory, &[&files[..], more].concat());
+        let said = probe(&server);
+        assert_eq!(said == offered, is_offered, "{said:?}");
+        let url = format!("https://{}/v1/mount-paths", server.api);
+        let ask = ["--cacert", text(&certificate), "-X", "POST", &url];
+        let (status, body) = curl(&ask);
+        assert_eq!(status, "201", "{body}");
+        assert!(body.contains(&format!("\"nfs_tls\":{is_offered}")), "{body}");
+        assert!(server.stop().success());
+    }
+    let server = start(&directory, &[]);
+    assert_eq!(probe(&server), [9, 1, 1, 1, 1]);
 }
 
 #[test]

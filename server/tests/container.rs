@@ -9,6 +9,8 @@ mod common;
 
 #[path = "container/calls.rs"]
 mod calls;
+#[path = "../../tests/namespace.rs"]
+mod namespace;
 #[path = "container/network.rs"]
 mod network;
 #[path = "../../tests/random.rs"]
@@ -21,7 +23,8 @@ use std::path::PathBuf;
 use calls::{Call, Caller, status};
 use common::nfs::{BY_ADDRESS, Client, Handle, MOUNT, NFS, opaque};
 use common::{Server, connect};
-use network::{APPLIANCE, Namespace, Network, WORKER};
+use namespace::Namespace;
+use network::{APPLIANCE, Network, WORKER};
 use random::Random;
 use tempfile::TempDir;
 

@@ -246,7 +246,7 @@ pub(crate) async fn add_mount_path(
     let secret = random_text()?;
     let expires_at = state.options.mount_paths.add(&secret, holder, now(&state));
     let path = format!("{}/{mounts}/{secret}", state.options.export_path);
-    Ok((StatusCode::CREATED, Json(MountPath { path, expires_at })))
+    Ok((StatusCode::CREATED, Json(MountPath { path, expires_at, nfs_tls: state.options.nfs_tls })))
 }
 
 /// A store that is full or takes no writes has it all the same, if it is there.

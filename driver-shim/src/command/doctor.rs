@@ -2,11 +2,12 @@
 //! what to do. It changes nothing.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use slackwater_attach::Attach;
+use slackwater_attach::{Attach, Method};
 use slackwater_client::{Client, RetryPolicy, is_readable_on_the_way};
 use tokio::net::UnixStream;
 
@@ -80,8 +81,8 @@ pub(super) async fn run(
 ) -> Result<(), DriverError> {
     let target = Target::of(settings)?;
     let client = target.client()?.with_retry(RetryPolicy::never());
-    let mut lines = machine(settings).await;
-    lines.extend(appliance(&target, &client).await);
+    let (mut lines, method) = machine(settings).await;
+    lines.extend(appliance(&target, &client, method).await);
     lines.extend(daemon(settings).await);
     lines.extend(engines(arguments, settings).await);
     for line in &lines {
@@ -94,8 +95,8 @@ pub(super) async fn run(
     }
 }
 
-/// The kernel and the tools.
-async fn machine(settings: &Settings) -> Vec<Line> {
+/// The kernel and the tools, and how disks are attached.
+async fn machine(settings: &Settings) -> (Vec<Line>, Option<Method>) {
     let wanted = settings.attach.and_then(crate::settings::AttachChoice::method);
     let probe = Attach::probe(wanted).await;
     let mut lines: Vec<_> = probe
@@ -114,11 +115,11 @@ async fn machine(settings: &Settings) -> Vec<Line> {
         Some(method) => Line::new(Level::Ok, "disks are attached by", method.to_string()),
         None => Line::new(Level::Fail, "attaching", "no way works; see the lines above"),
     });
-    lines
+    (lines, probe.method)
 }
 
 /// The appliance, by both its faces.
-async fn appliance(target: &Target, client: &Client) -> Vec<Line> {
+async fn appliance(target: &Target, client: &Client, method: Option<Method>) -> Vec<Line> {
     let mut lines = vec![rest(target, client).await];
     let reached = lines.iter().all(|line| line.level == Level::Ok);
     match target.nfs_address().await {
@@ -134,6 +135,9 @@ async fn appliance(target: &Target, client: &Client) -> Vec<Line> {
                     ),
                 });
             }
+            if target.api.starts_with("https:") && !address.ip().to_canonical().is_loopback() {
+                lines.push(nfs_tls(client, address, method).await);
+            }
         }
         Err(error) => lines.push(Line::new(Level::Fail, "appliance, NFS", error.to_string())),
     }
@@ -147,6 +151,28 @@ async fn appliance(target: &Target, client: &Client) -> Vec<Line> {
         lines.push(clock(client).await);
     }
     lines
+}
+
+/// Whether NFS is encrypted on its way to the appliance, as REST is.
+async fn nfs_tls(client: &Client, address: SocketAddr, method: Option<Method>) -> Line {
+    let what = "appliance, NFS in TLS";
+    if method == Some(Method::Nfs) {
+        let advice =
+            "no: a kernel's NFS client sends data and paths in plain text; see --attach fuse";
+        return Line::new(Level::Warn, what, advice);
+    }
+    match tokio::time::timeout(TIMEOUT, slackwater_fuse::goes_by_tls(client, address)).await {
+        Ok(Ok(true)) => Line::new(Level::Ok, what, "by the certificate of REST"),
+        Ok(Ok(false)) => Line::new(
+            Level::Warn,
+            what,
+            "not offered, so data goes in plain text; see nfs-tls there",
+        ),
+        Ok(Err(error)) => {
+            Line::new(Level::Fail, what, format!("{address}: {error}; see --ca and --api"))
+        }
+        Err(_) => Line::new(Level::Warn, what, "the appliance takes long to answer"),
+    }
 }
 
 /// Whether the appliance gives this machine a path to mount.

@@ -34,7 +34,7 @@ impl Fixture {
         let metrics = Arc::new(NfsMetrics::new());
         let all = Budget::new(limits::IN_FLIGHT_BYTES_DEFAULT, Arc::clone(&metrics));
         let budget = Arc::new(all.connection());
-        let (outlet, writer) = outlet(write_half, patience, Arc::clone(&budget));
+        let (outlet, writer) = outlet(WriteHalf::Plain(write_half), patience, Arc::clone(&budget));
         Self { outlet, writer: tokio::spawn(writer.run()), client, budget, metrics }
     }
 

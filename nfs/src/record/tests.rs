@@ -32,7 +32,7 @@ fn fragment(bytes: &[u8], is_last: bool) -> Vec<u8> {
 
 async fn read_all(stream: &[u8], cuts: &[usize]) -> Result<Vec<Vec<u8>>, RecordError> {
     let (mut client, server) = tokio::io::duplex(64 << 10);
-    let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
+    let mut reader = RecordReader::new(server, BytesMut::new(), limits::FRAME_BYTES_MAX, PATIENCE);
     let (stream, cuts) = (stream.to_vec(), cuts.to_vec());
     let writer = tokio::spawn(async move {
         let mut start = 0;
@@ -84,7 +84,8 @@ async fn whole_small_records_are_taken_from_the_buffer() {
         let stream = [records.concat(), rest.clone()].concat();
         let (mut client, server) = tokio::io::duplex(128 << 10);
         client.write_all(&stream).await.unwrap();
-        let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
+        let mut reader =
+            RecordReader::new(server, BytesMut::new(), limits::FRAME_BYTES_MAX, PATIENCE);
         let budget = budget();
         assert!(reader.buffered().is_none(), "nothing was read yet");
         for record in &records {
@@ -98,7 +99,7 @@ async fn whole_small_records_are_taken_from_the_buffer() {
     }
     let (mut client, server) = tokio::io::duplex(1024);
     client.write_all(&records[..2].concat()).await.unwrap();
-    let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
+    let mut reader = RecordReader::new(server, BytesMut::new(), limits::FRAME_BYTES_MAX, PATIENCE);
     assert_eq!(reader.next(&budget()).await.unwrap().unwrap().bytes, "first");
     assert_eq!(reader.buffered().unwrap().bytes, "second");
 }
@@ -168,7 +169,7 @@ async fn empty_fragments_without_end_are_refused() {
 async fn a_record_that_stops_arriving_is_given_up() {
     let (mut client, server) = tokio::io::duplex(64);
     let patience = Duration::from_millis(20);
-    let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, patience);
+    let mut reader = RecordReader::new(server, BytesMut::new(), limits::FRAME_BYTES_MAX, patience);
     client.write_all(&fragment(b"half", true)[..6]).await.unwrap();
     let error = reader.next(&budget()).await.unwrap_err();
     assert!(matches!(error, RecordError::TooSlow { .. }), "{error}");
@@ -224,7 +225,7 @@ async fn late_record(parts: &[usize], late: usize, sleep: Duration) -> Result<us
     let mut parts: VecDeque<Vec<u8>> = parts.collect();
     parts.back_mut().unwrap().extend(rest);
     let source = Late { parts, late, sleep };
-    let mut reader = RecordReader::new(source, limits::FRAME_BYTES_MAX, PATIENCE);
+    let mut reader = RecordReader::new(source, BytesMut::new(), limits::FRAME_BYTES_MAX, PATIENCE);
     let record = reader.next(&one).await;
     waits.abort();
     Ok(record?.unwrap().bytes.len())
@@ -250,14 +251,19 @@ async fn a_large_record_is_charged_when_its_bytes_come_not_by_its_mark() {
     let budget = Budget::new(limits::IN_FLIGHT_BYTES_DEFAULT, Arc::clone(&metrics));
     let connection = budget.connection();
     let (mut client, server) = tokio::io::duplex(2 << 20);
-    let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, Duration::from_millis(20));
+    let mut reader = RecordReader::new(
+        server,
+        BytesMut::new(),
+        limits::FRAME_BYTES_MAX,
+        Duration::from_millis(20),
+    );
     let record = fragment(&vec![7; 1 << 20], true);
     client.write_all(&record[..1000]).await.unwrap();
     assert!(reader.next(&connection).await.is_err());
     assert_eq!(metrics.snapshot().bytes_in_flight, 0);
 
     let (mut client, server) = tokio::io::duplex(2 << 20);
-    let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
+    let mut reader = RecordReader::new(server, BytesMut::new(), limits::FRAME_BYTES_MAX, PATIENCE);
     client.write_all(&record).await.unwrap();
     let record = reader.next(&connection).await.unwrap().unwrap();
     assert_eq!(metrics.snapshot().bytes_in_flight, 1 << 20);
@@ -274,7 +280,7 @@ async fn the_wait_for_memory_is_not_the_first_calls_slowness() {
     let half = usize::try_from(limits::IN_FLIGHT_BYTES_MIN / 2).unwrap();
     let held = holder.charge(Purpose::Change, half).await;
     let (mut client, server) = tokio::io::duplex(2 << 20);
-    let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
+    let mut reader = RecordReader::new(server, BytesMut::new(), limits::FRAME_BYTES_MAX, PATIENCE);
     let record = fragment(&vec![7; 1 << 20], true);
     client.write_all(&record[..1 << 19]).await.unwrap();
     let within = Duration::from_secs(1);
@@ -297,7 +303,8 @@ async fn the_wait_for_memory_is_not_the_first_calls_slowness() {
     let within = Duration::from_millis(20);
     for sent in [&fragment(b"half", true)[..6], &[]] {
         let (mut client, server) = tokio::io::duplex(64);
-        let mut reader = RecordReader::new(server, limits::FRAME_BYTES_MAX, PATIENCE);
+        let mut reader =
+            RecordReader::new(server, BytesMut::new(), limits::FRAME_BYTES_MAX, PATIENCE);
         client.write_all(sent).await.unwrap();
         let error = reader.first(&holder, within).await.unwrap_err();
         assert!(matches!(error, RecordError::TooSlow { limit } if limit == within), "{error}");

@@ -22,7 +22,7 @@ use crate::options::ClientAccess;
 use crate::portmap::Port;
 use crate::proc::{self, Call};
 use crate::procedure::NfsProcedure;
-use crate::record::Source as _;
+use crate::record::is_gone;
 use crate::xdr::{Decoder, Encoder};
 
 const LIMIT: Duration = Duration::from_secs(30);
@@ -34,7 +34,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LONG: Duration = Duration::from_secs(3600);
 
 fn patient() -> Patience {
-    Patience { first_call: LONG, record: LONG, reply: LONG, drain: LONG }
+    Patience { first_call: LONG, handshake: LONG, record: LONG, reply: LONG, drain: LONG }
 }
 
 struct Fixture {
@@ -184,11 +184,10 @@ async fn connection_after(sent: &[u8], stays: bool) -> (TcpStream, Option<TcpStr
         return (stream, Some(client));
     }
     drop(client);
-    let (read_half, write_half) = stream.into_split();
-    while !read_half.is_gone() {
+    while !is_gone(&stream) {
         tokio::task::yield_now().await;
     }
-    (read_half.reunite(write_half).unwrap(), None)
+    (stream, None)
 }
 
 /// Its thread may have been held up so long that the client has sent all again by another

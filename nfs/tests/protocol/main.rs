@@ -30,5 +30,6 @@ mod races;
 mod rpc;
 mod snapshots;
 mod special;
+mod tls;
 mod who;
 mod workers;

@@ -13,8 +13,9 @@ use super::settings::Settings;
 use super::size::Size;
 use super::strength::weakness;
 use super::text_file::read_text;
+use super::tls;
 use super::tokens::{self, TokenFile};
-use super::{Config, NFS_LISTEN_MAX, TlsPaths};
+use super::{Config, NFS_LISTEN_MAX, NfsTlsMode, TlsPaths};
 use crate::memory::{BUDGET_BYTES_MIN, MemoryPlan};
 use crate::options;
 
@@ -56,6 +57,7 @@ impl TryFrom<Settings> for Config {
             token_files,
             data_dir,
             tls,
+            nfs_tls,
             vmstore,
             memory,
             compaction_bytes_per_second,
@@ -70,6 +72,7 @@ impl TryFrom<Settings> for Config {
         let config = Self {
             admin_token_file: makes_token.then(|| data_dir.join(tokens::ADMIN_TOKEN_FILE)),
             tls,
+            nfs_tls,
             tokens,
             token_files,
             vmstore,
@@ -112,6 +115,7 @@ struct Checked {
     token_files: Vec<TokenFile>,
     data_dir: PathBuf,
     tls: Option<TlsPaths>,
+    nfs_tls: NfsTlsMode,
     vmstore: Option<VmstoreCredentials>,
     memory: MemoryPlan,
     compaction_bytes_per_second: u64,
@@ -130,7 +134,8 @@ impl Checked {
         let data_dir = faults.keep(given(settings.data_dir.clone(), "data-dir"));
         let files = settings.token_file.as_deref().unwrap_or(&[]);
         let tokens = faults.keep(tokens::read(files));
-        let tls = faults.keep(tls(settings));
+        let tls = faults.keep(tls::files(settings));
+        let nfs_tls = faults.keep(tls::of_nfs(settings));
         let vmstore = faults.keep(vmstore(settings));
         let memory = faults.keep(given(settings.memory, "memory").and_then(memory));
         let rate = faults.keep(compaction_rate(settings));
@@ -151,6 +156,7 @@ impl Checked {
                 token_files,
                 data_dir: data_dir?,
                 tls: tls?,
+                nfs_tls: nfs_tls?,
                 vmstore: vmstore?,
                 memory: memory?,
                 compaction_bytes_per_second: rate?,
@@ -178,30 +184,6 @@ fn given<T>(value: Option<T>, key: &'static str) -> Result<T, ConfigError> {
 fn memory(budget: Size) -> Result<MemoryPlan, ConfigError> {
     MemoryPlan::new(budget.bytes())
         .ok_or(ConfigError::Memory { got: budget, expected: Size::from_bytes(BUDGET_BYTES_MIN) })
-}
-
-/// Both files of TLS, or none.
-fn tls(settings: &Settings) -> Result<Option<TlsPaths>, ConfigError> {
-    let alone = |given, needed| ConfigError::Alone { given, needed };
-    match (&settings.tls_cert, &settings.tls_key) {
-        (None, None) => Ok(None),
-        (Some(_), None) => Err(alone("tls-cert", "tls-key")),
-        (None, Some(_)) => Err(alone("tls-key", "tls-cert")),
-        (Some(certificate), Some(key)) => {
-            require_pem(certificate, "certificate in PEM form")?;
-            require_pem(key, "private key in PEM form")?;
-            Ok(Some(TlsPaths { certificate: certificate.clone(), key: key.clone() }))
-        }
-    }
-}
-
-/// Looks for the mark that every PEM file has (RFC 7468 section 2), so that a wrong file is
-/// told before anything is started. What stands inside is for the TLS library to judge.
-fn require_pem(path: &Path, what: &'static str) -> Result<(), ConfigError> {
-    if read_text(path)?.contains("-----BEGIN ") {
-        return Ok(());
-    }
-    Err(ConfigError::Empty { path: path.to_owned(), what })
 }
 
 /// User and password of the VMstore-compatible API, or neither.
@@ -373,6 +355,10 @@ mod tests {
         let alone = |error| matches!(error, ConfigError::Alone { .. });
         assert!(alone(fault(|s| s.tls_cert = Some("c".into()))));
         assert!(alone(fault(|s| s.tls_key = Some("k".into()))));
+        assert!(alone(fault(|s| s.nfs_tls = Some(NfsTlsMode::Required))));
+        assert!(alone(fault(|s| s.nfs_tls = Some(NfsTlsMode::Offered))));
+        let off = checked(|s| s.nfs_tls = Some(NfsTlsMode::Off)).unwrap();
+        assert_eq!(off.nfs_tls, checked(|_| {}).unwrap().nfs_tls);
         assert!(alone(fault(|s| s.vmstore_user = Some("u".into()))));
         assert!(alone(fault(|s| s.vmstore_password = Some(Secret::new("correct horse")))));
         assert!(matches!(
@@ -447,7 +433,8 @@ mod tests {
             })
         };
         assert!(matches!(tls(file("no pem")), Err(ConfigError::Empty { .. })));
-        assert!(tls(file("-----BEGIN X-----\n")).unwrap().tls.is_some());
+        let config = tls(file("-----BEGIN X-----\n")).unwrap();
+        assert!(config.tls.is_some() && config.nfs_tls == NfsTlsMode::Offered);
     }
 
     #[test]

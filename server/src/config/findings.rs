@@ -89,8 +89,8 @@ impl fmt::Display for Finding {
             ),
             Self::AnyClient(rule) => write!(
                 f,
-                "--insecure-any-client is true: {rule} of nfs-client is for more machines than a site has, and NFS is not \
-                 encrypted: list the networks of your clients, then set it to false"
+                "--insecure-any-client is true: {rule} of nfs-client is for more machines than a site has, and NFS in \
+                 plain text shows the secret paths: list the networks of your clients, then set it to false"
             ),
             Self::PlainSecrets(TokenFile { path, plain_secrets }) => {
                 let path = path.display();

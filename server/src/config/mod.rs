@@ -19,6 +19,7 @@ mod show;
 mod size;
 mod strength;
 pub(crate) mod text_file;
+mod tls;
 pub(crate) mod tokens;
 
 use std::net::SocketAddr;
@@ -31,7 +32,7 @@ pub use command_line::{
 pub use error::ConfigError;
 pub use findings::Finding;
 pub use secret::{REDACTED, Secret};
-pub use settings::{LogFilter, LogFormat, Parsed, Settings};
+pub use settings::{LogFilter, LogFormat, NfsTlsMode, Parsed, Settings};
 pub use size::{Size, SizeError};
 use slackwater_api::{Token, VmstoreCredentials};
 use slackwater_nfs::{ClientRule, Squash};
@@ -55,8 +56,10 @@ pub struct Config {
     pub portmap_listen: Option<SocketAddr>,
     /// Where the REST API listens.
     pub api_listen: SocketAddr,
-    /// Certificate and key, if the REST API speaks TLS.
+    /// Certificate and key, if the REST API speaks TLS, and NFS may.
     pub tls: Option<TlsPaths>,
+    /// Whether NFS speaks TLS; not [`NfsTlsMode::Off`] only with [`Self::tls`].
+    pub nfs_tls: NfsTlsMode,
     /// The file of the token that the server makes itself, if it has no token files.
     pub admin_token_file: Option<PathBuf>,
     /// Who may use the REST API; empty: the bearer of [`Self::admin_token_file`], or else all users on loopback.

@@ -52,13 +52,20 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_API_LISTEN", value_name = "ADDRESS:PORT")]
     pub api_listen: Option<SocketAddr>,
 
-    /// Certificate chain of the REST API (PEM): turns on TLS, together with --tls-key
+    /// Certificate chain of the REST API and of NFS (PEM): turns on TLS, together with --tls-key
     #[arg(long, env = "SLACKWATER_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
 
     /// Private key of --tls-cert (PEM)
     #[arg(long, env = "SLACKWATER_TLS_KEY", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
+
+    /// RPC-with-TLS of NFS (RFC 9289) [default: offered with --tls-cert, else off]
+    ///
+    /// Clients that ask for it are encrypted: drivers that reach REST by https do, with the FUSE attach.
+    /// Linux with `xprtsec=tls` encrypts data, but mounts in plain text, which `required` refuses.
+    #[arg(long, env = "SLACKWATER_NFS_TLS", value_name = "MODE")]
+    pub nfs_tls: Option<NfsTlsMode>,
 
     /// Bearer tokens of the REST API, one a line: NAME ROLE blake3:HASH. May be given several times
     ///
@@ -169,7 +176,8 @@ pub struct Settings {
     /// Take --nfs-client for more addresses than a site has [default: false]
     ///
     /// That is a network of fewer than 8 bits, or 16 with IPv6 (but for fc00::/7 and fe80::/10):
-    /// 0.0.0.0/0 and ::/0 are all of the Internet. NFS is not encrypted, so all who see the traffic read the secret paths.
+    /// 0.0.0.0/0 and ::/0 are all of the Internet. NFS in plain text shows the secret paths to all
+    /// who see the traffic.
     #[arg(long, env = "SLACKWATER_INSECURE_ANY_CLIENT", value_name = "BOOL")]
     pub insecure_any_client: Option<bool>,
 
@@ -239,6 +247,7 @@ impl Settings {
             api_listen: self.api_listen.or(lower.api_listen),
             tls_cert: self.tls_cert.or(lower.tls_cert),
             tls_key: self.tls_key.or(lower.tls_key),
+            nfs_tls: self.nfs_tls.or(lower.nfs_tls),
             token_file: self.token_file.or(lower.token_file),
             vmstore_user: self.vmstore_user.or(lower.vmstore_user),
             vmstore_password: self.vmstore_password.or(lower_password),
@@ -307,6 +316,18 @@ fn one_or_several<'de, D: Deserializer<'de>>(
     }
 
     deserializer.deserialize_any(OneOrSeveral).map(Some)
+}
+
+/// Whether NFS speaks TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NfsTlsMode {
+    /// Not at all
+    Off,
+    /// With clients that ask for it
+    Offered,
+    /// With all but this machine's own: others are refused without
+    Required,
 }
 
 /// How a log line looks.

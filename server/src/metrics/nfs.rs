@@ -48,6 +48,8 @@ fn encode_snapshot(
         connections_accepted,
         connections_open,
         connections_dropped,
+        tls_connections,
+        tls_handshakes_failed,
         calls_in_flight,
         bytes_in_flight,
         calls_refused,
@@ -60,6 +62,8 @@ fn encode_snapshot(
         counter("written_bytes", bytes_written, "Payload of WRITE calls that succeeded"),
         counter("connections_accepted", connections_accepted, "Connections accepted"),
         counter("connections_dropped", connections_dropped, "Connections that the server gave up"),
+        counter("tls_connections", tls_connections, "Connections in TLS accepted"),
+        counter("tls_handshakes_failed", tls_handshakes_failed, "TLS handshakes that failed"),
         counter("calls_refused", calls_refused, "Calls refused before they ran"),
         counter("duplicates_replayed", duplicates_replayed, "Resent calls answered from memory"),
         counter("duplicates_dropped", duplicates_dropped, "Resent calls still at work, dropped"),
@@ -174,6 +178,8 @@ mod tests {
             duplicates_replayed: 109,
             duplicates_dropped: 110,
             panics: 111,
+            tls_connections: 112,
+            tls_handshakes_failed: 113,
         })));
         let mut page = String::new();
         encode_registry(&mut page, &registry).unwrap();
@@ -195,6 +201,8 @@ mod tests {
             "slackwater_nfs_duplicates_replayed_total 109",
             "slackwater_nfs_duplicates_dropped_total 110",
             "slackwater_nfs_panics_total 111",
+            "slackwater_nfs_tls_connections_total 112",
+            "slackwater_nfs_tls_handshakes_failed_total 113",
             "slackwater_nfs_calls_total{program=\"nfs\",procedure=\"READ\"} 6",
             "slackwater_nfs_calls_total{program=\"nfs\",procedure=\"LINK\"} 0",
             "slackwater_nfs_errors_total{program=\"nfs\",procedure=\"READ\"} 3",

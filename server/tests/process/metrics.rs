@@ -16,7 +16,7 @@ use crate::common::{PATIENCE, Server, connect, on_free_ports, slackwaterd};
 
 /// Numbers that stand still in a server that fares well, each with a test that moves it: a file, and what it is called
 /// there.
-const MOVED_ELSEWHERE: [(&str, &str, &str); 10] = [
+const MOVED_ELSEWHERE: [(&str, &str, &str); 12] = [
     ("slackwater_store_poisoned", "server/tests/disk.rs", "[\"poisoned\"], json!(true)"),
     ("slackwater_store_damaged_chunks", "blockstore/src/scrub.rs", ".damaged_chunks, 1"),
     ("slackwater_store_reclaim_failures_total", "blockstore/tests/full.rs", "reclaim_failures"),
@@ -36,6 +36,16 @@ const MOVED_ELSEWHERE: [(&str, &str, &str); 10] = [
         "slackwater_nfs_duplicates_dropped_total",
         "nfs/tests/protocol/duplicates.rs",
         "duplicates_dropped",
+    ),
+    (
+        "slackwater_nfs_tls_connections_total",
+        "nfs/tests/protocol/tls.rs",
+        "(counters.tls_connections, counters.tls_handshakes_failed), (1, 0)",
+    ),
+    (
+        "slackwater_nfs_tls_handshakes_failed_total",
+        "nfs/tests/protocol/tls.rs",
+        "counters.tls_handshakes_failed == 2",
     ),
     ("slackwater_nfs_panics_total", "nfs/tests/protocol/panics.rs", "panics"),
     (

@@ -1,14 +1,14 @@
 //! A real appliance: a store in a folder of its own, served over NFS and REST on loopback.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use slackwater_api::{ApiOptions, MetricsSource, Token, Tokens};
+use slackwater_api::{ApiOptions, MetricsSource, Role, Secret, TlsFiles, Token, Tokens};
 use slackwater_blockstore::{Options, Store};
 use slackwater_client::types::{CreateSnapshot, SnapshotId};
 use slackwater_client::{ByteRange, Client, DataSource};
-use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
+use slackwater_nfs::{NfsMetrics, NfsOptions, NfsTls, Squash};
 use slackwater_server::gate::Gate;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -18,6 +18,12 @@ use super::held_port::HeldPort;
 
 /// What all calls carry, whether the appliance asks for tokens or not.
 pub const TOKEN: &str = "token-of-tests-0123456789";
+
+/// Of a network for documentation (RFC 5737): no machine's own.
+pub const ADDRESS_IN_TLS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+
+/// Who may mount there.
+const CLIENTS: &str = "192.0.2.0/24:rw";
 
 /// Longer than any test's store needs to end.
 const END_MAX: Duration = Duration::from_secs(60);
@@ -44,7 +50,10 @@ pub struct Appliance {
     /// For the test's own calls.
     pub calls: Runtime,
     data: TempDir,
-    _ports: [HeldPort; 2],
+    certificate: Option<Certificate>,
+    /// Of NFS, since the last start.
+    pub metrics: Arc<NfsMetrics>,
+    _ports: Vec<HeldPort>,
 }
 
 impl Appliance {
@@ -53,11 +62,53 @@ impl Appliance {
         let ports = [HeldPort::new(), HeldPort::new()];
         let [nfs_address, api_address] = ports.each_ref().map(HeldPort::address);
         let data = tempfile::tempdir().unwrap();
-        let server = Some(serve(&data, nfs_address, api_address, Vec::new()));
+        let (server, metrics) = serve(&data, nfs_address, api_address, Vec::new(), None);
+        let server = Some(server);
         let token = slackwater_client::Token::new(TOKEN).unwrap();
         let client = Client::builder(format!("http://{api_address}")).token(token);
-        let client = client.build().unwrap();
-        Self { server, nfs_address, api_address, client, calls, data, _ports: ports }
+        let (client, certificate) = (client.build().unwrap(), None);
+        let ports = ports.into();
+        Self {
+            server,
+            nfs_address,
+            api_address,
+            client,
+            calls,
+            data,
+            certificate,
+            metrics,
+            _ports: ports,
+        }
+    }
+
+    /// Starts it at [`ADDRESS_IN_TLS`]: REST by https, and NFS for none but those that ask for TLS.
+    pub fn start_in_tls() -> Self {
+        let calls = runtime();
+        // Of a namespace of the test's own.
+        let [nfs_address, api_address] =
+            [12_049, 18_049].map(|port| SocketAddr::new(ADDRESS_IN_TLS, port));
+        let data = tempfile::tempdir().unwrap();
+        let certificate = Certificate::new(&data);
+        // Calls by a name or address other than loopback's need one.
+        let tokens = vec![admin()];
+        let (server, metrics) = serve(&data, nfs_address, api_address, tokens, Some(&certificate));
+        let server = Some(server);
+        let token = slackwater_client::Token::new(TOKEN).unwrap();
+        let client = Client::builder(format!("https://{api_address}")).token(token);
+        let client = client.ca_certificate(std::fs::read(&certificate.files.cert).unwrap());
+        let (client, certificate) = (client.build().unwrap(), Some(certificate));
+        let ports = Vec::new();
+        Self {
+            server,
+            nfs_address,
+            api_address,
+            client,
+            calls,
+            data,
+            certificate,
+            metrics,
+            _ports: ports,
+        }
     }
 
     /// Ends it without a commit: what was not committed is lost, as when it is killed.
@@ -69,13 +120,15 @@ impl Appliance {
 
     /// Starts it again, at the same addresses.
     pub fn restart(&mut self) {
-        self.restart_for(Vec::new());
+        self.restart_for(self.certificate.iter().map(|_| admin()).collect());
     }
 
     /// Starts it again, and it asks for these tokens from now on.
     pub fn restart_for(&mut self, tokens: Vec<Token>) {
         assert!(self.server.is_none(), "it is running");
-        self.server = Some(serve(&self.data, self.nfs_address, self.api_address, tokens));
+        let (nfs, api) = (self.nfs_address, self.api_address);
+        let (server, metrics) = serve(&self.data, nfs, api, tokens, self.certificate.as_ref());
+        (self.server, self.metrics) = (Some(server), metrics);
     }
 
     /// A file with this content.
@@ -115,7 +168,40 @@ impl Appliance {
     }
 }
 
-fn serve(data: &TempDir, nfs: SocketAddr, api: SocketAddr, tokens: Vec<Token>) -> Runtime {
+/// All calls' token, where one is asked for.
+fn admin() -> Token {
+    Token { name: "ops".to_owned(), role: Role::Admin, secret: Secret::new(TOKEN) }
+}
+
+/// The certificate of an appliance.
+struct Certificate {
+    files: TlsFiles,
+}
+
+impl Certificate {
+    fn new(folder: &TempDir) -> Self {
+        let made = rcgen::generate_simple_self_signed([ADDRESS_IN_TLS.to_string()]).unwrap();
+        let file = |name| folder.path().join(name);
+        let files = TlsFiles { cert: file("cert.pem"), key: file("key.pem") };
+        std::fs::write(&files.cert, made.cert.pem()).unwrap();
+        std::fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
+        Self { files }
+    }
+
+    fn nfs(&self) -> NfsTls {
+        let (certificates, key) = self.files.read().unwrap();
+        NfsTls::new(certificates, key, true).unwrap()
+    }
+}
+
+fn serve(
+    data: &TempDir,
+    nfs: SocketAddr,
+    api: SocketAddr,
+    tokens: Vec<Token>,
+    certificate: Option<&Certificate>,
+) -> (Runtime, Arc<NfsMetrics>) {
+    let metrics = Arc::new(NfsMetrics::new());
     let mut options = Options::new(data.path());
     options.memory_bytes = 128 << 20;
     // At the first try: a server that was ended has let it go.
@@ -123,17 +209,22 @@ fn serve(data: &TempDir, nfs: SocketAddr, api: SocketAddr, tokens: Vec<Token>) -
     let runtime = runtime();
     let bind = |address| runtime.block_on(TcpListener::bind(address)).unwrap();
     let (nfs, api) = (bind(nfs), bind(api));
-    let options = ApiOptions { tokens: Tokens::new(tokens).into(), ..ApiOptions::default() };
+    let nfs_tls = certificate.is_some();
+    let options =
+        ApiOptions { tokens: Tokens::new(tokens).into(), nfs_tls, ..ApiOptions::default() };
     // As it is by default: no mount by address.
     let nfs_options = NfsOptions {
         squash: Squash::NoRootSquash,
         mounts_by_address: false,
         gate: Some(Arc::new(Gate::new(&options, &store))),
+        clients: vec![CLIENTS.parse().unwrap(), "127.0.0.0/8:rw".parse().unwrap()],
+        tls: certificate.map(Certificate::nfs),
         ..NfsOptions::default()
     };
+    let counted = Arc::clone(&metrics);
     let router = slackwater_api::router(Arc::clone(&store), options, Arc::new(NoMetrics));
-    let metrics = Arc::new(NfsMetrics::new());
-    runtime.spawn(slackwater_nfs::run(nfs, store, nfs_options, metrics, std::future::pending()));
-    runtime.spawn(slackwater_api::run(api, router, None, std::future::pending()));
-    runtime
+    let files = certificate.map(|certificate| certificate.files.clone());
+    runtime.spawn(slackwater_nfs::run(nfs, store, nfs_options, counted, std::future::pending()));
+    runtime.spawn(slackwater_api::run(api, router, files, std::future::pending()));
+    (runtime, metrics)
 }

@@ -7,6 +7,8 @@ pub mod gate;
 #[path = "../../../../tests/held_port.rs"]
 pub mod held_port;
 pub mod mount;
+#[path = "../../../../tests/namespace.rs"]
+pub mod namespace;
 
 /// Bytes that cannot be compressed or deduplicated, the same for the same seed.
 pub fn noise(seed: u64, length: usize) -> Vec<u8> {
