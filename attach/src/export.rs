@@ -7,7 +7,7 @@ use std::fs;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use mounting::without_secret;
 pub(crate) use mounting::{choose_method, has_nfs};
@@ -32,6 +32,12 @@ const DIRECTORY_MODE: u32 = 0o700;
 /// How long the first NFS mount may take: the daemon starts even if the appliance is away, and
 /// tries again when a disk is mounted.
 const FIRST_MOUNT_TIME_LIMIT: Duration = Duration::from_secs(10);
+
+/// Longest wait for the kernel to free loop devices that nothing is mounted from: beyond it they are held on purpose.
+const FREED_WITHIN: Duration = Duration::from_secs(10);
+
+/// How often that is looked at.
+const FREED_PAUSE: Duration = Duration::from_millis(20);
 
 /// The export and what is done with it.
 #[derive(Debug)]
@@ -346,12 +352,7 @@ impl Export {
 
     /// Takes the export away.
     pub(crate) async fn close(&self) -> Result<(), AttachError> {
-        let disks = self.disks()?.into_iter().map(|disk| disk.target);
-        let devices = self.devices()?.into_iter().map(|device| device.device);
-        let targets: Vec<_> = disks.chain(devices).collect();
-        if !targets.is_empty() {
-            return Err(AttachError::Busy { targets });
-        }
+        self.wait_until_unused().await?;
         if self.is_local {
             return Ok(());
         }
@@ -366,6 +367,31 @@ impl Export {
         }
         let _absent = fs::remove_dir(&self.directory);
         Ok(())
+    }
+
+    /// Waits for loop devices whose disks are unmounted: programs that look at all devices of the machine hold one open
+    /// for a moment, and the kernel frees it after that.
+    ///
+    /// # Errors
+    /// `Busy`: a disk is mounted, or a device was not freed in [`FREED_WITHIN`].
+    async fn wait_until_unused(&self) -> Result<(), AttachError> {
+        let deadline = Instant::now() + FREED_WITHIN;
+        loop {
+            let (disks, devices) = (self.disks()?, self.devices()?);
+            if disks.is_empty() && devices.is_empty() {
+                return Ok(());
+            }
+            let points = kernel::mount_points()?;
+            let is_mounted = |device: &Path| points.iter().any(|point| point.source == device);
+            let are_going = disks.is_empty()
+                && devices.iter().all(|one| one.is_autoclear && !is_mounted(&one.device));
+            if !are_going || Instant::now() >= deadline {
+                let disks = disks.into_iter().map(|disk| disk.target);
+                let devices = devices.into_iter().map(|device| device.device);
+                return Err(AttachError::Busy { targets: disks.chain(devices).collect() });
+            }
+            tokio::time::sleep(FREED_PAUSE).await;
+        }
     }
 
     /// Unmounts a directory as often as something is mounted on it.

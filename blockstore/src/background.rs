@@ -249,6 +249,8 @@ fn keep_up(core: &Core, bell: &Bell) -> Result<Left> {
     if left == Left::Stop {
         return Ok(left);
     }
+    // It compacts by itself, too.
+    core.look_at_index();
     reserve::take(core);
     let behind = {
         let position = *core.committer.position.lock();

@@ -83,6 +83,10 @@ struct Op {
     verdict: Verdict,
 }
 
+/// Bytes of log files after which the index is asked how much it takes on the disk: it writes by itself what was
+/// applied to it, and labels and names are as large there as in the log.
+const INDEX_LOOK_BYTES: u64 = 4 << 20;
+
 /// What one commit costs its group, and whether it may share one.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Weight {
@@ -444,7 +448,11 @@ fn write_group(core: &Core, leader: &mut Leader, txn: Transaction<'_>) -> Result
     }
     // The file grows by whole sectors, and by zeros for appends to come; by a failed one too:
     // the log takes what it gave back as written already.
-    core.file_bytes.fetch_add(leader.log.written_bytes() - written_bytes, Ordering::Relaxed);
+    let appended = leader.log.written_bytes() - written_bytes;
+    let before = core.file_bytes.fetch_add(appended, Ordering::Relaxed);
+    if before / INDEX_LOOK_BYTES != before.saturating_add(appended) / INDEX_LOOK_BYTES {
+        core.look_at_index();
+    }
     core.spare_bytes.store(leader.log.spare_bytes(), Ordering::Relaxed);
     let position = match outcome {
         Ok(position) => position,

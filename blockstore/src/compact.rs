@@ -36,7 +36,7 @@ pub(crate) fn checkpoint(core: &Core) -> Result<()> {
     reserve::space_for_index(core);
     reserve::with_reserve(core, || core.kv.flush())
         .map_err(|error| reserve::full_or(core, error))?;
-    core.index_bytes.store(core.kv.disk_bytes(), Ordering::Relaxed);
+    core.look_at_index();
     let mut known = core.checkpoint.lock();
     *known = (*known).max(position);
     Ok(())

@@ -213,6 +213,11 @@ impl Core {
         let _ = self.file_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, lower);
     }
 
+    /// Asks the index how much it takes.
+    pub(crate) fn look_at_index(&self) {
+        self.index_bytes.store(self.kv.disk_bytes(), Ordering::Relaxed);
+    }
+
     /// How full the store is: by its own capacity, or by its disk if that is less.
     pub(crate) fn space(&self) -> Space {
         let used_bytes =

@@ -5,7 +5,7 @@
 //!                                             | records that change things | that free things |
 //! disk       | segments, index | free   | DATA_DIR/reserve | DATA_DIR/reserve-start | others ... |
 //! ```
-//! - What adds something (data, names, snapshots, clones) is refused once only the reserve is left;
+//! - What adds something (data, names, labels, snapshots, clones) is refused once only the reserve is left;
 //!   what changes something in its place (attributes, renames) once half of that is gone; what
 //!   frees something never.
 //! - The reserve is kept on the disk as a file of allocated, unused blocks, so that it is there

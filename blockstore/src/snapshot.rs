@@ -101,6 +101,20 @@ pub(crate) fn describe(id: SnapshotId, record: SnapshotRecord) -> Snapshot {
     }
 }
 
+/// What the labels take in the index, by measure: each has a key of its own there.
+fn bytes_of(labels: &Labels) -> usize {
+    const KEY_BYTES: usize = 32;
+    labels.iter().map(|(label, value)| KEY_BYTES + label.len() + value.len()).sum()
+}
+
+/// Those labels that the others have not, or not with the same value.
+fn differing<'a>(
+    labels: &'a Labels,
+    others: &'a Labels,
+) -> impl Iterator<Item = (&'a String, &'a String)> {
+    labels.iter().filter(|(label, value)| others.get(*label) != Some(value))
+}
+
 fn check_labels(labels: &Labels) -> Result<()> {
     if labels.len() > LABELS_MAX {
         return Err(Error::invalid(format!(
@@ -239,14 +253,23 @@ pub(crate) fn change_labels(core: &Core, id: SnapshotId, change: LabelChange) ->
         let mut record = load_in(txn, id)?;
         let labels = change(record.labels.clone());
         check_labels(&labels)?;
-        for (label, value) in &record.labels {
+        let gone: Vec<_> = differing(&record.labels, &labels).collect();
+        let new: Vec<_> = differing(&labels, &record.labels).collect();
+        if bytes_of(&labels) > bytes_of(&record.labels) {
+            txn.grows()?;
+        } else if new.is_empty() {
+            txn.frees();
+        }
+        for (label, value) in &gone {
             txn.delete(Family::Snapshot, label_key(label, value, id));
         }
-        for (label, value) in &labels {
+        for (label, value) in &new {
             txn.put(Family::Snapshot, label_key(label, value, id), Vec::new());
         }
-        record.labels = labels;
-        txn.put(Family::Snapshot, key::snapshot(id), record.encode());
+        if !gone.is_empty() || !new.is_empty() {
+            record.labels = labels;
+            txn.put(Family::Snapshot, key::snapshot(id), record.encode());
+        }
         Ok(record)
     })?;
     Ok(describe(id, record))
@@ -291,9 +314,10 @@ pub(crate) fn clone(core: &Core, id: SnapshotId, path: &FilePath) -> Result<File
     let wanted = path.clone();
     let (inode, record) = core.commit(move |txn| {
         let mut snapshot = load_in(txn, id)?;
-        txn.grows()?;
         let (directory, name) = paths::parent_or_make(txn, &wanted)?;
         paths::refuse_existing(txn, directory, &name, &wanted)?;
+        // After what tells that it is there: publishing again is no growth.
+        txn.grows()?;
         let inode = txn.take_inode()?;
         let mut frozen = txn.layer(snapshot.layer)?;
         frozen.children += 1;

@@ -511,7 +511,7 @@ impl Store {
     /// Makes of the labels what `change` does; no other call comes in between.
     ///
     /// # Errors
-    /// `NotFound`, `Invalid`.
+    /// `NotFound`, `Invalid`; `NoSpace`, if they are longer than before.
     pub fn change_snapshot_labels(&self, id: SnapshotId, change: LabelChange) -> Result<Snapshot> {
         snapshot::change_labels(&self.core, id, change)
     }

@@ -10,7 +10,8 @@ use common::{Fixture, assert_sound, bytes, content, options, path};
 use slackwater_blockstore::disk::{Disk, Fault, MemoryDisk};
 use slackwater_blockstore::kv::{Family, MemoryKv};
 use slackwater_blockstore::{
-    Error, ErrorKind, InodeId, SetAttributes, SnapshotRequest, Source, Stability, Store,
+    Error, ErrorKind, InodeId, Labels, SetAttributes, SnapshotId, SnapshotRequest, Source,
+    Stability, Store,
 };
 
 const BLOCK: u64 = 4096;
@@ -41,6 +42,55 @@ fn make_files(store: &Store) -> u64 {
         }
     }
     unreachable!("names take room")
+}
+
+/// Gives a snapshot this label alone.
+fn label(store: &Store, id: SnapshotId, name: &str, value: String) -> Result<(), Error> {
+    let labels = Labels::from([(name.to_owned(), value)]);
+    store.change_snapshot_labels(id, Box::new(|_| labels)).map(drop)
+}
+
+#[test]
+fn labels_do_not_eat_the_room_that_deletes_need() {
+    // With one log file, which cannot be given back before it is full: no room comes back in between.
+    let mut options = options();
+    (options.capacity_bytes, options.segment_bytes) = (Some(1 << 20), 1 << 20);
+    let kv = Arc::new(MemoryKv::new());
+    let store = Store::open_with(kv, Arc::new(MemoryDisk::new()), options).unwrap();
+    store.create_file(&path("kept"), 0).unwrap();
+    let snapshot = || store.snapshot(&path("kept"), SnapshotRequest::default()).map(|made| made.id);
+    let (first, second) = (snapshot().unwrap(), snapshot().unwrap());
+    label(&store, first, "long", "x".repeat(100)).unwrap();
+    let made = make_files(&store);
+    // What is as long or shorter is taken, and what is longer, or more, is not.
+    label(&store, first, "more", "y".repeat(100)).unwrap();
+    assert_eq!(kind(label(&store, first, "more", "y".repeat(101))), ErrorKind::NoSpace);
+    assert_eq!(kind(label(&store, second, "a", String::new())), ErrorKind::NoSpace);
+    let many = (0..20).map(|number| (number.to_string(), String::new())).collect::<Labels>();
+    let split = store.change_snapshot_labels(first, Box::new(|_| many));
+    assert_eq!(kind(split), ErrorKind::NoSpace);
+    // Changes that free nothing are refused before those that do, and before none.
+    let mut turn = 0;
+    let refused = loop {
+        turn += 1;
+        match label(&store, first, ["odd", "eve"][turn % 2], "z".repeat(100)) {
+            Ok(()) => assert!(turn < 10_000, "all were taken"),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
+    store.change_snapshot_labels(first, Box::new(|labels| labels)).unwrap();
+    store.change_snapshot_labels(first, Box::new(|_| Labels::new())).unwrap();
+    // A clone in the place of a file is refused for that, whether there is room or not.
+    let exists = store.clone_snapshot(second, &path("kept"));
+    assert_eq!(kind(exists), ErrorKind::Exists);
+    store.delete_snapshot(first).unwrap();
+    for number in 0..made {
+        store.remove_path(&path(&format!("n{number}"))).unwrap();
+    }
+    store.gc().unwrap();
+    label(&store, second, "a", "x".repeat(100)).unwrap();
+    assert_sound(&store);
 }
 
 #[test]

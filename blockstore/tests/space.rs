@@ -1,6 +1,6 @@
 //! The promise on space, at full size on a real disk: the same gigabyte in ten files is stored
 //! once, and after deleting all the data directory is as small as an empty one but for what the
-//! open segment may hold.
+//! open segment may hold. Labels count toward the capacity as data does.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
 mod common;
@@ -9,7 +9,10 @@ use std::path::Path;
 
 use bytes::Bytes;
 use common::{assert_sound, path};
-use slackwater_blockstore::{FileKind, Options, SetAttributes, Stability, Store};
+use slackwater_blockstore::{
+    ErrorKind, FileKind, LABEL_BYTES_MAX, LABELS_MAX, Options, SetAttributes, SnapshotRequest,
+    Stability, Store,
+};
 
 const GIB: u64 = 1 << 30;
 const PIECE: usize = 1 << 20;
@@ -108,4 +111,55 @@ fn the_same_gigabyte_ten_times_is_stored_once_and_leaves_nothing() {
     let left = disk_usage(directory.path());
     println!("empty {empty} bytes, after deleting all {left} bytes");
     assert!(left <= empty * 105 / 100 + segment, "{left} bytes, empty {empty}");
+}
+
+/// Labels of the largest size, all others than those of another number: letters by chance, which hardly compress.
+fn labels(number: u64) -> std::collections::BTreeMap<String, String> {
+    let mut state = (number + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut text = || {
+        let mut text = String::with_capacity(LABEL_BYTES_MAX);
+        while text.len() < LABEL_BYTES_MAX {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let letters = state.to_le_bytes().map(|byte| char::from(b'0' + byte % 64));
+            text.extend(letters);
+        }
+        text
+    };
+    (0..LABELS_MAX).map(|_| (text(), text())).collect()
+}
+
+#[test]
+fn a_flood_of_labels_ends_at_the_capacity() {
+    const CAPACITY: u64 = 256 << 20;
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = Options::new(directory.path());
+    options.capacity_bytes = Some(CAPACITY);
+    let store = Store::open(options).unwrap();
+    store.create_file(&path("file"), 0).unwrap();
+    let mut made = Vec::new();
+    let refused = loop {
+        let number = u64::try_from(made.len()).unwrap();
+        let request = SnapshotRequest { labels: labels(number), ..SnapshotRequest::default() };
+        match store.snapshot(&path("file"), request) {
+            Ok(snapshot) => made.push(snapshot.id),
+            Err(error) => break error,
+        }
+        assert!(number < 4 * CAPACITY / (512 << 10), "four times the capacity was taken");
+    };
+    assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
+    let (stats, on_disk) = (store.stats(), disk_usage(directory.path()));
+    println!("{} snapshots, {} bytes used, {on_disk} on the disk", made.len(), stats.used_bytes);
+    // Beyond that is what RocksDB writes at the moment: flushes of what it holds, compactions.
+    assert!(stats.used_bytes <= CAPACITY * 5 / 4, "{} bytes used", stats.used_bytes);
+    assert!(on_disk <= CAPACITY * 3 / 2, "{on_disk} bytes on the disk");
+    // All can be deleted, and then there is room.
+    for id in made {
+        store.delete_snapshot(id).unwrap();
+    }
+    store.gc().unwrap();
+    assert_sound(&store);
+    let request = SnapshotRequest { labels: labels(0), ..SnapshotRequest::default() };
+    store.snapshot(&path("file"), request).unwrap();
 }

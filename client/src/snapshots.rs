@@ -41,7 +41,7 @@ impl Client {
     /// arrived.
     ///
     /// # Errors
-    /// [`ClientError`]; code `not_found`.
+    /// [`ClientError`]; codes `not_found`, and `no_space` if a full store would have to take more.
     pub async fn set_snapshot_labels(
         &self,
         id: SnapshotId,
@@ -100,7 +100,7 @@ impl Client {
     /// whom the layer is.
     ///
     /// # Errors
-    /// [`ClientError`]; code `not_found`, `unknown_route` of a server of release 0.2.
+    /// [`ClientError`]; codes `not_found`, `no_space`, and `unknown_route` of a server of release 0.2.
     pub async fn add_chain(
         &self,
         id: SnapshotId,

@@ -292,9 +292,13 @@ async fn publish(
     let shares = control.worker.trust().shares_all();
     if let Some(chain) = request.chain_id.filter(|_| shares) {
         match control.worker.add_chain(request.snapshot, &chain).await {
-            // It has as many chains as others can give it. One more saves the fetch of a reference, and nothing else.
+            // It has as many chains as others can give it, or the appliance is full. One more saves the fetch of a
+            // reference, and nothing else.
             Err(WorkerError::Appliance { source })
-                if source.code() == Some(ProblemCode::InvalidValue) =>
+                if matches!(
+                    source.code(),
+                    Some(ProblemCode::InvalidValue | ProblemCode::NoSpace)
+                ) =>
             {
                 tracing::warn!(%chain, snapshot = %request.snapshot, error = %source,
                     "published, but not registered as a layer: workers fetch its reference");

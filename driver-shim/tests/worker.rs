@@ -283,7 +283,22 @@ fn a_disk_that_is_detached_by_hand_tells_of_lost_writes() {
         assert_eq!(found.permissions().mode() & 0o777, 0o700, "{directory}");
     }
     std::fs::write(disk.join("file"), "x").unwrap();
+    // A program that looks at all devices has that one open while it is detached, and a moment longer.
+    let device = std::fs::File::open(mount.split(' ').next().unwrap()).unwrap();
+    let looked_for = disk.to_str().unwrap().to_owned();
+    let looking = std::thread::spawn(move || {
+        let is_mounted =
+            || std::fs::read_to_string("/proc/self/mounts").unwrap().contains(&looked_for);
+        let deadline = std::time::Instant::now() + Duration::from_secs(120);
+        while is_mounted() {
+            assert!(std::time::Instant::now() < deadline, "it is not unmounted");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(500));
+        drop(device);
+    });
     let detached = run(&["detach"]);
+    looking.join().unwrap();
     let said = String::from_utf8_lossy(&detached.stderr);
     assert!(!detached.status.success() && said.contains("is lost"), "{said}");
     assert_eq!(mounts_below(&place), Vec::<std::path::PathBuf>::new());

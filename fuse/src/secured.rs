@@ -127,7 +127,7 @@ impl Trust {
         Self { client: client.clone(), tls, told: Arc::default() }
     }
 
-    /// Whether the appliance offers TLS. A worker that was revoked since is told so by NFS, as before, where it does not.
+    /// Whether the appliance offers TLS. Where it does not, NFS refuses a worker that was revoked since.
     async fn is_offered(&self) -> io::Result<bool> {
         {
             let told = self.told.lock();

@@ -215,7 +215,7 @@ mod tests {
             assert!(may_be_probe(&whole[..length]), "{length}");
             assert_eq!(probe(&whole[..length]), None, "{length}");
         }
-        // As soon as a byte differs, it is told.
+        // The first byte that differs tells.
         for at in (0..whole.len()).filter(|at| !(4..8).contains(at) && !(16..24).contains(at)) {
             let mut other = whole[..=at].to_vec();
             other[at] ^= 0x40;

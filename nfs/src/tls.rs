@@ -50,7 +50,7 @@ impl fmt::Debug for NfsTls {
 
 impl NfsTls {
     /// TLS 1.3 with this certificate, those that lead from it to a root, and its private key. Clients show no
-    /// certificate: who they are is told by the secret path that they mount.
+    /// certificate: the secret path that they mount says who they are.
     ///
     /// # Errors
     /// The certificate and the key do not serve together.

@@ -16,6 +16,8 @@ const RUNS: &str = r#"
 struct Ended {
     is_passed: bool,
     said: String,
+    /// The lines for `tests/repeat --table`.
+    noted: String,
 }
 
 /// Runs `tests/all` with suites that are a shell script, two side by side; their name is `$1`, the project's folder
@@ -42,7 +44,12 @@ fn run_side_by_side(suites: &str, script: &str) -> Ended {
     command.env("XDG_CACHE_HOME", directory.path()).env("TMPDIR", directory.path());
     let output = command.output().unwrap();
     let said = [output.stdout, output.stderr].concat();
-    Ended { is_passed: output.status.success(), said: String::from_utf8(said).unwrap() }
+    let noted = std::fs::read_to_string(directory.path().join("slackwater/repeat/runs.jsonl"));
+    Ended {
+        is_passed: output.status.success(),
+        said: String::from_utf8(said).unwrap(),
+        noted: noted.unwrap_or_default(),
+    }
 }
 
 /// Returns what it found, which is one thing.
@@ -75,6 +82,9 @@ fn as_root_the_first_suite_that_fails_ends_the_run() {
     let ended = run_side_by_side("1", r#"echo "suite $1"; exit 3"#);
     assert!(!ended.is_passed && ended.said.contains("suite first"), "{}", ended.said);
     assert!(!ended.said.contains("suite second"), "{}", ended.said);
+    let line = r#"{"suite": "first", "beside": [], "passed": false, "#;
+    assert!(ended.noted.starts_with(line), "{}", ended.noted);
+    assert_eq!(ended.noted.lines().count(), 1, "{}", ended.noted);
 }
 
 /// Each waits for the other, and neither's lines stand among the other's.
@@ -95,7 +105,10 @@ fn as_root_suites_run_side_by_side_and_their_output_is_whole() {
     for name in ["first", "second"] {
         let whole = format!("begin {name}\nend {name}\n");
         assert!(ended.said.contains(&whole), "no `{whole}` in {}", ended.said);
+        let line = format!(r#"{{"suite": "{name}", "beside": ["a suite"], "passed": true, "#);
+        assert!(ended.noted.contains(&line), "no `{line}` in {}", ended.noted);
     }
+    assert_eq!(ended.noted.lines().count(), 2, "{}", ended.noted);
 }
 
 #[test]

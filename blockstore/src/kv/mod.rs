@@ -230,7 +230,7 @@ pub trait Kv: KvRead + Send + Sync + fmt::Debug {
     /// A view of this moment that later batches do not change.
     fn view(&self) -> Box<dyn KvRead + '_>;
 
-    /// Bytes that the index takes on the disk.
+    /// Bytes that the index takes on the disk, without what it is about to delete.
     fn disk_bytes(&self) -> u64;
 
     /// Bytes that the index takes in memory.

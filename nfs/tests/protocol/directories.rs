@@ -162,6 +162,31 @@ async fn dircount_bounds_the_names_of_a_page() {
 }
 
 #[tokio::test]
+async fn short_names_fill_a_page_to_its_end() {
+    let server = Server::start().await;
+    let mut client = server.client().await;
+    let root = client.root().await;
+    let names: BTreeSet<_> = (0..300_u32).map(|number| number.to_string().into_bytes()).collect();
+    for name in &names {
+        client.create(&root, name).await.unwrap();
+    }
+    let whole = page(&mut client, &root, 0, true, 64 << 10).await.unwrap();
+    assert!(whole.is_end);
+    let dots = [&b"."[..], b".."];
+    let listed = whole.entries.iter().map(|entry| entry.name.clone());
+    let listed: BTreeSet<_> = listed.filter(|name| !dots.contains(&&name[..])).collect();
+    assert!(listed == names);
+    // Of all sizes around what a step of the store's holds, and what is left behind it.
+    for count in (40_000..52_000).step_by(97) {
+        let first = page(&mut client, &root, 0, true, count).await.unwrap();
+        let last = first.entries.last().unwrap().cookie;
+        let rest = page(&mut client, &root, last, true, 64 << 10).await.unwrap();
+        assert_eq!(first.entries.len() + rest.entries.len(), names.len() + dots.len(), "{count}");
+        assert!(rest.is_end && first.is_end == rest.entries.is_empty(), "{count}");
+    }
+}
+
+#[tokio::test]
 async fn only_directories_are_listed() {
     let server = Server::start().await;
     let mut client = server.client().await;
