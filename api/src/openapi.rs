@@ -32,6 +32,10 @@ const COMMON_STATUSES: [(&str, &str); 11] = [
     ("507", "The store is full"),
 ];
 
+/// Statuses by which HTTP itself answers, before any call is known, and without a body.
+const BARE_STATUSES: [(&str, &str); 2] =
+    [("414", "The address is longer than 65,534 bytes"), ("431", "The headers are too large")];
+
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -164,6 +168,9 @@ fn add_failures(responses: &mut Map<String, Value>, media_type: &str, schema: &s
             let reference = format!("#/components/schemas/{schema}");
             response["content"] = json!({media_type: {"schema": {"$ref": reference}}});
         }
+    }
+    for (status, description) in BARE_STATUSES {
+        responses.insert(status.to_owned(), json!({"description": description}));
     }
 }
 

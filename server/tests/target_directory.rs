@@ -226,6 +226,7 @@ fn the_scripts_take_it_from_there() {
         "tests/suite",
         "tests/repeat",
         "tests/guest/run",
+        "tests/openapi/run",
         "tests/power/run",
         "tests/units/run",
         "tests/engines/run",

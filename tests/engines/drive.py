@@ -27,6 +27,7 @@ import scenarios.bad
 import scenarios.reference
 import scenarios.cri
 import scenarios.chain
+import scenarios.conformance
 import scenarios.hostile
 import scenarios.password
 import scenarios.share

@@ -35,6 +35,8 @@ MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 CONTAINERD = "github.com/containerd/containerd/v2"
 CONTAINERD_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
+# containerd's suite of a snapshotter: what calls it, and the program that is made of both.
+SUITE_SOURCES, SUITE_PROGRAM = pathlib.Path(__file__).with_name("conformance"), "snapshotter.test"
 # Without the snapshotters that need libraries of C, or devices: they are not tried.
 CONTAINERD_FLAGS = ("-trimpath", "-buildvcs=false", "-tags", "no_btrfs no_devmapper no_zfs")
 
@@ -101,23 +103,25 @@ def compile_containerd(version, directory):
     sources, programs = directory / "sources", directory / "programs"
     # Go builds nothing in its cache of modules.
     shutil.copytree(fetch(CONTAINERD, "", compiler, environment), sources)
-    command = [
-        compiler, "build", *CONTAINERD_FLAGS,
-        "-ldflags", f"-s -w -X {CONTAINERD}/version.Version={version}", "-o", f"{programs}/",
-        *(f"./cmd/{program}" for program in CONTAINERD_PROGRAMS),
-    ]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, cwd=sources,
-        env=environment, timeout=COMPILE_LIMIT_SECONDS,
-    )
-    if done.returncode != 0:
-        raise Trouble(f"cannot compile containerd {version}: {done.stdout[-SHOWN_CHARACTERS:]}")
+    shutil.copytree(SUITE_SOURCES, sources / SUITE_SOURCES.name)
+    flags = (*CONTAINERD_FLAGS, "-ldflags", f"-s -w -X {CONTAINERD}/version.Version={version}")
+    for command in (
+        ("build", *flags, "-o", f"{programs}/", *(f"./cmd/{program}" for program in CONTAINERD_PROGRAMS)),
+        ("test", "-c", *flags, "-o", programs / SUITE_PROGRAM, f"./{SUITE_SOURCES.name}"),
+    ):
+        done = subprocess.run(
+            [compiler, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            cwd=sources, env=environment, timeout=COMPILE_LIMIT_SECONDS,
+        )
+        if done.returncode != 0:
+            raise Trouble(f"cannot compile containerd {version}: {done.stdout[-SHOWN_CHARACTERS:]}")
     return programs
 
 
 def directory_name():
     """Where containerd's programs are in the cache."""
-    parts = (VERSIONS.read_text("utf-8"), CONTAINERD_FLAGS, CONTAINERD_PROGRAMS)
+    suite = [path.read_text("utf-8") for path in sorted(SUITE_SOURCES.iterdir())]
+    parts = (VERSIONS.read_text("utf-8"), CONTAINERD_FLAGS, CONTAINERD_PROGRAMS, suite)
     return f"containerd-{pinned(CONTAINERD)[0]}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 

@@ -22,6 +22,7 @@ from scenario import SCENARIOS, Scenario, World
 import scenarios.host
 import scenarios.disk
 import scenarios.names
+import scenarios.posix
 import scenarios.space
 import scenarios.rest
 import scenarios.others
@@ -125,8 +126,8 @@ def run(options, chosen, scratch):
     """Brings up server and guest, runs, takes both down; returns the exit code."""
     kernel, modules, mount_nfs = image.fetch(options.cache)
     pool = random.Random(POOL_SEED).randbytes(POOL_BYTES)
-    driver = pathlib.Path(os.environ["SLACKWATER_DRIVER"])
-    initramfs = image.build(scratch, modules, [mount_nfs, driver], pool)
+    programs = [mount_nfs, *(pathlib.Path(os.environ[name]) for name in ("SLACKWATER_DRIVER", "PJDFSTEST"))]
+    initramfs = image.build(scratch, modules, programs, pool)
     with contextlib.ExitStack() as cleanup:
         server = appliance.Appliance(
             os.environ["SLACKWATERD"], scratch / "data", scratch / "server.log", token=TOKEN

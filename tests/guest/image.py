@@ -166,8 +166,8 @@ def _write_etc(root):
     # What mkfs.ext4 makes by default is written there.
     shutil.copy("/etc/mke2fs.conf", etc)
     # user is in the group team besides the group of his own.
-    (etc / "passwd").write_text("root::0:0::/:/bin/sh\nuser::1000:1000::/:/bin/sh\n")
-    (etc / "group").write_text("root:x:0:\nuser:x:1000:\nteam:x:2000:user\n")
+    (etc / "passwd").write_text("root::0:0::/:/bin/sh\nuser::1000:1000::/:/bin/sh\nother::1001:1001::/:/bin/sh\n")
+    (etc / "group").write_text("root:x:0:\nuser:x:1000:\nother:x:1001:\nteam:x:2000:user\n")
 
 
 def build(scratch, modules, programs, pool):

@@ -154,7 +154,8 @@ fn of_parameter(template: &str, parameter: &Value) -> Value {
             json!({"items": {"type": "string", "pattern": r"^[^=\u0000]+=[^\u0000]*$"}})
         }
         ("query", "offset") => size_bytes(),
-        ("query", "length") => json!({"maximum": u64::MAX}),
+        // More than the largest number of the format int64.
+        ("query", "length") => json!({"maximum": u64::MAX, "format": "uint64"}),
         _ => json!({}),
     }
 }

@@ -206,7 +206,13 @@ fn parse_cursor(text: &str) -> Result<FilePath, QueryError> {
             Name::new(&bytes).map_err(|error| bad(error.to_string()))
         })
         .collect::<Result<Vec<_>, _>>()?;
-    FilePath::from_names(names).map_err(|error| bad(error.to_string()))
+    let path = FilePath::from_names(names).map_err(|error| bad(error.to_string()))?;
+    // Also one that leads to a path, as the document has a pattern for what a page gives.
+    if cursor(&path) == text {
+        Ok(path)
+    } else {
+        Err(bad("is not the `next` of a page".to_owned()))
+    }
 }
 
 #[cfg(test)]
@@ -219,7 +225,7 @@ mod tests {
         let path = FilePath::from_names(names.into()).unwrap();
         assert_eq!(cursor(&path), "a%20b/%FF%FE/50%25");
         assert_eq!(parse_cursor(&cursor(&path)).unwrap(), path);
-        for bad in ["", "a//b", "..", "%", "%00"] {
+        for bad in ["", "a//b", "..", "%", "%00", "a b", "a%2fb", "%ff", "%61", "\u{d7}"] {
             assert!(parse_cursor(bad).is_err(), "{bad}");
         }
     }

@@ -99,7 +99,8 @@ fn names(criterion: &mut Criterion, export: &mut Export) {
     bench(criterion, client, ("getattr_depth_16", DEPTH, 0), attributes);
     bench(criterion, client, ("lookup", 1, 0), |out, xid, _| call::lookup(out, xid, root, "read"));
     let list = |out: &mut Vec<u8>, xid| {
-        call::read_directory_plus(out, xid, listed, LISTING_BYTES);
+        let place = call::DirectoryPlace::default();
+        call::read_directory_plus(out, xid, listed, place, LISTING_BYTES);
     };
     client.call(list);
     assert_eq!(client.last_word(), 1, "one answer does not hold the whole directory");

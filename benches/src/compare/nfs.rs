@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::failure::Failure;
+use crate::load::names::{NameLoad, NameWork};
 use crate::load::{self, Amount, CommitPace, Load, Work};
 use crate::row::{Row, Target};
 use crate::stop::Stop;
@@ -12,7 +13,7 @@ use super::series::{Line, Series, Unit};
 use super::sides::{Rival, Sides};
 
 /// All of them, in the order in which they are run.
-pub(super) const EXPERIMENTS: [Experiment; 6] = [
+pub(super) const EXPERIMENTS: [Experiment; 7] = [
     Experiment {
         key: "random-read-cached",
         title: "4 KiB random reads of what is in memory, and what they cost the server",
@@ -43,7 +44,15 @@ pub(super) const EXPERIMENTS: [Experiment; 6] = [
         title: "4 KiB random writes with a COMMIT each, of 1 and 32 writers",
         run: write_commit,
     },
+    Experiment {
+        key: "names",
+        title: "files of one directory: made, listed with attributes, removed",
+        run: names,
+    },
 ];
+
+/// Names in one directory: a big one.
+const NAMES: u32 = 10_000;
 
 /// Files of new data, and of the same a second time.
 const NEW: &str = "new";
@@ -82,6 +91,11 @@ impl Context {
     /// What one turn moves to or from the disk.
     fn streamed_bytes(&self) -> u64 {
         if self.is_quick { 256 << 20 } else { 1 << 30 }
+    }
+
+    /// Names that are made, listed and removed.
+    fn names(&self) -> u32 {
+        if self.is_quick { NAMES / 5 } else { NAMES }
     }
 
     /// The seeds of all rounds: none comes twice.
@@ -283,4 +297,45 @@ fn write_commit(context: &Context, stop: &Stop) -> Result<Vec<Row>, Failure> {
         many.round(&mut sides, &Load { connections: WRITERS, seed, ..write }, stop)?;
     }
     Ok([one.rows(&sides.not_run), many.rows(&sides.not_run)].concat())
+}
+
+fn names(context: &Context, stop: &Stop) -> Result<Vec<Row>, Failure> {
+    let line = |key, work| {
+        let (unit, target) = (Unit::OperationsPerSecond, Target::RatioAtLeast(1.0));
+        Series::new(Line { key, work, unit, target }, &[Rival::Ganesha])
+    };
+    // By how many calls are under way: those of one program, and of many.
+    let mut create = [
+        line("names-create-1", "CREATE in one directory, one call at a time"),
+        line("names-create-16", "CREATE in one directory, 16 calls at a time"),
+    ];
+    let mut remove = [
+        line("names-remove-1", "REMOVE in one directory, one call at a time"),
+        line("names-remove-16", "REMOVE in one directory, 16 calls at a time"),
+    ];
+    let mut list = line("names-list", "READDIRPLUS of one directory, pages of 32 KiB");
+    let mut sides = Sides::start(context, stop)?;
+    for _ in context.seeds() {
+        for (index, depth) in [1, SMALL_DEPTH].into_iter().enumerate() {
+            let load = |work| NameLoad {
+                work,
+                directory: "names".to_owned(),
+                count: context.names(),
+                depth,
+            };
+            for (series, work) in [
+                (&mut create[index], NameWork::Create),
+                (&mut list, NameWork::List),
+                (&mut remove[index], NameWork::Remove),
+            ] {
+                sides.each(stop, |side| {
+                    let turn = side.run_names(&load(work), stop)?;
+                    series.push(side, &turn);
+                    Ok(())
+                })?;
+            }
+        }
+    }
+    let all = create.iter().chain(&remove).chain([&list]);
+    Ok(all.flat_map(|series| series.rows(&sides.not_run)).collect())
 }

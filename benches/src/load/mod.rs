@@ -6,6 +6,7 @@
 //!        lane        the calls of one connection, and what follows each answer
 //!        outbound    calls that wait to be sent      inbound    records as they arrive
 //!        fill        what is written                 tally      what is counted
+//! names  the same for names: made, listed, removed
 //! ```
 //!
 //! # Invariants
@@ -18,6 +19,7 @@ mod driver;
 mod fill;
 mod inbound;
 mod lane;
+pub(crate) mod names;
 mod outbound;
 mod tally;
 

@@ -9,6 +9,7 @@ use slackwater_nfs::{NfsMetrics, NfsMetricsSnapshot, NfsOptions, Squash};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
+use super::names::{NameLoad, NameWork};
 use super::*;
 
 /// Far longer than any run of these tests.
@@ -171,6 +172,33 @@ fn a_load_that_makes_no_sense_is_refused() {
         Load { span_bytes: 4095, ..sound },
     ] {
         let error = served.run(&wrong).unwrap_err().to_string();
+        assert!(error.contains("no such load"), "{error}");
+    }
+}
+
+#[test]
+fn each_name_is_made_listed_and_removed_once() {
+    let served = Served::start();
+    let stop = Stop::listen(TIME_MAX).unwrap();
+    let run = |work, count, depth| {
+        let load = NameLoad { work, directory: "names".to_owned(), count, depth };
+        names::run(&served.target, &load, &stop)
+    };
+    for (turn, depth) in [(1, 1), (2, 16)] {
+        for work in [NameWork::Create, NameWork::List, NameWork::Remove] {
+            // `.` and `..` are listed too.
+            let more = if work == NameWork::List { 2 } else { 0 };
+            assert_eq!(run(work, 1000, depth).unwrap().operations, 1000 + more, "{work:?}");
+        }
+        assert_eq!((served.calls("CREATE"), served.calls("REMOVE")), (turn * 1000, turn * 1000));
+        assert!(served.calls("READDIRPLUS") > turn);
+    }
+    let missing = run(NameWork::Remove, 1, 1).unwrap_err().to_string();
+    assert!(missing.contains("REMOVE was answered with NFS status 2"), "{missing}");
+    let other = run(NameWork::List, 5, 1).unwrap_err().to_string();
+    assert!(other.contains("names are listed, expected 5"), "{other}");
+    for (count, depth) in [(0, 1), (1, 0), (1, DEPTH_MAX + 1)] {
+        let error = run(NameWork::Create, count, depth).unwrap_err().to_string();
         assert!(error.contains("no such load"), "{error}");
     }
 }

@@ -25,6 +25,7 @@ mod procedure {
     pub(super) const READ: u32 = 6;
     pub(super) const WRITE: u32 = 7;
     pub(super) const CREATE: u32 = 8;
+    pub(super) const MKDIR: u32 = 9;
     pub(super) const REMOVE: u32 = 12;
     pub(super) const RENAME: u32 = 14;
     pub(super) const READDIRPLUS: u32 = 17;
@@ -74,6 +75,17 @@ pub fn create(out: &mut Vec<u8>, xid: u32, directory: &Handle, name: &str) {
     call.opaque(name.as_bytes());
     // The mode alone: neither owner nor group nor size nor times.
     call.words(&[UNCHECKED, 1, MODE, 0, 0, 0, 0, 0]);
+    call.end();
+}
+
+/// MKDIR, for its owner to write to and for all to read.
+pub fn make_directory(out: &mut Vec<u8>, xid: u32, directory: &Handle, name: &str) {
+    const MODE: u32 = 0o755;
+    let mut call = Call::begin(out, xid, NFS_PROGRAM, procedure::MKDIR);
+    call.opaque(&directory.0);
+    call.opaque(name.as_bytes());
+    // The mode alone: neither owner nor group nor size nor times.
+    call.words(&[1, MODE, 0, 0, 0, 0, 0]);
     call.end();
 }
 
@@ -139,12 +151,29 @@ pub fn rename(out: &mut Vec<u8>, xid: u32, directory: &Handle, from: &str, to: &
     call.end();
 }
 
-/// READDIRPLUS from the beginning of a directory, for an answer of at most that many bytes.
-pub fn read_directory_plus(out: &mut Vec<u8>, xid: u32, directory: &Handle, bytes_max: u32) {
+/// Where a listing goes on: `Default` is the beginning of the directory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DirectoryPlace {
+    /// Of the last entry of the page before.
+    pub cookie: u64,
+    /// Of the page before.
+    pub verifier: [u8; 8],
+}
+
+/// READDIRPLUS, for an answer of at most that many bytes.
+pub fn read_directory_plus(
+    out: &mut Vec<u8>,
+    xid: u32,
+    directory: &Handle,
+    place: DirectoryPlace,
+    bytes_max: u32,
+) {
     let mut call = Call::begin(out, xid, NFS_PROGRAM, procedure::READDIRPLUS);
     call.opaque(&directory.0);
-    // No cookie and no verifier: the beginning. The bound is that of the names, too.
-    call.words(&[0, 0, 0, 0, bytes_max, bytes_max]);
+    call.long(place.cookie);
+    call.long(u64::from_be_bytes(place.verifier));
+    // The bound is that of the names, too.
+    call.words(&[bytes_max, bytes_max]);
     call.end();
 }
 
@@ -272,7 +301,12 @@ mod tests {
         assert_eq!(arguments(&|out| commit(out, 7, &file)), [0, 0, 0]);
         let created = arguments(&|out| create(out, 7, &file, "a"));
         assert_eq!(created, [1, 0x6100_0000, 0, 1, 0o644, 0, 0, 0, 0, 0]);
+        let made = arguments(&|out| make_directory(out, 7, &file, "a"));
+        assert_eq!(made, [1, 0x6100_0000, 1, 0o755, 0, 0, 0, 0, 0]);
         assert_eq!(arguments(&|out| remove(out, 7, &file, "a")), [1, 0x6100_0000]);
+        let place = DirectoryPlace { cookie: (1 << 32) + 2, verifier: [0, 0, 0, 3, 0, 0, 0, 4] };
+        let listed = arguments(&|out| read_directory_plus(out, 7, &file, place, 512));
+        assert_eq!(listed, [1, 2, 3, 4, 512, 512]);
         let renamed = arguments(&|out| rename(out, 7, &file, "a", "b"));
         assert_eq!(renamed, [1, 0x6100_0000, 4, 0x0909_0909, 1, 0x6200_0000]);
         let place = (0x1_0000_0005, Stability::FileSync);

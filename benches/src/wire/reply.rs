@@ -1,6 +1,7 @@
 //! Answers, read in place. A READ's payload is looked at only where it is asked for: what comes
 //! before it tells all.
 
+use super::call::DirectoryPlace;
 use super::{HANDLE_BYTES_MAX, Handle, WireError, WriteVerifier};
 
 /// Attributes of a file on the wire.
@@ -41,6 +42,19 @@ pub struct WriteReply {
     pub is_durable: bool,
     /// Of this life of the server.
     pub verifier: WriteVerifier,
+}
+
+/// An answer to READDIRPLUS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DirectoryPage {
+    /// Entries of the page that came with attributes and a handle.
+    pub whole_entries: u64,
+    /// Others: the client asks for them one by one.
+    pub bare_entries: u64,
+    /// Where the next page begins.
+    pub next: DirectoryPlace,
+    /// Whether this is the last one.
+    pub is_last: bool,
 }
 
 impl<'a> Reply<'a> {
@@ -99,12 +113,46 @@ impl<'a> Reply<'a> {
         }
     }
 
-    /// Of CREATE: the handle, if the server tells it.
+    /// Of READDIRPLUS.
     ///
     /// # Errors
     /// As [`Reply::mount`].
-    pub fn create(mut self) -> Result<Option<Handle>, WireError> {
-        self.status("CREATE")?;
+    pub fn directory_page(mut self) -> Result<DirectoryPage, WireError> {
+        self.status("READDIRPLUS")?;
+        let body = &mut self.body;
+        body.optional(ATTRIBUTES_BYTES)?;
+        let verifier = body.array("cookie verifier")?;
+        let next = DirectoryPlace { cookie: 0, verifier };
+        let mut page = DirectoryPage { whole_entries: 0, bare_entries: 0, next, is_last: false };
+        while body.word("entry")? != 0 {
+            body.long("file id")?;
+            let name_bytes = body.length("name")?;
+            body.skip(name_bytes.next_multiple_of(4), "name")?;
+            page.next.cookie = body.long("cookie")?;
+            let before = body.position;
+            body.optional(ATTRIBUTES_BYTES)?;
+            let has_attributes = body.position > before + 4;
+            let has_handle = body.word("handle")? != 0;
+            if has_handle {
+                let handle_bytes = body.length("handle")?;
+                body.skip(handle_bytes.next_multiple_of(4), "handle")?;
+            }
+            if has_attributes && has_handle {
+                page.whole_entries += 1;
+            } else {
+                page.bare_entries += 1;
+            }
+        }
+        page.is_last = body.word("end of the list")? != 0;
+        Ok(page)
+    }
+
+    /// Of CREATE or MKDIR: the handle, if the server tells it.
+    ///
+    /// # Errors
+    /// As [`Reply::mount`].
+    pub fn create(mut self, procedure: &'static str) -> Result<Option<Handle>, WireError> {
+        self.status(procedure)?;
         let is_told = self.body.word("handle")? != 0;
         if is_told { self.body.handle().map(Some) } else { Ok(None) }
     }
@@ -285,11 +333,34 @@ mod tests {
         let missing = record(&[&TAKEN, &[2, 0]]);
         assert_eq!(Reply::parse(&missing).unwrap().lookup().unwrap(), None);
         let created = record(&[&TAKEN, &[0, 1, 5, 0x0102_0304, 0x0500_0000]]);
-        assert_eq!(Reply::parse(&created).unwrap().create().unwrap(), Some(handle));
+        assert_eq!(Reply::parse(&created).unwrap().create("CREATE").unwrap(), Some(handle));
         let untold = record(&[&TAKEN, &[0, 0]]);
-        assert_eq!(Reply::parse(&untold).unwrap().create().unwrap(), None);
+        assert_eq!(Reply::parse(&untold).unwrap().create("CREATE").unwrap(), None);
         let sized = record(&[&TAKEN, &[0], &attributes()]);
         assert_eq!(Reply::parse(&sized).unwrap().size().unwrap(), 8192);
+    }
+
+    #[test]
+    fn a_page_of_a_directory_tells_its_entries_and_where_the_next_begins() {
+        let entry = |cookie: u32| vec![1, 0, 9, 3, 0x6162_6300, 0, cookie];
+        let whole = [entry(5), vec![1], attributes(), vec![1, 4, 0x0102_0304]].concat();
+        let bare = [entry(6), vec![0, 0]].concat();
+        let head = [&TAKEN[..], &[0, 1], &attributes(), &[7, 8]].concat();
+        let page = |entries: &[&[u32]], is_last: u32| {
+            let record = record(&[&head, &entries.concat(), &[0, is_last]]);
+            Reply::parse(&record).unwrap().directory_page().unwrap()
+        };
+        let verifier = [0, 0, 0, 7, 0, 0, 0, 8];
+        let expected = DirectoryPage {
+            whole_entries: 2,
+            bare_entries: 1,
+            next: DirectoryPlace { cookie: 6, verifier },
+            is_last: false,
+        };
+        assert_eq!(page(&[&whole, &whole, &bare], 0), expected);
+        assert!(page(&[], 1).is_last);
+        let cut_off = record(&[&head, &whole]);
+        assert!(Reply::parse(&cut_off).unwrap().directory_page().is_err());
     }
 
     #[test]

@@ -59,11 +59,26 @@ impl Session {
         if let Some(file) = found {
             return Ok(file);
         }
-        let made = self.call(|out, xid| call::create(out, xid, directory, name))?.create()?;
+        let made =
+            self.call(|out, xid| call::create(out, xid, directory, name))?.create("CREATE")?;
         if let Some(file) = made {
             return Ok(file);
         }
         let found = self.call(|out, xid| call::lookup(out, xid, directory, name))?.lookup()?;
+        found.ok_or(WireError::Truncated { what: "handle" })
+    }
+
+    /// The handle of a directory, which is made if it is not there.
+    ///
+    /// # Errors
+    /// As [`Session::mount`].
+    pub fn open_directory(&mut self, parent: &Handle, name: &str) -> Result<Handle, WireError> {
+        let found = self.call(|out, xid| call::lookup(out, xid, parent, name))?.lookup()?;
+        if let Some(directory) = found {
+            return Ok(directory);
+        }
+        self.call(|out, xid| call::make_directory(out, xid, parent, name))?.create("MKDIR")?;
+        let found = self.call(|out, xid| call::lookup(out, xid, parent, name))?.lookup()?;
         found.ok_or(WireError::Truncated { what: "handle" })
     }
 

@@ -18,6 +18,7 @@ use tempfile::TempDir;
 
 use crate::failure::Failure;
 use crate::growth::host::Host;
+use crate::load::names::NameLoad;
 use crate::load::{self, Load, Measured, Target};
 use crate::stop::Stop;
 
@@ -187,8 +188,20 @@ impl Side {
 
     /// Puts a load on the server.
     pub(super) fn run(&self, load: &Load, stop: &Stop) -> Result<Turn, Failure> {
+        self.measure(|target| load::run(target, load, stop))
+    }
+
+    /// As [`Side::run`], of names.
+    pub(super) fn run_names(&self, load: &NameLoad, stop: &Stop) -> Result<Turn, Failure> {
+        self.measure(|target| load::names::run(target, load, stop))
+    }
+
+    fn measure(
+        &self,
+        load: impl FnOnce(&Target) -> Result<Measured, Failure>,
+    ) -> Result<Turn, Failure> {
         let before = self.usage()?.processor_time;
-        let measured = load::run(&self.target, load, stop)?;
+        let measured = load(&self.target)?;
         let processor_time = self.usage()?.processor_time.saturating_sub(before);
         progress(&format!("{:12} {measured}", self.name()));
         Ok(Turn { measured, processor_time })
