@@ -33,8 +33,10 @@ const COMMON_STATUSES: [(&str, &str); 11] = [
 ];
 
 /// Statuses by which HTTP itself answers, before any call is known, and without a body.
-const BARE_STATUSES: [(&str, &str); 2] =
-    [("414", "The address is longer than 65,534 bytes"), ("431", "The headers are too large")];
+const BARE_STATUSES: [(&str, &str); 2] = [
+    ("414", "The address is too long; most that are so get 431"),
+    ("431", "Address and headers together are larger than 64 KiB, or the headers are too many"),
+];
 
 #[derive(OpenApi)]
 #[openapi(

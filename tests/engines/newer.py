@@ -9,8 +9,8 @@ the machine's go --fetches--> the pinned Go, sources --build--> CACHE/containerd
 ```
 
 The programs of one version are one directory, which is complete: it is renamed there when all is
-compiled. The hash is that of all that decides what they are. What the compilation needs (Go, modules, objects: about 2 GB) is below CACHE/compiling,
-and removed at the end, or by the next run.
+compiled. The hash is that of the versions, the flags and the suite's sources. What the compilation needs (Go, modules,
+objects: about 2 GB) is below CACHE/compiling, and removed at the end, or by the next run.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ import sys
 VERSIONS = pathlib.Path(__file__).with_name("versions")
 # It takes seconds, or minutes over a slow network.
 FETCH_LIMIT_SECONDS = 1800
-# Two cores take about a minute.
+# Two cores take three minutes.
 COMPILE_LIMIT_SECONDS = 3600
 # Of what a compilation said that failed.
 SHOWN_CHARACTERS = 2000
@@ -120,8 +120,8 @@ def compile_containerd(version, directory):
 
 def directory_name():
     """Where containerd's programs are in the cache."""
-    suite = [path.read_text("utf-8") for path in sorted(SUITE_SOURCES.iterdir())]
-    parts = (VERSIONS.read_text("utf-8"), CONTAINERD_FLAGS, CONTAINERD_PROGRAMS, suite)
+    suite = [path.read_text("utf-8") for path in sorted(SUITE_SOURCES.glob("*.go"))]
+    parts = (VERSIONS.read_text("utf-8"), CONTAINERD_FLAGS, CONTAINERD_PROGRAMS, SUITE_PROGRAM, suite)
     return f"containerd-{pinned(CONTAINERD)[0]}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
 
 
@@ -134,7 +134,7 @@ def make(cache):
     with (cache / "compiling.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            print(f"engines: compiling containerd {version}, once: about a minute", file=sys.stderr, flush=True)
+            print(f"engines: compiling containerd {version}, once: some minutes", file=sys.stderr, flush=True)
             directory = cache / "compiling"
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()

@@ -1,7 +1,7 @@
 //! What texts and numbers may be, where the handlers' types do not say it: patterns (ECMA-262) and bounds.
 //!
 //! What the document allows is refused only for what a schema cannot say: lengths are in characters here and in bytes
-//! in the server; `blob` and `for_all` are not given together; an end of a snapshot lies before the year 2554; and the
+//! in the server; `after` of files is encoded in one way alone, and its names are names; `blob` and `for_all` are not given together; an end of a snapshot lies before the year 2554; and the
 //! labels that the appliance itself has put on a snapshot count.
 
 use serde_json::{Value, json};

@@ -207,11 +207,11 @@ fn parse_cursor(text: &str) -> Result<FilePath, QueryError> {
         })
         .collect::<Result<Vec<_>, _>>()?;
     let path = FilePath::from_names(names).map_err(|error| bad(error.to_string()))?;
-    // Also one that leads to a path, as the document has a pattern for what a page gives.
+    // One spelling for each path, as the pattern of the OpenAPI document says.
     if cursor(&path) == text {
         Ok(path)
     } else {
-        Err(bad("is not the `next` of a page".to_owned()))
+        Err(bad("is not encoded as the `next` of a page is".to_owned()))
     }
 }
 

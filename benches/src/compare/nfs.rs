@@ -302,7 +302,7 @@ fn write_commit(context: &Context, stop: &Stop) -> Result<Vec<Row>, Failure> {
 fn names(context: &Context, stop: &Stop) -> Result<Vec<Row>, Failure> {
     let line = |key, work| {
         let (unit, target) = (Unit::OperationsPerSecond, Target::RatioAtLeast(1.0));
-        Series::new(Line { key, work, unit, target }, &[Rival::Ganesha])
+        Series::new(Line { key, work, unit, target }, &Rival::ALL)
     };
     // By how many calls are under way: those of one program, and of many.
     let mut create = [

@@ -21,8 +21,9 @@ const PAGE_BYTES: u32 = 32 << 10;
 /// What is done with each name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NameWork {
+    /// Of names that are not there.
     Create,
-    /// With attributes and handles, page after page. An operation is an entry.
+    /// With attributes and handles, page after page. An operation is an entry, and its time is that of its page.
     List,
     Remove,
 }
@@ -105,8 +106,10 @@ fn list(
     stop: &Stop,
 ) -> Result<(), Failure> {
     let mut place = DirectoryPlace::default();
-    let mut listed = 0;
-    loop {
+    let (mut listed, mut bare) = (0, 0);
+    // Besides `.` and `..`, which a server may leave out.
+    let expected = u64::from(load.count);
+    while listed <= expected + 2 {
         stop.check()?;
         let begun = Instant::now();
         let encode = |out: &mut Vec<u8>, xid| {
@@ -115,18 +118,20 @@ fn list(
         let page = session.call(encode)?.directory_page()?;
         let latency = begun.elapsed();
         (0..page.whole_entries).for_each(|_| tally.count(latency));
-        // `.` and `..` may come without.
-        if page.bare_entries > 2 || page.whole_entries + page.bare_entries == 0 && !page.is_last {
-            return Err(Failure::Unfit(format!("a page has too few attributes: {page:?}")));
-        }
         listed += page.whole_entries + page.bare_entries;
-        place = page.next;
+        bare += page.bare_entries;
+        // `.` and `..` may come without.
+        if bare > 2 {
+            return Err(Failure::Unfit(format!("{bare} entries have no attributes or handle")));
+        }
         if page.is_last {
             break;
         }
+        if page.next.cookie == place.cookie {
+            return Err(Failure::Unfit("a page that is not the last leads nowhere".to_owned()));
+        }
+        place = page.next;
     }
-    // Besides `.` and `..`, which a server may leave out.
-    let expected = u64::from(load.count);
     if (expected..=expected + 2).contains(&listed) {
         return Ok(());
     }
