@@ -1,4 +1,4 @@
-"""What schemathesis is told of this API that no schema says."""
+"""What schemathesis has to know of this API that no schema says."""
 
 import random
 

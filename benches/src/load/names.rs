@@ -15,7 +15,7 @@ use crate::stop::Stop;
 use super::tally::{Measured, Tally};
 use super::{DEPTH_MAX, Target};
 
-/// Longest answer to READDIRPLUS that is asked for: below what every server gives.
+/// Longest answer to READDIRPLUS that is asked for: a size that all servers which are compared can give.
 const PAGE_BYTES: u32 = 32 << 10;
 
 /// What is done with each name.
