@@ -73,6 +73,38 @@ def found(server, drivers):
     return left
 
 
+def needed(driver):
+    """The names of the files that a driver's volumes are."""
+    contents = [
+        volume["content"] for engine in ("docker", "containerd")
+        for volume in driver.control("GET", f"/volumes?engine={engine}")
+    ]
+    return {
+        content.get("disk", {}).get("name") or content["snapshot"]["hold"]
+        for content in contents if content != "inherited"
+    }
+
+
+def require_taken_back(server, driver):
+    """Lets a driver that will be stopped finish its removals: what it has not finished by then stays on the
+    appliance. A disk goes only once the last process of its container has, some moments after the container."""
+    folder = f"workers/{driver.control('GET', '/status')['worker_id']}/"
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while True:
+        driver.control("POST", "/reconcile")
+        paths = [item["path"].lstrip("/") for item in server.listing("files")]
+        kept = needed(driver)
+        left = [
+            path for path in paths
+            if path.startswith(folder) and not HEARTBEAT.fullmatch(path) and path.rsplit("/", 1)[1] not in kept
+        ]
+        if not left:
+            return
+        require(time.monotonic() < deadline, f"of {driver.process.title} {len(left)} files are left after "
+                f"{SETTLE_SECONDS} s:\n" + "\n".join(left[:SHOWN]))
+        time.sleep(1)
+
+
 def require_nothing_left(server, drivers):
     """Fails with the first things that are left after a while."""
     deadline = time.monotonic() + SETTLE_SECONDS

@@ -209,9 +209,9 @@ class World:
         worker.clear()
         # One that was started in a crippled world cannot, and has nothing.
         if worker.driver and not wrapper:
-            # Stopped in the middle of its removals, it would finish them at its next start. What is
-            # published stays: other workers pull it.
-            worker.driver.control("POST", "/reconcile")
+            # Stopped in the middle of its removals, it would finish them at its next start, which there is not. What
+            # is published stays: other workers pull it.
+            leftover.require_taken_back(worker.server, worker.driver)
         worker.stop()
         self._end_all_below(worker.directory)
         worker.directory.rename(f"{worker.directory}-{time.monotonic_ns()}")

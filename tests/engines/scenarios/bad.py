@@ -88,6 +88,8 @@ def corrupt(world):
 @scenario("bad: names that leave the root", 120)
 def escaping(world):
     docker = world.worker("a").docker
+    # Makes the file that no whiteout may remove.
+    world.images.busybox()
     mark = f"escaped-{os.getpid()}"
     outside = f"{world.scratch}/{mark}"
     up = "../" * 30
