@@ -14,7 +14,7 @@ use std::fs::File;
 use std::future::Future;
 use std::io::Write;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use sd_notify::NotifyState;
@@ -38,6 +38,13 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 
 /// The file by which a process has the state directory.
 const LOCK: &str = "lock";
+
+/// How long the lock is waited for. A process that was killed while it started a tool has left that the lock until the
+/// tool runs: a moment, or longer on a busy machine.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+
+/// The pause between two tries.
+const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Tells whether the daemon is to stop.
 #[derive(Clone, Debug)]
@@ -131,7 +138,7 @@ pub fn take_directories(config: &Config) -> Result<File, DriverError> {
     Ok(locked)
 }
 
-/// Takes the state directory for this process; the lock goes with it, however it ends.
+/// Takes the state directory for this process; the lock goes with it, however it ends. Waits for [`LOCK_WAIT`] at most.
 ///
 /// # Errors
 /// Another process has it; other users can reach it, and it may be theirs.
@@ -145,13 +152,19 @@ pub fn lock(state_dir: &Path) -> Result<File, DriverError> {
         .write(true)
         .open(&path)
         .map_err(DriverError::io("open", &path))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => {
-            Err(DriverError::Locked { path: state_dir.to_owned() })
-        }
-        Err(std::fs::TryLockError::Error(source)) => {
-            Err(DriverError::Io { action: "lock", path, source })
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(std::fs::TryLockError::WouldBlock) if begun.elapsed() < LOCK_WAIT => {
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            Err(std::fs::TryLockError::WouldBlock) => {
+                return Err(DriverError::Locked { path: state_dir.to_owned() });
+            }
+            Err(std::fs::TryLockError::Error(source)) => {
+                return Err(DriverError::Io { action: "lock", path, source });
+            }
         }
     }
 }
@@ -187,7 +200,7 @@ impl Servers {
                 .spawn(async move { ("metrics", served.await.map_err(|error| error.to_string())) });
         }
         if let Some(listener) = docker {
-            let router = docker::router(GraphDriver::new(worker.clone()));
+            let router = docker::router(GraphDriver::new(worker.clone(), config.push));
             tasks.spawn(serve_http("Docker", listener, router, stop.clone().asked()));
         }
         if let Some(listener) = containerd {
@@ -320,5 +333,21 @@ mod tests {
         assert!(matches!(lock(&state), Err(DriverError::Locked { .. })));
         drop(first);
         lock(&state).unwrap();
+    }
+
+    #[test]
+    fn a_lock_that_is_let_go_in_a_moment_is_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = folder.path().join("state");
+        let first = lock(&state).unwrap();
+        let (is_waiting, waits) = std::sync::mpsc::channel();
+        let second = std::thread::spawn(move || {
+            is_waiting.send(()).unwrap();
+            lock(&state).map(drop)
+        });
+        waits.recv().unwrap();
+        std::thread::sleep(2 * LOCK_PAUSE);
+        drop(first);
+        second.join().unwrap().unwrap();
     }
 }
