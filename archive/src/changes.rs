@@ -3,9 +3,13 @@
 //! Directories are compared by their attributes and not by their times and sizes; one whose
 //! children changed counts as modified, but for the root. A file of the same size and time has the
 //! same content. Files that are one (hard links) in one tree and not in the other are modified.
+//!
+//! For an archive that is to make the newer tree this does not do: there directories count as modified by their
+//! times, too, but for the root, and a file that was touched and has its size and time still is read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Stat};
@@ -16,7 +20,19 @@ use crate::root::{Entry, Place, Root, is_directory, modified};
 /// Memory of the paths that [`changes`] holds: those of a million and more changes, at usual
 /// lengths. A container makes as many and as long ones as it likes, and the daemon that is asked
 /// for them serves others, too.
-const PATHS_BYTES_MAX: usize = 256 << 20;
+pub const PATHS_BYTES_MAX: usize = 256 << 20;
+
+/// Bytes of two files that are compared at once.
+const BUFFER_BYTES: usize = 256 << 10;
+
+/// How closely trees are compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closeness {
+    /// As `docker diff` does it.
+    Shown,
+    /// So that nothing of the newer tree is missing.
+    Whole,
+}
 
 /// What a path takes in memory beside its text.
 const PATH_BYTES: usize = 96;
@@ -48,7 +64,8 @@ pub struct Change {
 /// A tree cannot be read, or there are more changes than memory is given to.
 pub fn changes(older: Option<&Path>, newer: &Path) -> Result<Vec<Change>, ArchiveError> {
     let older = older.map(Root::open).transpose()?;
-    let found = Comparison::run(PATHS_BYTES_MAX, older.as_ref(), &Root::open(newer)?)?;
+    let newer = Root::open(newer)?;
+    let found = Comparison::run(Closeness::Shown, PATHS_BYTES_MAX, older.as_ref(), &newer)?;
     let from_root = |(path, kind)| Change { path: Path::new("/").join(path), kind };
     Ok(found.into_iter().map(from_root).collect())
 }
@@ -58,6 +75,7 @@ type Links = HashMap<u64, BTreeSet<PathBuf>>;
 
 /// A comparison under way. Paths are below the root.
 pub(crate) struct Comparison<'a> {
+    closeness: Closeness,
     older: Option<&'a Root>,
     newer: &'a Root,
     found: BTreeMap<PathBuf, ChangeKind>,
@@ -73,11 +91,13 @@ pub(crate) struct Comparison<'a> {
 impl<'a> Comparison<'a> {
     /// What changed, by path below the root; paths take at most `bytes_max` of memory.
     pub(crate) fn run(
+        closeness: Closeness,
         bytes_max: usize,
         older: Option<&'a Root>,
         newer: &'a Root,
     ) -> Result<BTreeMap<PathBuf, ChangeKind>, ArchiveError> {
         let mut comparison = Self {
+            closeness,
             older,
             newer,
             found: BTreeMap::new(),
@@ -179,8 +199,12 @@ impl<'a> Comparison<'a> {
         if attributes(older) != attributes(newer) {
             return Ok(true);
         }
+        let is_whole = self.closeness == Closeness::Whole;
         let is_same_content = (older.st_size, modified(older)) == (newer.st_size, modified(newer));
         if !is_directory(newer) && !is_same_content {
+            return Ok(true);
+        }
+        if is_directory(newer) && is_whole && modified(older) != modified(newer) {
             return Ok(true);
         }
         let Some(older_root) = self.older else {
@@ -193,7 +217,11 @@ impl<'a> Comparison<'a> {
         {
             return Ok(true);
         }
-        Ok(before.xattrs()? != after.xattrs()?)
+        if before.xattrs()? != after.xattrs()? {
+            return Ok(true);
+        }
+        let is_file = FileType::from_raw_mode(newer.st_mode) == FileType::RegularFile;
+        Ok(is_whole && is_file && !has_same_bytes(older_root, self.newer, path)?)
     }
 
     /// Finds files that became one, or ceased to be. Only paths of both trees are in the older
@@ -247,6 +275,26 @@ fn attributes(stat: &Stat) -> (u32, u32, u32, u64) {
     (stat.st_mode, stat.st_uid, stat.st_gid, if is_device { stat.st_rdev } else { 0 })
 }
 
+/// Whether a file has the same content in two trees.
+fn has_same_bytes(older: &Root, newer: &Root, path: &Path) -> Result<bool, ArchiveError> {
+    let open = |root: &Root| root.file(path).map_err(failed("open", path));
+    let (mut older, mut newer) = (open(older)?, open(newer)?);
+    let mut buffers = (Vec::new(), Vec::new());
+    loop {
+        for (file, buffer) in [(&mut older, &mut buffers.0), (&mut newer, &mut buffers.1)] {
+            buffer.clear();
+            let read = file.by_ref().take(BUFFER_BYTES as u64).read_to_end(buffer);
+            read.map_err(failed("read", path))?;
+        }
+        if buffers.0 != buffers.1 {
+            return Ok(false);
+        }
+        if buffers.0.is_empty() {
+            return Ok(true);
+        }
+    }
+}
+
 /// What a path takes in memory.
 fn bytes_of(path: &Path) -> usize {
     PATH_BYTES + path.as_os_str().len()
@@ -274,7 +322,7 @@ mod tests {
         std::fs::write(newer.join("both/one"), "").unwrap();
         std::fs::hard_link(newer.join("both/one"), newer.join("both/two")).unwrap();
         let [older, newer] = [older, newer].map(|path| Root::open(&path).unwrap());
-        let run = |bytes_max, older| Comparison::run(bytes_max, older, &newer);
+        let run = |bytes_max, older| Comparison::run(Closeness::Shown, bytes_max, older, &newer);
         // `both`, what is new in it, and each of the links once more.
         let bytes =
             |names: &[&str]| -> usize { names.iter().map(|name| bytes_of(Path::new(name))).sum() };

@@ -99,8 +99,8 @@ pub enum ArchiveError {
         /// What could be read.
         got: u64,
     },
-    /// A file is not what it was when its layer was unpacked.
-    #[error("`{}` is not what was unpacked: expected {expected}, got {got}", path.display())]
+    /// A file is not what it was when its layer was recorded.
+    #[error("`{}` is not what was unpacked or built: expected {expected}, got {got}", path.display())]
     ContentDiffers {
         /// The path below the root.
         path: PathBuf,
@@ -110,7 +110,7 @@ pub enum ArchiveError {
         got: String,
     },
     /// The recording of an archive cannot be used.
-    #[error("the recording `{}` is damaged: {reason}; pull the image again", path.display())]
+    #[error("the recording `{}` is damaged: {reason}; pull or build the image again", path.display())]
     BadRecording {
         /// The recording.
         path: PathBuf,
@@ -124,7 +124,9 @@ pub enum ArchiveError {
         reason: String,
     },
     /// A reference is followed by more members.
-    #[error("the layer's reference to a snapshot is followed by `{member}`; it must be alone")]
+    #[error(
+        "the layer's reference to a snapshot is followed by `{member}`; only its own link may follow"
+    )]
     ReferenceNotAlone {
         /// The next member.
         member: String,

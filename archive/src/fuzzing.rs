@@ -16,13 +16,14 @@ use arbitrary::{Result as Chosen, Unstructured};
 use crate::header::{self, BLOCK_BYTES};
 use crate::pax::{self, Records};
 use crate::recording::{CHUNK_END, CHUNK_KEPT, CHUNK_RECORDS, MAGIC, RECORD_CONTENT, RECORD_RAW};
+use crate::reference::{REFERENCE_LINK, REFERENCE_LINK_TARGET};
 use crate::{Recognised, Reference, recognise, replay, unpack};
 
 /// Members of one archive: enough that they meet.
 const MEMBERS_MAX: usize = 24;
 
 /// Names that mean something together.
-const NAMES: [&[u8]; 24] = [
+const NAMES: [&[u8]; 25] = [
     b"a",
     b"b",
     b"a/b",
@@ -47,11 +48,23 @@ const NAMES: [&[u8]; 24] = [
     b".wh..wh.plnk/1",
     b".slackwater-reference",
     b"./.slackwater-reference",
+    REFERENCE_LINK.as_bytes(),
 ];
 
 /// Targets of links.
-const LINKS: [&[u8]; 10] =
-    [b"a", b"b", b".", b"..", b"/", b"../outside", b"../../outside/secret", b"/a/b", b"a/b", b""];
+const LINKS: [&[u8]; 11] = [
+    b"a",
+    b"b",
+    b".",
+    b"..",
+    b"/",
+    b"../outside",
+    b"../../outside/secret",
+    b"/a/b",
+    b"a/b",
+    b"",
+    REFERENCE_LINK_TARGET.as_bytes(),
+];
 
 /// Contents of a field that holds a number.
 const NUMBERS: [&[u8]; 10] = [

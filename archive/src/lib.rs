@@ -8,6 +8,7 @@
 //!                                              recording --> replay --> the same tar, byte for byte
 //!
 //!  older tree, newer tree --> changes --> pack --> tar stream (OCI whiteouts)
+//!                                          +-----> recording, from which replay gives it again
 //! ```
 //!
 //! Invariants:
@@ -15,7 +16,7 @@
 //!   (`root.rs` is the only module that opens anything in a tree).
 //! - An archive that was cut off anywhere is refused.
 //! - `replay` writes exactly what was unpacked, or fails; it says which file is not what it was.
-//! - `pack` writes the same bytes for the same trees.
+//! - `pack` writes the same bytes for the same trees; another version of it may write others.
 
 mod changes;
 mod error;
@@ -31,9 +32,12 @@ mod replay;
 mod root;
 mod unpack;
 
-pub use changes::{Change, ChangeKind, changes};
+pub use changes::{Change, ChangeKind, PATHS_BYTES_MAX, changes};
 pub use error::ArchiveError;
 pub use pack::{Packed, pack};
-pub use reference::{Mac, MacError, Prefixed, REFERENCE_MEMBER, Recognised, Reference, recognise};
+pub use reference::{
+    Mac, MacError, Prefixed, REFERENCE_LINK, REFERENCE_LINK_TARGET, REFERENCE_MEMBER, Recognised,
+    Reference, recognise,
+};
 pub use replay::replay;
 pub use unpack::{Unpacked, unpack};

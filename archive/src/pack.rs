@@ -12,10 +12,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Stat, major, minor};
 
-use crate::changes::{ChangeKind, Comparison};
+use crate::changes::{ChangeKind, Closeness, Comparison};
 use crate::error::{ArchiveError, failed};
 use crate::header::{self, BLOCK_BYTES, Builder};
 use crate::pax::{self, Records, Time};
+use crate::recording::Recorder;
 use crate::root::{Place, Root, modified, size_bytes};
 use crate::unpack::WHITEOUT_PREFIX;
 
@@ -35,26 +36,39 @@ pub struct Packed {
 }
 
 /// Writes the archive that makes the tree `newer` of the tree `older`, or of nothing. Neither may
-/// change meanwhile. Sockets are left out: they mean nothing without their process.
+/// change meanwhile. Sockets are left out: they mean nothing without their process. With
+/// `recording`, what [`replay`](crate::replay()) needs to write the same archive again from the
+/// tree `newer` is written to a file of that name: also for a later version of this function,
+/// which may write other bytes. The paths of what differs take at most `paths_bytes_max` of memory; `usize::MAX` is for
+/// a program of its own.
 ///
 /// # Errors
-/// A tree cannot be read or changed meanwhile, a name cannot be said in a layer, or `out` fails.
+/// A tree cannot be read or changed meanwhile, a name cannot be said in a layer, there are more changes than memory is
+/// given to, `out` fails, or the recording cannot be written; then there is none.
 pub fn pack(
     older: Option<&Path>,
     newer: &Path,
     out: &mut impl Write,
+    recording: Option<&Path>,
+    paths_bytes_max: usize,
 ) -> Result<Packed, ArchiveError> {
     let older = older.map(Root::open).transpose()?;
     let newer = Root::open(newer)?;
-    // Packing is done by a program of its own, for whoever started it.
-    let found = Comparison::run(usize::MAX, older.as_ref(), &newer)?;
-    let mut packer = Packer { root: &newer, out, links: HashMap::new(), packed: Packed::default() };
+    let found = Comparison::run(Closeness::Whole, paths_bytes_max, older.as_ref(), &newer)?;
+    let mut packer = Packer {
+        root: &newer,
+        out,
+        recorder: recording.map(Recorder::create).transpose()?,
+        links: HashMap::new(),
+        packed: Packed::default(),
+    };
     if Comparison::root_differs(older.as_ref(), &newer)? {
         packer.present(Path::new(""))?;
     }
     packer.all(&found)?;
     packer.write(&[0; 2 * BLOCK_BYTES])?;
     packer.out.flush().map_err(|source| ArchiveError::Write { source })?;
+    packer.recorder.map_or(Ok(()), Recorder::finish)?;
     Ok(packer.packed)
 }
 
@@ -76,6 +90,7 @@ struct Fields {
 struct Packer<'a, W> {
     root: &'a Root,
     out: &'a mut W,
+    recorder: Option<Recorder>,
     /// The first path of each file that has several, by inode.
     links: HashMap<u64, PathBuf>,
     packed: Packed,
@@ -183,21 +198,35 @@ impl<W: Write> Packer<'_, W> {
         let mut file = file.take(size_bytes);
         let mut buffer = vec![0; BUFFER_BYTES];
         let mut got = 0;
+        let mut hasher = blake3::Hasher::new();
         loop {
             let length = file.read(&mut buffer).map_err(failed("read", path))?;
             if length == 0 {
                 break;
             }
-            self.write(&buffer[..length])?;
+            self.put(&buffer[..length])?;
+            if let Some(recorder) = &mut self.recorder {
+                recorder.count(&buffer[..length]);
+                hasher.update(&buffer[..length]);
+            }
             got += length as u64;
         }
         if got != size_bytes {
             return Err(ArchiveError::Changed { path: path.to_owned(), expected: size_bytes, got });
         }
+        if let Some(recorder) = &mut self.recorder {
+            recorder.content(path, size_bytes, hasher.finalize())?;
+        }
         self.write(&vec![0; header::padding_bytes(size_bytes)])
     }
 
+    /// Writes what is in no file of the tree.
     fn write(&mut self, bytes: &[u8]) -> Result<(), ArchiveError> {
+        self.put(bytes)?;
+        self.recorder.as_mut().map_or(Ok(()), |recorder| recorder.raw(bytes))
+    }
+
+    fn put(&mut self, bytes: &[u8]) -> Result<(), ArchiveError> {
         self.out.write_all(bytes).map_err(|source| ArchiveError::Write { source })
     }
 }

@@ -1,4 +1,4 @@
-//! The recording of an unpacked archive: what is needed to write the same tar again.
+//! The recording of an archive that was unpacked or packed: what is needed to write the same tar again.
 //!
 //! ```text
 //! file    = "SWLAYER1" chunk*

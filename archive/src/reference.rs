@@ -1,12 +1,17 @@
-//! References: archives of one small member that stand for a snapshot of the appliance.
+//! References: small archives that stand for a snapshot of the appliance.
 //!
 //! ```text
 //! ustar header ".slackwater-reference", mode 0444, everything else zero   512 bytes
 //! {"slackwater":2,"store_id":"...","snapshot_id":"...","size_bytes":N,"mac":"..."}\n   padded to 512
+//! ustar header of a hard link, whose name is a sentence, to ".slackwater-reference-target"   512
 //! end marker                                                             1024
 //! ```
+//! No layer has a file of that last name. So an engine without the driver, which would else make an empty layer of a
+//! reference, cannot unpack it, and its error shows the sentence. Where the driver has the archive unpacked by
+//! the engine, it makes that file before.
+//!
 //! The same reference is always the same bytes: engines know a layer by the hash of its archive. One of
-//! version 1 has no `mac`: release 0.2 wrote those, and anything else can.
+//! version 1 has no `mac` and no link: release 0.2 wrote those, and anything else can.
 
 use std::fmt;
 use std::io::{Cursor, Read};
@@ -17,12 +22,19 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
 use crate::error::{ArchiveError, shown};
-use crate::header::{self, BLOCK_BYTES, Builder};
+use crate::header::{self, BLOCK_BYTES, Block, Builder};
 use crate::members::{Kind, Member, Members, Next};
 use crate::root::clean;
 
-/// The name of a reference's only member.
+/// The name of the member that is the reference.
 pub const REFERENCE_MEMBER: &str = ".slackwater-reference";
+
+/// The name of the hard link behind it, which engines show that cannot make it. At most 100 bytes, as a ustar header
+/// holds; without `/`, so that it is one name.
+pub const REFERENCE_LINK: &str = "slackwater reference: pull on a worker with slackwater-driver or run slackwater-driver image export";
+
+/// What it is a link to.
+pub const REFERENCE_LINK_TARGET: &str = ".slackwater-reference-target";
 
 /// The version of the text below with a MAC, and without.
 const VERSION: u32 = 2;
@@ -34,7 +46,7 @@ const TEXT_BYTES_MAX: usize = 1024;
 /// Bytes that may follow the member: the end marker, and what pads an archive to 20 blocks.
 const TRAILING_BYTES_MAX: usize = 64 << 10;
 
-/// Permissions of the member: readable, should it ever be unpacked by somebody else.
+/// Permissions of the members.
 const MODE: u64 = 0o444;
 
 /// The message authentication code of a reference (BLAKE3 with a key), which only its appliance can make. Compared in
@@ -131,8 +143,11 @@ impl Reference {
             .finish();
         let mut archive = header.to_vec();
         archive.extend_from_slice(text.as_bytes());
-        let end_bytes = 2 * BLOCK_BYTES;
-        archive.resize(archive.len() + header::padding_bytes(size_bytes) + end_bytes, 0);
+        archive.resize(archive.len() + header::padding_bytes(size_bytes), 0);
+        if self.mac.is_some() {
+            archive.extend_from_slice(&link_header());
+        }
+        archive.resize(archive.len() + 2 * BLOCK_BYTES, 0);
         archive
     }
 
@@ -164,6 +179,19 @@ impl Reference {
             _ => Ok(Self { mac: None, ..reference }),
         }
     }
+}
+
+/// The header of the link that no other unpacker can make.
+fn link_header() -> Block {
+    Builder::new(b'1')
+        .text(header::NAME, REFERENCE_LINK.as_bytes())
+        .text(header::LINK, REFERENCE_LINK_TARGET.as_bytes())
+        .number(header::MODE, MODE)
+        .number(header::UID, 0)
+        .number(header::GID, 0)
+        .number(header::SIZE, 0)
+        .number(header::MTIME, 0)
+        .finish()
 }
 
 /// What an archive turned out to be.
@@ -214,6 +242,13 @@ fn is_reference(member: &Member) -> bool {
     member.kind == Kind::File && path.is_ok_and(|path| path == Path::new(REFERENCE_MEMBER))
 }
 
+fn is_link(member: &Member) -> bool {
+    let path = clean(&member.shown(), &member.name);
+    member.kind == Kind::HardLink
+        && path.is_ok_and(|path| path == Path::new(REFERENCE_LINK))
+        && member.link == REFERENCE_LINK_TARGET.as_bytes()
+}
+
 /// Reads a reference and the rest of its archive.
 fn read_reference<R: Read>(
     member: &Member,
@@ -228,7 +263,13 @@ fn read_reference<R: Read>(
     let length = members.content(&mut text)?;
     members.padding()?;
     let reference = Reference::from_member(&text[..length])?;
-    if let Next::Member(next) = members.next()? {
+    let mut next = members.next()?;
+    if let Next::Member(member) = &next
+        && is_link(member)
+    {
+        next = members.next()?;
+    }
+    if let Next::Member(next) = next {
         return Err(ArchiveError::ReferenceNotAlone { member: shown(&next.name) });
     }
     let mut trailing = vec![0; TRAILING_BYTES_MAX + 1];
@@ -274,6 +315,22 @@ mod tests {
         archive
     }
 
+    /// The same with the link.
+    fn archive_with_link(text: &str, length: &[u8; 12], checksum: &[u8; 8]) -> Vec<u8> {
+        let mut archive = archive(text, length, checksum);
+        archive.resize(2560, 0);
+        let mut put =
+            |at: usize, bytes: &[u8]| archive[at..at + bytes.len()].copy_from_slice(bytes);
+        put(1024, b"slackwater reference: pull on a worker with slackwater-driver ");
+        put(1086, b"or run slackwater-driver image export");
+        put(1124, b"0000444\x000000000\x000000000\x00");
+        put(1148, b"00000000000\x0000000000000\x00");
+        put(1172, b"036145\x00 ");
+        put(1180, b"1.slackwater-reference-target");
+        put(1281, b"ustar\x0000");
+        archive
+    }
+
     #[test]
     fn the_bytes_of_a_reference_never_change() {
         let text = "{\"slackwater\":1,\"store_id\":\"store \\\"one\\\"\",\
@@ -283,7 +340,7 @@ mod tests {
         let text = "{\"slackwater\":2,\"store_id\":\"store \\\"one\\\"\",\
             \"snapshot_id\":\"01234567-89ab-cdef-0123-456789abcdef\",\"size_bytes\":68719476736,\
             \"mac\":\"0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef\"}\n";
-        let expected = archive(text, b"00000000303\x00", b"012034\x00 ");
+        let expected = archive_with_link(text, b"00000000303\x00", b"012034\x00 ");
         assert_eq!(reference().to_archive(), expected);
     }
 
@@ -292,10 +349,14 @@ mod tests {
         let archive = reference().to_archive();
         let mut padded = archive.clone();
         padded.resize(10_240, 0);
+        let without_link = [&archive[..1024], &[0; 1024]].concat();
         let old = without_mac();
-        for (archive, expected) in
-            [(archive, reference()), (padded, reference()), (old.to_archive(), old.clone())]
-        {
+        for (archive, expected) in [
+            (archive, reference()),
+            (padded, reference()),
+            (without_link, reference()),
+            (old.to_archive(), old.clone()),
+        ] {
             let mut stream = Cursor::new(archive);
             let Recognised::Reference(read) = recognise(&mut stream).unwrap() else {
                 panic!("not recognised");
@@ -311,9 +372,19 @@ mod tests {
         for length in (1..archive.len()).filter(|length| *length != archive.len() - 512) {
             assert!(recognise(&archive[..length]).is_err(), "{length} bytes");
         }
-        let twice = [&archive[..1024], &archive[..]].concat();
-        let error = recognise(&twice[..]).unwrap_err();
-        assert!(matches!(error, ArchiveError::ReferenceNotAlone { .. }), "{error}");
+        let (text, link) = (&archive[..1024], &archive[1024..1536]);
+        let mut symbolic = link.to_vec();
+        symbolic[156] = b'2';
+        symbolic[153] += 1;
+        let mut elsewhere = link.to_vec();
+        elsewhere.swap(157, 158);
+        for more in [text, &symbolic, &elsewhere, &[link, link].concat(), &[link, text].concat()] {
+            let followed = [text, more, &[0; 1024]].concat();
+            let error = recognise(&followed[..]).unwrap_err();
+            assert!(matches!(error, ArchiveError::ReferenceNotAlone { .. }), "{error}");
+        }
+        let alone = [link, &[0; 1024]].concat();
+        assert!(matches!(recognise(&alone[..]).unwrap(), Recognised::Ordinary(_)));
         let followed = [&archive[..], b"x"].concat();
         assert!(recognise(&followed[..]).is_err());
         let mut other = archive;

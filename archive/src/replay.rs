@@ -1,4 +1,4 @@
-//! The way back: the tar that was unpacked, byte for byte, from its recording and its files.
+//! The way back: the tar that was unpacked or packed, byte for byte, from its recording and its files.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -47,8 +47,8 @@ struct Output<'a, W> {
     size_bytes: u64,
 }
 
-/// Writes to `out` byte for byte the archive whose unpacking made `recording`. `root` is the tree
-/// in exactly the state that the unpacking left; it is only read.
+/// Writes to `out` byte for byte the archive whose unpacking or packing made `recording`. `root` is the tree
+/// in exactly the state that the unpacking left, or that was packed; it is only read.
 ///
 /// # Errors
 /// A file that is not what it was, a damaged recording, and whatever reading and writing can meet.
@@ -80,7 +80,7 @@ pub fn replay(recording: &Path, root: &Path, out: &mut impl Write) -> Result<(),
     let mut end = output.size_bytes.to_le_bytes().to_vec();
     end.extend_from_slice(output.hasher.finalize().as_bytes());
     if end != recording.end {
-        return Err(recording.bad("the archive is not what was unpacked".to_owned()));
+        return Err(recording.bad("the archive is not what was recorded".to_owned()));
     }
     output.out.flush().map_err(|source| ArchiveError::Write { source })
 }

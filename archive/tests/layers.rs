@@ -7,6 +7,7 @@ use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{AtFlags, CWD, Mode, Timespec, Timestamps};
 use slackwater_archive::{ArchiveError, ChangeKind, Unpacked, changes, replay};
@@ -336,7 +337,8 @@ fn a_packed_layer_is_read_by_others() {
     fs::write(newer.join("d").join(&long), "content").unwrap();
     fs::hard_link(newer.join("d").join(&long), newer.join("e")).unwrap();
     let mut archive = Vec::new();
-    let packed = slackwater_archive::pack(Some(&older), &newer, &mut archive).unwrap();
+    let packed =
+        slackwater_archive::pack(Some(&older), &newer, &mut archive, None, usize::MAX).unwrap();
     assert_eq!((packed.size_bytes, packed.entries), (7, 4));
     let mut reader = tar::Archive::new(&archive[..]);
     let members: Vec<_> = reader
@@ -357,6 +359,32 @@ fn a_packed_layer_is_read_by_others() {
         ("e".to_owned(), Some(long.into()), 0),
     ];
     assert_eq!(members, expected);
+}
+
+#[test]
+fn what_was_changed_is_packed_also_where_size_and_time_are_as_before() {
+    let folder = tempdir().unwrap();
+    let [older, newer] = ["older", "newer"].map(|name| folder.path().join(name));
+    fs::create_dir(&older).unwrap();
+    let archive = Tar::new().file("changed", b"one").file("touched", b"two").file("d/x", b"3");
+    unpack(&archive.end(), &older).unwrap();
+    support::copy(&older, &newer);
+    let past = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    let set = |path: &Path| fs::File::open(path).unwrap().set_modified(past).unwrap();
+    fs::write(newer.join("changed"), "ONE").unwrap();
+    for name in ["changed", "touched"] {
+        for root in [&older, &newer] {
+            set(&root.join(name));
+        }
+    }
+    set(&older.join("d"));
+    assert_eq!(changes(Some(&older), &newer).unwrap(), vec![]);
+    unpack(&pack(Some(&older), &newer).unwrap(), &older).unwrap();
+    assert_eq!(fs::read(older.join("changed")).unwrap(), b"ONE");
+    let modified = |root: &Path| fs::metadata(root.join("d")).unwrap().modified().unwrap();
+    assert_eq!(modified(&older), modified(&newer));
+    let packed = pack(Some(&older), &newer).unwrap();
+    assert_eq!(packed, [0; 1024], "nothing differs");
 }
 
 #[test]
@@ -386,6 +414,7 @@ fn the_disk_being_full_or_away_is_said_with_the_path() {
     // A device that is always full, as the way out.
     let mut full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     fs::write(folder.path().join("x"), "content").unwrap();
-    let error = slackwater_archive::pack(None, folder.path(), &mut full).unwrap_err();
+    let error =
+        slackwater_archive::pack(None, folder.path(), &mut full, None, usize::MAX).unwrap_err();
     assert!(matches!(&error, ArchiveError::Write { .. }), "{error}");
 }

@@ -306,6 +306,14 @@ proptest! {
 
         let archive = pack(Some(&older), &newer).unwrap();
         prop_assert!(pack(Some(&older), &newer).unwrap() == archive, "packed differently");
+        let recording = folder.path().join("recording");
+        let mut again = Vec::new();
+        let recorded = Some(&*recording);
+        slackwater_archive::pack(Some(&older), &newer, &mut again, recorded, usize::MAX).unwrap();
+        prop_assert!(again == archive, "packed differently with a recording");
+        again.clear();
+        slackwater_archive::replay(&recording, &newer, &mut again).unwrap();
+        prop_assert!(again == archive, "replayed differently");
         support::unpack(&archive, &made).unwrap();
         prop_assert_eq!(tree(&made), tree(&newer));
         prop_assert_eq!(changes(Some(&newer), &made).unwrap(), vec![]);

@@ -14,6 +14,7 @@
 //! | `POST /view` | a mount of a snapshot, for as long as the connection lasts |
 //! | `POST /reconcile` | finishes what was interrupted, now |
 
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -78,6 +79,10 @@ pub struct ViewRequest {
 pub struct ViewAnswer {
     /// The directory.
     pub path: PathBuf,
+    /// The number of the file system's device: who finds another one there is in a mount namespace without the mount. A
+    /// daemon of release 0.2 does not tell it.
+    #[serde(default)]
+    pub device: Option<u64>,
 }
 
 /// A volume and what it was made above.
@@ -329,7 +334,10 @@ async fn view(
     Json(request): Json<ViewRequest>,
 ) -> Result<Response, Failure> {
     let view = control.worker.view(request.snapshot).await?;
-    let answer = json!({ "path": view.path() }).to_string();
+    let path = view.path();
+    let failed = |source| WorkerError::Local { path: path.to_owned(), source };
+    let device = std::fs::metadata(path).map_err(failed)?.dev();
+    let answer = json!({ "path": path, "device": device }).to_string();
     let first = stream::once(async { Ok::<_, std::io::Error>(Bytes::from(answer)) });
     let held = stream::once(async move {
         control.stop.asked().await;

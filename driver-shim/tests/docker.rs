@@ -2,6 +2,8 @@
 //! in the sequences of real daemons, over a real appliance with a real FUSE attach.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
+#[path = "docker/ordinary.rs"]
+mod ordinary;
 #[path = "support/plugin.rs"]
 mod plugin;
 mod support;

@@ -54,53 +54,45 @@ def settle(server, drivers):
 
 def found(server, drivers):
     """All that is left, each with a word on what it is."""
+    names = {worker.get("worker_id"): worker["name"] for worker in server.call("GET", "/v1/workers")["workers"]}
+    paths = [item["path"].lstrip("/") for item in server.listing("files")]
     left = [
-        f"file {item['path']}" for item in server.listing("files")
-        if not HEARTBEAT.fullmatch(item["path"].lstrip("/"))
+        f"file {path} of {names.get(path.removeprefix('workers/').split('/')[0], 'no worker')}"
+        for path in paths if not HEARTBEAT.fullmatch(path)
     ]
     left += [
         f"snapshot {item['id']} {item.get('name') or ''}" for item in server.listing("snapshots")
         if not EMPTY_DISK.fullmatch(item.get("name") or "")
     ]
     for driver in drivers:
-        for engine in ("docker", "containerd"):
-            left += [
-                f"volume {volume['key']['engine']} {volume['key']['name']}"
-                for volume in driver.control("GET", f"/volumes?engine={engine}")
-            ]
+        left += volumes(driver)
         left += [f"mount {point}" for point in mounted(driver)]
         left += [f"loop device {device} on {file}" for device, file in loop_devices(driver.state)]
     return left
 
 
-def needed(driver):
-    """The names of the files that a driver's volumes are."""
-    contents = [
-        volume["content"] for engine in ("docker", "containerd")
-        for volume in driver.control("GET", f"/volumes?engine={engine}")
+def volumes(driver):
+    """What a driver has of engines, each with a word on what it is."""
+    return [
+        f"volume {volume['key']['engine']} {volume['key']['name']}"
+        for engine in ("docker", "containerd") for volume in driver.control("GET", f"/volumes?engine={engine}")
     ]
-    return {
-        content.get("disk", {}).get("name") or content["snapshot"]["hold"]
-        for content in contents if content != "inherited"
-    }
 
 
 def require_taken_back(server, driver):
-    """Lets a driver that will be stopped finish its removals: what it has not finished by then stays on the
-    appliance. A disk goes only once the last process of its container has, some moments after the container."""
+    """Lets a driver that will be stopped finish its removals, and fails if something needs its files still: what it
+    has not finished by then stays on the appliance. A disk goes only once the last process of its container has,
+    some moments after the container."""
     folder = f"workers/{driver.control('GET', '/status')['worker_id']}/"
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
         driver.control("POST", "/reconcile")
         paths = [item["path"].lstrip("/") for item in server.listing("files")]
-        kept = needed(driver)
-        left = [
-            path for path in paths
-            if path.startswith(folder) and not HEARTBEAT.fullmatch(path) and path.rsplit("/", 1)[1] not in kept
-        ]
+        left = volumes(driver)
+        left += [path for path in paths if path.startswith(folder) and not HEARTBEAT.fullmatch(path)]
         if not left:
             return
-        require(time.monotonic() < deadline, f"of {driver.process.title} {len(left)} files are left after "
+        require(time.monotonic() < deadline, f"of {driver.process.title} {len(left)} things are left after "
                 f"{SETTLE_SECONDS} s:\n" + "\n".join(left[:SHOWN]))
         time.sleep(1)
 

@@ -152,9 +152,9 @@ class World:
         self.registry = Registry(scratch, held_port)
         directory = scratch / "plain"
         directory.mkdir()
-        self._plain_containerd = Containerd(directory, "plain", scratch.name)
+        self.plain_containerd = Containerd(directory, "plain", scratch.name)
         self.plain = Docker(
-            directory, "plain", "overlay2", self._plain_containerd, scratch.name
+            directory, "plain", "overlay2", self.plain_containerd, scratch.name
         )
         self.images = Images(self)
         self._generation = 0
@@ -164,7 +164,7 @@ class World:
     def start(self):
         """Starts what stays for the whole run."""
         self.registry.start()
-        self._plain_containerd.start()
+        self.plain_containerd.start()
         self.plain.start()
 
     @property

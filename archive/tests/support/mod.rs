@@ -101,7 +101,7 @@ pub(crate) fn unpack(archive: &[u8], root: &Path) -> Result<Unpacked, ArchiveErr
 /// Packs into memory.
 pub(crate) fn pack(older: Option<&Path>, newer: &Path) -> Result<Vec<u8>, ArchiveError> {
     let mut archive = Vec::new();
-    slackwater_archive::pack(older, newer, &mut archive)?;
+    slackwater_archive::pack(older, newer, &mut archive, None, usize::MAX)?;
     Ok(archive)
 }
 

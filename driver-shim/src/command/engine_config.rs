@@ -102,6 +102,7 @@ docker info --format '{{{{.Driver}}}}'     # {plugin}
 # Options of one container:
 #   docker run --storage-opt size=100GiB ...     a larger disk
 #   docker run --storage-opt shared=true ...     one read-only root for all of the image
+#   docker run --storage-opt push=ordinary ...   its commits are pushed for any engine
 "#
     )
 }

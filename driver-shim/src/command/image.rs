@@ -20,7 +20,7 @@ use crate::settings::Config;
 pub(super) enum ImageCommand {
     /// Make an image whose layers are references to the layers of another
     ///
-    /// It is pushed and pulled as any image is, in at most 2 KiB a layer, by workers of this
+    /// It is pushed and pulled as any image is, in at most 3 KiB a layer, by workers of this
     /// appliance.
     Convert(ConvertArguments),
     /// Make an image of a container of containerd, by reference, in constant time

@@ -1,6 +1,6 @@
 //! What a call of containerd can fail with, and which gRPC code says it.
 
-use slackwater_archive::ArchiveError;
+use slackwater_archive::{ArchiveError, REFERENCE_LINK_TARGET};
 use tonic::{Code, Status};
 
 use crate::worker::{Key, WorkerError};
@@ -111,6 +111,23 @@ pub enum CallError {
         /// Why.
         source: std::io::Error,
     },
+    /// The file that a reference needs cannot be made in the snapshot's directory, or not be removed.
+    #[error("write in the root directory of {key}: {source}")]
+    Write {
+        /// The snapshot.
+        key: Key,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// A layer that is no reference has the link of one.
+    #[error(
+        "the layer in {key} has a hard link to `{REFERENCE_LINK_TARGET}`, which only a reference has, and is none: \
+         expected a reference alone; make the image again"
+    )]
+    LinkToNothing {
+        /// The snapshot.
+        key: Key,
+    },
     /// The worker cannot do it.
     #[error(transparent)]
     Worker(#[from] WorkerError),
@@ -144,9 +161,10 @@ impl CallError {
             Self::NotActive { .. }
             | Self::SharedRoot { .. }
             | Self::NotMountable { .. }
+            | Self::LinkToNothing { .. }
             | Self::Reference { .. } => Code::FailedPrecondition,
             Self::Remote { .. } => Code::AlreadyExists,
-            Self::Read { .. } | Self::Task { .. } => Code::Internal,
+            Self::Read { .. } | Self::Write { .. } | Self::Task { .. } => Code::Internal,
             Self::Slow { .. } => Code::Unavailable,
             Self::Worker(error) => worker_code(error),
         }

@@ -6,6 +6,8 @@
 //! snapshotter one method a call: Prepare, View, Mounts, Commit, Remove, Stat, Update, List, ...
 //!    |    \
 //! remote   labels  filter     images that are on the appliance already;  what containerd sends
+//!    |   \
+//!    |   link_target            what lets containerd unpack a reference
 //!    |
 //! worker/
 //! ```
@@ -19,6 +21,7 @@
 mod error;
 mod filter;
 mod labels;
+mod link_target;
 pub mod proto;
 mod remote;
 mod server;

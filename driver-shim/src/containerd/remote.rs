@@ -10,7 +10,7 @@
 //!   else                                                                unpack as usual
 //!
 //! Commit, of a client that fetched and unpacked a reference as if it were a layer
-//!   one file was added, and it is a reference                           adopt what it names
+//!   a reference and its link were added, nothing else                   adopt what it names
 //! ```
 //!
 //! A reference counts only in a layer that is being unpacked: a container can write the same file. And only an
@@ -25,11 +25,12 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
-use slackwater_archive::{REFERENCE_MEMBER, Reference};
+use slackwater_archive::{REFERENCE_LINK, REFERENCE_LINK_TARGET, REFERENCE_MEMBER, Reference};
 use slackwater_client::types::{ChainId, SnapshotId};
 use uuid::Uuid;
 
 use super::error::CallError;
+use super::link_target::{self, Found};
 use super::snapshotter::extra;
 use crate::trust::annotation::{self, Located};
 use crate::trust::{TrustError, reference, unpacking};
@@ -213,8 +214,25 @@ async fn proven(
     }
 }
 
-/// The snapshot that was meant, where a reference was unpacked as if it were a layer: the
-/// reference is all that was added to the root directory.
+/// Makes ready the mounted root that an unpacker is about to unpack into, for the case that it is a reference.
+pub(super) async fn prepare_to_unpack(
+    worker: &Worker,
+    key: &Key,
+    root: PathBuf,
+) -> Result<(), CallError> {
+    let owned = key.clone();
+    let made = on_disk(root, move |root| link_target::make(root, &owned)).await;
+    let Err(source) = made else { return Ok(()) };
+    let error = CallError::Write { key: key.clone(), source };
+    // A file system whose disk takes no more says so in many ways.
+    Err(worker.full(&error.to_string()).await.map_or(error, CallError::Worker))
+}
+
+/// The snapshot that was meant, where a reference was unpacked as if it were a layer. Else what
+/// [`prepare_to_unpack`] made is gone afterwards.
+///
+/// # Errors
+/// `LinkToNothing` if it is a layer that no other engine could unpack; what reads and believes a reference.
 pub(super) async fn unpacked_reference(
     worker: &Worker,
     volume: &Volume,
@@ -222,12 +240,41 @@ pub(super) async fn unpacked_reference(
     if !matches!(volume.content, Content::Disk { .. }) {
         return Ok(None);
     }
-    let root = worker.ensure_mounted(&volume.key, Access::ReadWrite).await?;
-    let Some(member) = on_disk(&volume.key, root.clone(), read_member).await? else {
+    let key = &volume.key;
+    let root = worker.ensure_mounted(key, Access::ReadWrite).await?;
+    let owned = key.clone();
+    let found = read_root(key, root.clone(), move |root| link_target::find(root, &owned)).await?;
+    if let Some(reference) = reference_in(worker, volume, root.clone(), found).await? {
+        return Ok(Some(worker.believe(&reference).await?));
+    }
+    if found.is_linked {
+        return Err(CallError::LinkToNothing { key: key.clone() });
+    }
+    if found.is_own {
+        let removed = on_disk(root, link_target::remove).await;
+        removed.map_err(|source| CallError::Write { key: key.clone(), source })?;
+    }
+    Ok(None)
+}
+
+/// The reference that was unpacked: it and its link are all that was added to the root directory.
+async fn reference_in(
+    worker: &Worker,
+    volume: &Volume,
+    root: PathBuf,
+    found: Found,
+) -> Result<Option<Reference>, CallError> {
+    let Some(member) = read_root(&volume.key, root.clone(), read_member).await? else {
         return Ok(None);
     };
-    let mut names = on_disk(&volume.key, root, names_in).await?;
+    let mut names = read_root(&volume.key, root, names_in).await?;
     names.remove(&OsString::from(REFERENCE_MEMBER));
+    if found.is_own {
+        names.remove(&OsString::from(REFERENCE_LINK_TARGET));
+    }
+    if found.is_linked {
+        names.remove(&OsString::from(REFERENCE_LINK));
+    }
     let below = match &volume.parent {
         Some(parent) => match worker.snapshot_of(parent).await? {
             Some(snapshot) => names_of(worker, parent, snapshot).await?,
@@ -238,9 +285,9 @@ pub(super) async fn unpacked_reference(
     if names != below {
         return Ok(None);
     }
-    let reference = Reference::from_member(&member)
-        .map_err(|source| CallError::Reference { key: volume.key.clone(), source })?;
-    Ok(Some(worker.believe(&reference).await?))
+    let reference = Reference::from_member(&member);
+    let bad = |source| CallError::Reference { key: volume.key.clone(), source };
+    reference.map(Some).map_err(bad)
 }
 
 async fn names_of(
@@ -249,18 +296,26 @@ async fn names_of(
     snapshot: SnapshotRef,
 ) -> Result<BTreeSet<OsString>, CallError> {
     let view = worker.view(snapshot).await?;
-    on_disk(key, view.path().to_owned(), names_in).await
+    read_root(key, view.path().to_owned(), names_in).await
 }
 
-/// Reads a mounted directory on a thread that may wait for the disk.
+/// Works on a mounted directory on a thread that may wait for the disk.
 async fn on_disk<T: Send + 'static>(
+    root: PathBuf,
+    work: impl FnOnce(&Path) -> std::io::Result<T> + Send + 'static,
+) -> std::io::Result<T> {
+    let done = tokio::task::spawn_blocking(move || work(&root)).await;
+    done.unwrap_or_else(|stopped| Err(std::io::Error::other(stopped)))
+}
+
+/// Reads the mounted root directory of a snapshot.
+async fn read_root<T: Send + 'static>(
     key: &Key,
     root: PathBuf,
     read: impl FnOnce(&Path) -> std::io::Result<T> + Send + 'static,
 ) -> Result<T, CallError> {
-    let read = tokio::task::spawn_blocking(move || read(&root)).await;
-    read.unwrap_or_else(|stopped| Err(std::io::Error::other(stopped)))
-        .map_err(|source| CallError::Read { key: key.clone(), source })
+    let read = on_disk(root, read).await;
+    read.map_err(|source| CallError::Read { key: key.clone(), source })
 }
 
 /// The bytes of the file that may be a reference. Never through a link, which would lead out of

@@ -1,7 +1,7 @@
 //! The calls of containerd, one method each.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -260,23 +260,35 @@ impl Snapshotter {
     ) -> Result<MountsResponse, CallError> {
         let parent = parent.map(|parent| parent.key);
         let volume = self.worker.create(key, parent, Extra::Containerd(extra)).await?;
-        let mounted = self.mount(&volume).await;
+        let mounted = self.begun(&volume).await;
         if mounted.is_err() {
             remote::forget(&self.worker, &volume.key).await;
         }
         mounted
     }
 
+    async fn begun(&self, volume: &Volume) -> Result<MountsResponse, CallError> {
+        let (path, access) = self.mounted(volume).await?;
+        if access == Access::ReadWrite && unpacking::is_unpacking(&volume.key.name) {
+            remote::prepare_to_unpack(&self.worker, &volume.key, path.clone()).await?;
+        }
+        Ok(MountsResponse { mounts: vec![bind(&path, access)] })
+    }
+
     /// Sees that a snapshot is mounted, and says how its directory is to be used.
     async fn mount(&self, volume: &Volume) -> Result<MountsResponse, CallError> {
+        let (path, access) = self.mounted(volume).await?;
+        Ok(MountsResponse { mounts: vec![bind(&path, access)] })
+    }
+
+    async fn mounted(&self, volume: &Volume) -> Result<(PathBuf, Access), CallError> {
         let extra = extra(volume)?;
         let access = match extra.kind {
             Kind::Active if !extra.is_shared => Access::ReadWrite,
             Kind::Active | Kind::View => Access::ReadOnly,
             Kind::Committed => return Err(CallError::NotMountable { key: volume.key.clone() }),
         };
-        let path = self.worker.ensure_mounted(&volume.key, access).await?;
-        Ok(MountsResponse { mounts: vec![bind(&path, access)] })
+        Ok((self.worker.ensure_mounted(&volume.key, access).await?, access))
     }
 
     fn volume(&self, name: String) -> Result<Volume, CallError> {

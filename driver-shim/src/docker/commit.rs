@@ -1,15 +1,17 @@
 //! The commit of a container: a snapshot of its disk, without what dockerd put into the init
-//! layer, which for Docker is no part of what the container changed.
+//! layer, which for Docker is no part of what the container changed. The answer is a reference to it, or what it
+//! has and the image has not as an ordinary tar.
 //!
 //! ```text
 //!   X's disk --capture--> snapshot <- commit:A (holds it) <- commit:B (a disk, see restore.rs)
 //!                                                               |
-//!                                       what the reference names: its snapshot
+//!                                       what the answer is of: its snapshot
 //! ```
 //!
-//! Both volumes pass with the call. Nothing holds the last snapshot until the layer that the
-//! reference is unpacked into does; the worker keeps it for that long.
+//! Both volumes pass with the call. Nothing holds the last snapshot until the layer that a
+//! reference is unpacked into does; the worker keeps it for that long. An ordinary tar has a hold while it is read.
 
+use axum::body::Body;
 use tokio::task::spawn_blocking;
 use uuid::Uuid;
 
@@ -17,7 +19,7 @@ use super::driver::GraphDriver;
 use super::error::DockerError;
 use super::restore;
 use super::types::LayerId;
-use crate::worker::{Access, DockerExtra, Engine, Extra, Key, SnapshotRef};
+use crate::worker::{Access, DockerExtra, Engine, Extra, Key, Push, SnapshotRef};
 
 /// Begins the names of the volumes that pass; no layer's has a colon.
 const PASSING: &str = "commit:";
@@ -43,8 +45,8 @@ impl GraphDriver {
         Ok(self.worker().write_reference(snapshot.id).await?.to_archive())
     }
 
-    /// A reference to what a container is now: another one each time.
-    pub(super) async fn commit(&self, id: &LayerId) -> Result<Vec<u8>, DockerError> {
+    /// The tar of what a container is now: another one each time.
+    pub(super) async fn commit(&self, id: &LayerId) -> Result<Body, DockerError> {
         let (volume, extra) = self.whole(id)?;
         let captured = if extra.is_shared {
             let snapshot = self.worker().snapshot_of(&id.key()).await?;
@@ -54,15 +56,18 @@ impl GraphDriver {
             let _pin = self.worker().pin(&id.key(), Access::ReadWrite).await?;
             self.worker().capture(&id.key()).await?
         };
-        let below = match volume.parent.filter(LayerId::is_init_key) {
-            Some(init) => self.init_and_image(&init).await?,
-            None => None,
-        };
-        let prepared = match below {
-            Some((init, image)) => self.without_init(captured, init, image).await?,
+        let below = self.below_container(volume.parent.as_ref()).await?;
+        let prepared = match below.init {
+            Some(init) => self.without_init(captured, init, below.image).await?,
             None => captured,
         };
-        self.reference(prepared).await
+        match extra.push.unwrap_or(self.inner.push) {
+            Push::References => Ok(Body::from(self.reference(prepared).await?)),
+            Push::Ordinary => {
+                let held = self.worker().hold(prepared.id).await?;
+                self.pack(id, below.image, prepared, Some(held)).await
+            }
+        }
     }
 
     async fn without_init(

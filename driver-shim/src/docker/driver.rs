@@ -14,7 +14,7 @@ use super::init;
 use super::repeats::Notes;
 use super::types::{LayerId, StorageOptions};
 use crate::worker::{
-    Access, Content, DockerExtra, Engine, Extra, Key, Volume, Worker, WorkerError,
+    Access, Content, DockerExtra, Engine, Extra, Key, KeyedLocks, Push, Volume, Worker, WorkerError,
 };
 
 /// Time to read the cache's statistics for `docker info`: the file lies on the export, which
@@ -39,13 +39,17 @@ pub(super) struct Inner {
     pub(super) remembering: tokio::sync::Mutex<()>,
     /// The passing volumes of commits that are running.
     pub(super) commits: Mutex<HashSet<Key>>,
+    /// How the tar of what a commit or a build made is given.
+    pub(super) push: Push,
+    /// Held while what BuildKit wrote becomes a layer: its recording is written once.
+    pub(super) freezing: KeyedLocks<Key>,
 }
 
 impl GraphDriver {
-    /// The driver of these volumes. Inside a runtime, what a dead process left is removed in the
-    /// background.
+    /// The driver of these volumes, and how it gives what commits and builds made. Inside a runtime, what a dead
+    /// process left is removed in the background.
     #[must_use]
-    pub fn new(worker: Worker) -> Self {
+    pub fn new(worker: Worker, push: Push) -> Self {
         let notes = Notes::open(&worker.state_directory().join("calls"));
         let inner = Inner {
             worker,
@@ -54,6 +58,8 @@ impl GraphDriver {
             marking: tokio::sync::Mutex::default(),
             remembering: tokio::sync::Mutex::default(),
             commits: Mutex::default(),
+            push,
+            freezing: KeyedLocks::default(),
         };
         let driver = Self { inner: Arc::new(inner) };
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
@@ -122,6 +128,7 @@ impl GraphDriver {
         let extra = DockerExtra {
             is_shared: options.is_shared,
             disk_size_bytes: options.size_bytes,
+            push: options.push,
             ..extra
         };
         self.make(id, parent.map(LayerId::key), extra).await
@@ -267,6 +274,7 @@ impl GraphDriver {
             ("Appliance".to_owned(), worker.client().url().to_owned()),
             ("Worker".to_owned(), worker.worker_id().to_string()),
             ("Disk size".to_owned(), format!("{} GiB", worker.disk_size_bytes() >> 30)),
+            ("Commits and builds are pushed as".to_owned(), self.inner.push.to_string()),
             ("Volumes".to_owned(), volumes.len().to_string()),
             ("Containers with their init layers".to_owned(), containers.count().to_string()),
         ];

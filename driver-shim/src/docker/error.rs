@@ -37,7 +37,7 @@ pub enum DockerError {
     },
     /// A storage option that the driver does not have.
     #[error(
-        "the driver has no storage option `{}`; it has `size` (of the disk, such as 20GiB) and `shared` (true: a read-only root, one for all containers of the image)",
+        "the driver has no storage option `{}`; it has `size` (of the disk, such as 20GiB), `shared` (true: a read-only root, one for all containers of the image) and `push` (references, or ordinary: how commits of the container are pushed)",
         got.escape_debug()
     )]
     UnknownOption {

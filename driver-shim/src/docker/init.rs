@@ -19,6 +19,15 @@ use super::error::DockerError;
 use super::types::LayerId;
 use crate::worker::{Content, DockerExtra, Engine, Extra, Key, SnapshotRef, Volume, WorkerError};
 
+/// What a container is made from.
+#[derive(Debug, Default)]
+pub(super) struct BelowContainer {
+    /// Its init layer, if that is other than the image.
+    pub(super) init: Option<SnapshotRef>,
+    /// The image; none if that has no content.
+    pub(super) image: Option<SnapshotRef>,
+}
+
 /// Begins the names of the volumes that are remembered; no layer's name has a colon.
 const REMEMBERED: &str = "init:";
 
@@ -112,26 +121,27 @@ impl GraphDriver {
         }
     }
 
-    /// The snapshots of an init layer and of the image below it; `None` for an image without
-    /// content, or an init layer without.
-    pub(super) async fn init_and_image(
+    /// What a container above `parent` is made from.
+    pub(super) async fn below_container(
         &self,
-        init: &Key,
-    ) -> Result<Option<(SnapshotRef, Option<SnapshotRef>)>, DockerError> {
-        let Some(volume) = self.worker().get(init) else {
-            return Ok(None);
-        };
-        let Some(init) = self.worker().snapshot_of(init).await? else {
-            return Ok(None);
+        parent: Option<&Key>,
+    ) -> Result<BelowContainer, DockerError> {
+        let Some(parent) = parent else { return Ok(BelowContainer::default()) };
+        let below = self.worker().snapshot_of(parent).await?;
+        if !LayerId::is_init_key(parent) {
+            return Ok(BelowContainer { init: None, image: below });
+        }
+        let Some(volume) = self.worker().get(parent) else {
+            return Ok(BelowContainer::default());
         };
         let image = match &volume.parent {
             None => None,
-            Some(parent) => match remembered_image(parent) {
+            Some(image) => match remembered_image(image) {
                 // An init layer's disk is as large as its image's, being a clone of it.
-                Some(id) => Some(SnapshotRef { id, size_bytes: init.size_bytes }),
-                None => self.worker().snapshot_of(parent).await?,
+                Some(id) => below.map(|init| SnapshotRef { id, size_bytes: init.size_bytes }),
+                None => self.worker().snapshot_of(image).await?,
             },
         };
-        Ok((image != Some(init)).then_some((init, image)))
+        Ok(BelowContainer { init: below.filter(|init| image != Some(*init)), image })
     }
 }

@@ -4,8 +4,8 @@
 //!   ApplyDiff   reference   the layer is bound to the snapshot that it names
 //!               ordinary    unpacked on a clone of the parent, recorded, sealed
 //!   Diff        a layer     its own tar again: the reference, or the recording replayed
-//!               BuildKit's  sealed, and from then on a reference
-//!               container   a snapshot of its disk now, and a reference to that
+//!               BuildKit's  sealed, and from then on a reference, or recorded as an ordinary tar
+//!               container   a snapshot of its disk now, and a reference to that, or an ordinary tar
 //! ```
 
 use std::path::Path;
@@ -19,7 +19,7 @@ use super::driver::{GraphDriver, access, to_end};
 use super::error::DockerError;
 use super::stream::{self, BodyReader};
 use super::types::{ChangeAnswer, LayerId};
-use crate::worker::{Access, Archive, Content, DockerExtra, Extra, SnapshotRef};
+use crate::worker::{Access, Archive, Content, DockerExtra, Extra, Key, Push, SnapshotRef, Volume};
 
 /// Longest tar that can be a reference: those of this driver have less than 4 KiB, and this
 /// leaves room for what another tar writer would pad. What is longer is never held in memory.
@@ -36,7 +36,7 @@ fn with_docker(
     }
 }
 
-fn archive_error(id: &LayerId) -> impl FnOnce(ArchiveError) -> DockerError {
+pub(super) fn archive_error(id: &LayerId) -> impl FnOnce(ArchiveError) -> DockerError {
     let id = id.clone();
     |source| DockerError::Archive { id, source }
 }
@@ -86,7 +86,7 @@ impl GraphDriver {
     }
 
     /// Records how a layer's tar is given again: it is complete.
-    async fn finish(&self, id: &LayerId, archive: Archive) -> Result<(), DockerError> {
+    pub(super) async fn finish(&self, id: &LayerId, archive: Archive) -> Result<(), DockerError> {
         let finish = with_docker(move |extra| {
             extra.archive = Some(archive);
             extra.is_unpacking = false;
@@ -159,31 +159,63 @@ impl GraphDriver {
         Ok(unpacked.size_bytes)
     }
 
-    /// `Diff`: the tar of a layer, or of what a container changed.
-    pub(super) async fn diff(&self, id: LayerId) -> Result<Body, DockerError> {
+    /// `Diff`: the tar of a layer, or of what a container changed. The parent that is asked for is a layer's own, or, for
+    /// `docker build --squash`, one further below.
+    pub(super) async fn diff(
+        &self,
+        id: LayerId,
+        parent: Option<LayerId>,
+    ) -> Result<Body, DockerError> {
         let (volume, extra) = self.whole(&id)?;
         let driver = self.clone();
         match extra.archive {
-            Some(Archive::Reference(bytes)) => {
+            Some(archive) => {
+                let below = parent.map(|parent| parent.key());
+                self.again(id, &volume, archive, below.as_ref()).await
+            }
+            None if extra.is_container => to_end(async move { driver.commit(&id).await }).await,
+            None => to_end(async move { driver.freeze(id).await }).await,
+        }
+    }
+
+    /// The tar of a layer that gave it before, or was unpacked from it.
+    async fn again(
+        &self,
+        id: LayerId,
+        volume: &Volume,
+        archive: Archive,
+        below: Option<&Key>,
+    ) -> Result<Body, DockerError> {
+        match archive {
+            Archive::Reference(bytes) => {
                 // It leaves for a registry, or for a file: the snapshot must outlive the layer.
                 if let Some(snapshot) = volume.snapshot() {
                     self.worker().publish(snapshot.id).await?;
                 }
                 Ok(Body::from(bytes))
             }
-            Some(Archive::Recording(name)) => {
+            Archive::Recording(name) => {
                 let snapshot =
                     volume.snapshot().ok_or_else(|| DockerError::Contentless { id: id.clone() })?;
+                if self.is_further_below(volume, below) {
+                    let older = self.snapshot_below(below).await?;
+                    return self.pack(&id, older, snapshot, None).await;
+                }
                 self.replay(id, name, snapshot).await
             }
-            None if extra.is_container => {
-                to_end(async move { driver.commit(&id).await }).await.map(Body::from)
-            }
-            None => to_end(async move { driver.freeze(&id).await }).await.map(Body::from),
         }
     }
 
-    /// The bytes that a layer was unpacked from.
+    /// Whether this is below the parent of a layer. dockerd may have the parent under another name, as layers of equal
+    /// tars are one to it: that is not further below.
+    fn is_further_below(&self, layer: &Volume, below: Option<&Key>) -> bool {
+        let Some(wanted) = below else { return layer.parent.is_some() };
+        let parent_of = |key: &Key| self.worker().get(key).and_then(|volume| volume.parent);
+        let parents = std::iter::successors(layer.parent.clone(), parent_of);
+        parents.skip(1).any(|parent| parent == *wanted)
+    }
+
+    /// The bytes that were recorded.
     async fn replay(
         &self,
         id: LayerId,
@@ -200,11 +232,26 @@ impl GraphDriver {
     }
 
     /// BuildKit asks for the tar of what it wrote: that is the layer from now on.
-    async fn freeze(&self, id: &LayerId) -> Result<Vec<u8>, DockerError> {
+    async fn freeze(&self, id: LayerId) -> Result<Body, DockerError> {
+        let _one = self.inner.freezing.lock(&id.key()).await;
+        // Another call may have asked at the same time.
+        let (volume, extra) = self.whole(&id)?;
+        if let Some(archive) = extra.archive {
+            return self.again(id, &volume, archive, volume.parent.as_ref()).await;
+        }
         let snapshot = self.worker().seal(&id.key(), None).await?;
-        let bytes = self.reference(snapshot).await?;
-        self.finish(id, Archive::Reference(bytes.clone())).await?;
-        Ok(bytes)
+        match self.inner.push {
+            Push::References => {
+                let bytes = self.reference(snapshot).await?;
+                self.finish(&id, Archive::Reference(bytes.clone())).await?;
+                Ok(Body::from(bytes))
+            }
+            Push::Ordinary => {
+                self.record(&id, volume.parent.as_ref(), snapshot).await?;
+                let name = id.recording();
+                self.replay(id, name, snapshot).await
+            }
+        }
     }
 
     /// `Changes`: what differs from the parent.
@@ -222,15 +269,9 @@ impl GraphDriver {
         id: &LayerId,
         parent: Option<&LayerId>,
     ) -> Result<Vec<ChangeAnswer>, DockerError> {
-        let older = match parent {
-            Some(parent) => {
-                // What has something above it does not change any more.
-                let snapshot = match self.worker().snapshot_of(&parent.key()).await? {
-                    Some(snapshot) => snapshot,
-                    None => self.worker().seal(&parent.key(), None).await?,
-                };
-                Some(self.worker().view(snapshot).await?)
-            }
+        let parent = parent.map(LayerId::key);
+        let older = match self.snapshot_below(parent.as_ref()).await? {
+            Some(snapshot) => Some(self.worker().view(snapshot).await?),
             None => None,
         };
         let (volume, extra) = self.whole(id)?;

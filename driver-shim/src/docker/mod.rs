@@ -9,7 +9,8 @@
 //!   layers     the tar of a layer, in and out: a reference, or an ordinary one recorded
 //!   init       the `-init` layer between an image and its containers: made once for an image
 //!   forgotten  init layers and containers that dockerd has forgotten
-//!   commit     the snapshot of a container, for a reference
+//!   commit     the snapshot of a container, for a reference or an ordinary tar
+//!   ordinary   what a commit or a build made as an ordinary tar
 //!   restore    what dockerd put into the init layer, taken out of a commit again
 //!   stream     a body as a blocking reader, a blocking writer as a body
 //!      |
@@ -28,6 +29,7 @@ mod error;
 mod forgotten;
 mod init;
 mod layers;
+mod ordinary;
 mod repeats;
 mod restore;
 mod routes;

@@ -263,7 +263,8 @@ async fn diff(State(driver): State<GraphDriver>, body: Bytes) -> Response {
         }
         let request: LayerRequest =
             serde_json::from_slice(&body).map_err(|source| DockerError::Request { source })?;
-        driver.diff(LayerId::parse(&request.id)?).await
+        let parent = LayerId::parse_parent(&request.parent)?;
+        driver.diff(LayerId::parse(&request.id)?, parent).await
     };
     let elapsed_us = || started.elapsed().as_micros();
     let request = String::from_utf8_lossy(&body);

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::error::DockerError;
-use crate::worker::Key;
+use crate::worker::{Key, Push};
 
 /// Longest name of a layer: Docker's have up to 69 characters; with what is added for the file
 /// of its recording it stays a file name.
@@ -85,6 +86,8 @@ pub(super) struct StorageOptions {
     pub(super) size_bytes: Option<u64>,
     /// The root is read-only, and one for all containers of the image.
     pub(super) is_shared: bool,
+    /// How the tar of its commits is given, where that is not as the worker does it.
+    pub(super) push: Option<Push>,
 }
 
 impl StorageOptions {
@@ -94,6 +97,7 @@ impl StorageOptions {
             match name.to_ascii_lowercase().as_str() {
                 "size" => parsed.size_bytes = Some(parse_size(value)?),
                 "shared" => parsed.is_shared = parse_shared(value)?,
+                "push" => parsed.push = Some(parse_push(value)?),
                 _ => return Err(DockerError::UnknownOption { got: name.clone() }),
             }
         }
@@ -106,6 +110,14 @@ fn parse_shared(value: &str) -> Result<bool, DockerError> {
         name: "shared",
         got: value.to_owned(),
         expected: "true or false",
+    })
+}
+
+fn parse_push(value: &str) -> Result<Push, DockerError> {
+    Push::from_str(value, false).map_err(|_| DockerError::OptionValue {
+        name: "push",
+        got: value.to_owned(),
+        expected: "references or ordinary",
     })
 }
 
@@ -246,8 +258,14 @@ mod tests {
         assert_eq!(parse("size", "1G").unwrap().size_bytes, Some(1 << 30));
         assert!(parse("shared", "true").unwrap().is_shared);
         assert!(parse("shared", "yes").is_err());
+        assert_eq!(parse("push", "ordinary").unwrap().push, Some(Push::Ordinary));
+        assert_eq!(parse("push", "references").unwrap().push, Some(Push::References));
+        let text = parse("push", "Ordinary").unwrap_err().to_string();
+        assert!(text.contains("references or ordinary"), "{text}");
         let text = parse("sise", "1G").unwrap_err().to_string();
-        assert!(text.contains("`sise`") && text.contains("`size`") && text.contains("`shared`"));
+        for named in ["`sise`", "`size`", "`shared`", "`push`"] {
+            assert!(text.contains(named), "{text}");
+        }
     }
 
     #[test]

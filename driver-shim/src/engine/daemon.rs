@@ -1,5 +1,6 @@
 //! The driver's own daemon, by its control socket.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use axum::body::{Body, BodyDataStream};
@@ -126,7 +127,7 @@ impl Daemon {
     /// Mounts a snapshot for reading.
     ///
     /// # Errors
-    /// [`EngineError`].
+    /// [`EngineError`]; `NotVisible` where this process does not see the daemon's mounts.
     pub async fn view(&self, snapshot: SnapshotRef) -> Result<RemoteView, EngineError> {
         let content = self.http.json(&ViewRequest { snapshot })?;
         let answer = self.http.open(Method::POST, "/view", Some(content)).await?;
@@ -139,6 +140,42 @@ impl Daemon {
         };
         let answer: ViewAnswer =
             serde_json::from_slice(&first).map_err(|error| unexpected(error.to_string()))?;
+        require_visible(&answer)?;
         Ok(RemoteView { path: answer.path, _connection: stream })
+    }
+}
+
+/// Refuses a directory that is not the file system which the daemon mounted there: it would be taken for an empty layer.
+fn require_visible(view: &ViewAnswer) -> Result<(), EngineError> {
+    let Some(expected) = view.device else {
+        let reason = "it does not say what it mounted: it is of an older release than this command, restart it";
+        return Err(EngineError::unexpected("slackwater-driver", reason));
+    };
+    let got = std::fs::metadata(&view.path).map(|metadata| metadata.dev());
+    match got {
+        Ok(device) if device == expected => Ok(()),
+        _ => Err(EngineError::NotVisible { path: view.path.clone() }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_without_the_mount_is_no_view() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().to_owned();
+        let device = std::fs::metadata(&path).unwrap().dev();
+        let refused = |path: &Path, device| {
+            require_visible(&ViewAnswer { path: path.to_owned(), device }).unwrap_err().to_string()
+        };
+        require_visible(&ViewAnswer { path: path.clone(), device: Some(device) }).unwrap();
+        for error in
+            [refused(&path, Some(device + 1)), refused(&path.join("missing"), Some(device))]
+        {
+            assert!(error.contains("mount namespace") && error.contains("nsenter"), "{error}");
+        }
+        assert!(refused(&path, None).contains("restart"));
     }
 }

@@ -58,6 +58,16 @@ pub enum EngineError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A view of the daemon is not there for this process.
+    #[error(
+        "the daemon has a snapshot mounted at {}, and here it is not: this process is in another mount namespace; \
+         run it where the daemon runs, as by `nsenter --mount --target PID`",
+        path.display()
+    )]
+    NotVisible {
+        /// Where the daemon has it.
+        path: PathBuf,
+    },
     /// There is no such thing in the engine.
     #[error("{peer} has no {what}")]
     NotFound {

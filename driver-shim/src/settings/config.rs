@@ -13,7 +13,7 @@ use slackwater_client::{Client, ClientBuilder, Token};
 use crate::credential;
 use crate::registry::Registries;
 use crate::trust::{PrivateRegistry, PrivateRegistryParseError, Trust, TrustedMakers};
-use crate::worker::WorkerOptions;
+use crate::worker::{Push, WorkerOptions};
 
 use super::{AttachChoice, LogFilter, LogFormat, Settings, SettingsError, Size, read_bounded};
 
@@ -161,6 +161,8 @@ pub struct Config {
     pub trust: Trust,
     /// How registries are asked for whom a layer is.
     pub registries: Registries,
+    /// How what Docker commits and builds is pushed.
+    pub push: Push,
     /// How disks are attached.
     pub attach: AttachChoice,
     /// Where Docker's plugin is served.
@@ -214,6 +216,7 @@ impl Config {
                 settings.registry_credentials.clone(),
                 settings.registry_ca.clone(),
             ),
+            push: given(settings.push, "push")?,
             attach: given(settings.attach, "attach")?,
             docker_socket: settings.docker_socket.clone(),
             containerd_socket: settings.containerd_socket.clone(),

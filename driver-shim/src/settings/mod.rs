@@ -23,6 +23,7 @@ use slackwater_client::{ClientError, TokenError};
 use tracing_subscriber::EnvFilter;
 
 use crate::small_file;
+use crate::worker::Push;
 
 pub(crate) use config::read_token;
 pub use config::{Config, Target};
@@ -119,6 +120,14 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_REGISTRY_CA", value_name = "FILE")]
     pub registry_ca: Option<PathBuf>,
 
+    /// How what Docker commits and builds here is pushed [default: references]
+    ///
+    /// A reference is a few hundred bytes, whatever was changed, and needs a worker of the same appliance to be
+    /// pulled. An ordinary layer is for any engine: to make it takes time by the number of files and the size of what
+    /// was changed. A container may have it otherwise: docker run --storage-opt push=ordinary.
+    #[arg(long, env = "SLACKWATER_PUSH", value_name = "FORM")]
+    pub push: Option<Push>,
+
     /// How disks are attached [default: auto]
     #[arg(long, env = "SLACKWATER_ATTACH", value_name = "METHOD")]
     pub attach: Option<AttachChoice>,
@@ -160,6 +169,7 @@ impl Settings {
             disk_size: Some(Size::from_bytes(64 << 30)),
             insecure_references_without_mac: Some(false),
             private_layers: Some(false),
+            push: Some(Push::References),
             attach: Some(AttachChoice::Auto),
             log: "info".parse().ok(),
             log_format: Some(LogFormat::Text),
@@ -188,6 +198,7 @@ impl Settings {
             private_registries: self.private_registries.or(lower.private_registries),
             registry_credentials: self.registry_credentials.or(lower.registry_credentials),
             registry_ca: self.registry_ca.or(lower.registry_ca),
+            push: self.push.or(lower.push),
             attach: self.attach.or(lower.attach),
             docker_socket: self.docker_socket.or(lower.docker_socket),
             containerd_socket: self.containerd_socket.or(lower.containerd_socket),

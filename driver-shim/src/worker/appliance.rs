@@ -38,7 +38,24 @@ impl Drop for Making {
     }
 }
 
+/// Keeps a snapshot that no volume has, for as long as this lives.
+#[derive(Debug)]
+pub struct Held {
+    _making: Making,
+}
+
 impl Worker {
+    /// Keeps a snapshot by a clone that nobody writes. If no other is made, the snapshot goes with it.
+    ///
+    /// # Errors
+    /// `UnknownSnapshot`, `Appliance`, `State`.
+    pub async fn hold(&self, snapshot: SnapshotId) -> Result<Held, WorkerError> {
+        self.run(async move |worker: Self| {
+            Ok(Held { _making: worker.clone_as(FileKind::Hold, snapshot).await? })
+        })
+        .await
+    }
+
     /// The path of a file of this worker.
     pub(super) fn path_of(&self, file: OwnFile) -> String {
         let folder = match file.kind {

@@ -12,7 +12,7 @@ const SWEEP_COUNT: usize = 1024;
 
 /// Locks that exist while somebody holds or awaits them.
 #[derive(Debug)]
-pub(super) struct KeyedLocks<K> {
+pub(crate) struct KeyedLocks<K> {
     locks: Mutex<HashMap<K, Weak<tokio::sync::Mutex<()>>>>,
 }
 
@@ -24,7 +24,7 @@ impl<K> Default for KeyedLocks<K> {
 
 impl<K: Eq + Hash + Clone> KeyedLocks<K> {
     /// Waits for the lock of that name.
-    pub(super) async fn lock(&self, key: &K) -> OwnedMutexGuard<()> {
+    pub(crate) async fn lock(&self, key: &K) -> OwnedMutexGuard<()> {
         let lock = {
             let mut locks = self.locks.lock();
             if locks.len() >= SWEEP_COUNT {

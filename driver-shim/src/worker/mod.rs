@@ -57,17 +57,18 @@ use slackwater_client::{Client, RetryPolicy};
 use tokio::sync::{Notify, OnceCell};
 use uuid::Uuid;
 
+pub use self::appliance::Held;
 pub use self::chains::Registration;
 pub use self::error::WorkerError;
+pub(crate) use self::keyed::KeyedLocks;
 pub use self::lease::{LEASE_INTERVAL, Lease};
 pub use self::mounting::{Pin, View};
 pub use self::reap::Reconciled;
 pub use self::volume::{
     Access, Archive, ContainerdExtra, Content, DockerExtra, Engine, Extra, Key, Kind, MountedAs,
-    SnapshotRef, Usage, Volume,
+    Push, SnapshotRef, Usage, Volume,
 };
 
-use self::keyed::KeyedLocks;
 use self::state::{Change, State};
 use crate::credential;
 use crate::metrics::Metrics;
@@ -272,7 +273,7 @@ impl Worker {
         self.inner.state.obsolete().len()
     }
 
-    /// Where the recordings of unpacked layers are.
+    /// Where the recordings of layers are.
     #[must_use]
     pub fn recordings_directory(&self) -> PathBuf {
         self.inner.options.state_directory.join("recordings")

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use slackwater_client::types::{SnapshotId, Timestamp};
 use uuid::Uuid;
@@ -227,6 +228,26 @@ pub enum Archive {
     Recording(String),
 }
 
+/// How the tar of what a commit or a build made is given to Docker, and so pushed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Push {
+    /// As a reference: a few hundred bytes, for workers of the same appliance
+    #[default]
+    References,
+    /// As what was changed: for any engine
+    Ordinary,
+}
+
+impl fmt::Display for Push {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::References => "references",
+            Self::Ordinary => "ordinary",
+        })
+    }
+}
+
 /// What Docker's plugin keeps of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DockerExtra {
@@ -244,6 +265,9 @@ pub struct DockerExtra {
     pub made_by: Option<Uuid>,
     /// How its tar is given again.
     pub archive: Option<Archive>,
+    /// How the tar of its commits is given, where that is not as the worker does it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub push: Option<Push>,
 }
 
 /// The kind of a snapshot in containerd's sense.

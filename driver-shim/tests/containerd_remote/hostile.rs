@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::Path;
 
-use slackwater_archive::{REFERENCE_MEMBER, Reference};
+use slackwater_archive::{REFERENCE_LINK, REFERENCE_LINK_TARGET, REFERENCE_MEMBER, Reference};
 use slackwater_client::types::{CreateSnapshot, Labels};
 use slackwater_driver::containerd::proto::CommitRequest;
 use slackwater_driver::worker::SnapshotRef;
@@ -35,7 +35,15 @@ const IMAGE_SECONDS_MAX: u64 = 2;
 const LAYERS: usize = 3;
 
 /// Names that hostile layers write, genuine ones among them.
-const MEMBERS: [&str; 5] = ["file", "ld.so.preload", "layer", "etc", REFERENCE_MEMBER];
+const MEMBERS: [&str; 7] = [
+    "file",
+    "ld.so.preload",
+    "layer",
+    "etc",
+    REFERENCE_MEMBER,
+    REFERENCE_LINK,
+    REFERENCE_LINK_TARGET,
+];
 
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().expect("a number"))

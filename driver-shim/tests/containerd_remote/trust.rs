@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use slackwater_archive::REFERENCE_LINK_TARGET;
 use slackwater_client::ProblemCode;
 use slackwater_client::types::{CreateSnapshot, Labels};
 use slackwater_driver::containerd::proto::CommitRequest;
@@ -34,6 +35,8 @@ fn who_starts_a_container_makes_it_no_layer_by_labels() {
             let (root, is_writable) =
                 snapshots.prepare_labelled(&key, "", sent.clone()).await.unwrap();
             assert!(is_writable, "a container is not adopted");
+            // What the link is to, a container can make as well.
+            fs::write(root.join(REFERENCE_LINK_TARGET), &key).unwrap();
             slackwater_archive::unpack(&reference.to_archive()[..], &root, None).unwrap();
             let name = format!("k8s.io/{number}/{claimed}");
             let commit =

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slackwater_driver::docker::{GraphDriver, router};
+use slackwater_driver::worker::Push;
 use slackwater_driver::worker::Worker;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
@@ -39,9 +40,14 @@ impl Drop for Plugin {
 
 impl Plugin {
     pub fn serve(worker: &Worker, socket: &Path) -> Self {
+        Self::serve_with(worker, socket, Push::References)
+    }
+
+    /// A plugin that gives commits and builds in this form.
+    pub fn serve_with(worker: &Worker, socket: &Path, push: Push) -> Self {
         let _ = std::fs::remove_file(socket);
         let listener = UnixListener::bind(socket).unwrap();
-        let router = router(GraphDriver::new(worker.clone()));
+        let router = router(GraphDriver::new(worker.clone(), push));
         let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         Self { socket: socket.to_owned(), task }
     }

@@ -1,4 +1,4 @@
-"""docker build, with both builders: the image holds what overlay2's build of it holds."""
+"""docker build, with both builders: the image holds what overlay2's build of it holds, also where overlay2 pulls it."""
 
 import io
 import os
@@ -37,10 +37,11 @@ STEPS = [
     # 8: a directory moves across layers, and a file is linked across them.
     "RUN mv /data/keep /data/moved && ln /added/plain /data/hard && "
     "touch -h -d '2002-03-04 05:06:07' /data/symlink",
-    # 9: a change of content that keeps the size, and a sparse file.
+    # 9: changes of content that keep the size, or size and time, and a sparse file.
     "RUN printf 'EMAS\\n' >/data/moved/other && dd if=/dev/zero of=/data/sparse bs=1 count=1 "
     "seek=20000000 2>/dev/null && chmod 751 / && "
-    "touch -d '2003-04-05 06:07:08' /data/moved/other /data/moved",
+    "touch -d '2003-04-05 06:07:08' /data/moved/other /data/moved && cp -p /copied/sub/deep /deep && "
+    "tr a-z A-Z </deep >/copied/sub/deep && touch -r /deep /copied/sub/deep && rm /deep",
     # 10
     "RUN rm /copied/" + LONG_NAME + " && echo again >/copied/" + LONG_NAME +
     " && mkdir -m 2770 /last",
@@ -86,7 +87,12 @@ def built(world, docker, buildkit):
     base = world.images.busybox()
     docker("pull", base)
     docker.build(context(world, base), "ten:1", buildkit)
-    container = docker.run_detached("ten:1", "sleep", "1000")
+    return described(docker, "ten:1")
+
+
+def described(docker, image):
+    """The root of a container of an image."""
+    container = docker.run_detached(image, "sleep", "1000")
     entries = tree.manifest(docker.root(container), time.time() - PAST_SECONDS)
     docker("rm", "--force", container)
     return entries
@@ -115,3 +121,25 @@ def legacy(world):
 @scenario("docker build: 10 steps, BuildKit, equal to overlay2's", 400, stand_in=True)
 def buildkit(world):
     return compare(world, buildkit=True)
+
+
+@scenario("docker build: pushed as ordinary layers, which overlay2 pulls and runs", 500)
+def ordinary(world):
+    notes = []
+    with world.fresh_worker("ordinary", arguments=("--push", "ordinary")) as worker:
+        for buildkit in (False, True):
+            expected = built(world, world.plain, buildkit)
+            world.plain("image", "rm", "ten:1")
+            built(world, worker.docker, buildkit)
+            name = world.registry.name(f"ten-ordinary-{int(buildkit)}:1")
+            worker.docker("tag", "ten:1", name)
+            worker.docker("push", name)
+            # Once more: a build's layers are the same bytes each time.
+            worker.docker("save", "--output", str(world.scratch / "ten-ordinary.tar"), name)
+            world.plain("pull", name)
+            got = described(world.plain, name)
+            world.plain("image", "rm", name)
+            tree.require_same(got, expected, "the worker's build, pulled by overlay2", "overlay2's own")
+            notes.append(f"{len(got)} entries")
+            worker.docker("image", "rm", "ten:1", name)
+    return ", ".join(notes)

@@ -1,6 +1,9 @@
 """Images by reference through Docker: what is pushed and pulled are ids, and blocks travel when they
 are read. The issue's first story: a Debian with gcc from worker A to worker B."""
 
+import os
+
+from process import attempt, run
 from scenario import require, require_equal, scenario
 
 # A reference layer, and what HTTP and the manifest around it may add to a push or pull.
@@ -18,6 +21,8 @@ FILE_COUNT, FILE_BYTES = 4, 16 << 20
 # Read-ahead, directories, inodes, the shell: what reading one file may fetch beyond its bytes.
 READ_SLACK = 1.25
 READ_SLACK_BYTES = 8 << 20
+# What an engine shows that cannot unpack a reference.
+REFUSAL = "slackwater reference: pull on a worker with slackwater-driver or run slackwater-driver image export"
 # Compiling reads the compiler, not the whole image.
 COMPILE_SHARE_MAX = 0.7
 
@@ -122,9 +127,53 @@ def export(world):
     worker.docker("pull", image)
     push_by_reference(world, worker, image, name)
     archive = world.scratch / "leaving.tar"
-    worker.driver.image("export", "--docker-host", f"unix://{worker.docker.socket}", name,
-                        "-o", archive)
+    words = ["image", "export", "--docker-host", f"unix://{worker.docker.socket}", name, "-o", archive]
+    # A mount namespace that no later mount reaches: all layers would be empty.
+    said = attempt(["unshare", "--mount", "--propagation", "private", os.environ["SLACKWATER_DRIVER"],
+                    "--state-dir", worker.driver.state, *words]).must_fail()
+    require("mount namespace" in said and not archive.exists(), f"export without the mounts: {said}")
+    worker.driver.image(*words[1:])
     loaded = world.plain("load", "--input", str(archive)).split()[-1]
     require_equal("on overlay2", world.plain.run(loaded, "sh", "-c", "cat /one/file /three; ls /one"),
                   "one\nthree\nfile")
     world.plain("image", "rm", loaded)
+
+
+@scenario("docker: engines without the driver refuse a reference, and say why", 240)
+def elsewhere(world):
+    worker, name = world.worker("a"), world.registry.name("elsewhere:1")
+    worker.docker("pull", world.images.layered())
+    worker.docker.run_detached(world.images.layered(), "sh", "-c", "echo own >/own; exec sleep 1000",
+                               options=("--name", "work"))
+    worker.docker("exec", "work", "sh", "-c", "while [ ! -s /own ]; do sleep 0.1; done")
+    worker.docker("commit", "work", name)
+    worker.docker("push", name)
+    worker.docker("rm", "--force", "work")
+    archive, layout, storage = (world.scratch / f"elsewhere{end}" for end in (".tar", ".oci", ".storage"))
+    worker.docker("save", "--output", str(archive), name)
+    copy = ["skopeo", "--insecure-policy", "copy", "--src-tls-verify=false", f"docker://{name}"]
+    run(*copy, f"oci:{layout}:1")
+    containerd = world.plain_containerd
+    before = sorted(world.plain("image", "ls", "--all", "--quiet").split())
+    refused = {
+        "docker pull": world.plain.attempt("pull", name),
+        "docker load": world.plain.attempt("load", "--input", str(archive)),
+        "ctr": containerd.attempt("images", "pull", "--plain-http", "--snapshotter", "overlayfs", name),
+        "skopeo": attempt([*copy, f"containers-storage:[vfs@{storage}+{storage}-run]{name}"]),
+        "umoci": attempt(["umoci", "unpack", "--image", f"{layout}:1", f"{layout}-bundle"]),
+    }
+    for unpacker, outcome in refused.items():
+        said = outcome.must_fail()
+        # Containers' storage gives the kernel's error without the names.
+        shown = "no such file or directory" if unpacker == "skopeo" else REFUSAL
+        require(shown in said, f"{unpacker} does not show why it refuses: {said}")
+    kept = sorted(world.plain("image", "ls", "--all", "--quiet").split())
+    require_equal("images of the plain Docker", kept, before)
+    # ctr fetched it before it unpacked.
+    containerd.ctr("images", "remove", "--sync", name)
+    # Unpacked by containerd itself, as no annotation says what it is.
+    worker.containerd.must_pull_through_cri(name)
+    found = worker.containerd.run(name, "elsewhere", "sh", "-c", "cat /own /one/file; ls -A /").split()
+    require_equal("files by containerd with the driver", found[:2], ["own", "one"])
+    require(not any("slackwater" in word for word in found), f"left of the reference: {found}")
+    return refused["docker pull"].text.strip().splitlines()[-1][-200:]
