@@ -68,7 +68,9 @@ pub enum ArchiveError {
         limit_mib: usize,
     },
     /// More changed than can be listed.
-    #[error("so much changed that the paths take more than {limit_mib} MiB: too much to be listed")]
+    #[error(
+        "so much changed that the paths take more than {limit_mib} MiB: too much to be listed or packed"
+    )]
     Changes {
         /// The limit.
         limit_mib: usize,

@@ -36,14 +36,14 @@ pub struct Packed {
 }
 
 /// Writes the archive that makes the tree `newer` of the tree `older`, or of nothing. Neither may
-/// change meanwhile. Sockets are left out: they mean nothing without their process. With
+/// change until it is written. Sockets are left out: they mean nothing without their process. With
 /// `recording`, what [`replay`](crate::replay()) needs to write the same archive again from the
 /// tree `newer` is written to a file of that name: also for a later version of this function,
 /// which may write other bytes. The paths of what differs take at most `paths_bytes_max` of memory; `usize::MAX` is for
 /// a program of its own.
 ///
 /// # Errors
-/// A tree cannot be read or changed meanwhile, a name cannot be said in a layer, there are more changes than memory is
+/// A tree cannot be read or changes under it, a name cannot be said in a layer, there are more changes than memory is
 /// given to, `out` fails, or the recording cannot be written; then there is none.
 pub fn pack(
     older: Option<&Path>,

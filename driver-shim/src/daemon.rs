@@ -143,6 +143,10 @@ pub fn take_directories(config: &Config) -> Result<File, DriverError> {
 /// # Errors
 /// Another process has it; other users can reach it, and it may be theirs.
 pub fn lock(state_dir: &Path) -> Result<File, DriverError> {
+    lock_within(state_dir, LOCK_WAIT)
+}
+
+fn lock_within(state_dir: &Path, limit: Duration) -> Result<File, DriverError> {
     // Every container's disk is mounted below it.
     private::take(state_dir, LOCK)?;
     let path = state_dir.join(LOCK);
@@ -156,7 +160,7 @@ pub fn lock(state_dir: &Path) -> Result<File, DriverError> {
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(std::fs::TryLockError::WouldBlock) if begun.elapsed() < LOCK_WAIT => {
+            Err(std::fs::TryLockError::WouldBlock) if begun.elapsed() < limit => {
                 std::thread::sleep(LOCK_PAUSE);
             }
             Err(std::fs::TryLockError::WouldBlock) => {
@@ -330,7 +334,8 @@ mod tests {
         let state = folder.path().join("state");
         let first = lock(&state).unwrap();
         assert_eq!(std::fs::metadata(&state).unwrap().permissions().mode() & 0o777, 0o700);
-        assert!(matches!(lock(&state), Err(DriverError::Locked { .. })));
+        let refused = lock_within(&state, Duration::ZERO);
+        assert!(matches!(refused, Err(DriverError::Locked { .. })));
         drop(first);
         lock(&state).unwrap();
     }
@@ -343,7 +348,8 @@ mod tests {
         let (is_waiting, waits) = std::sync::mpsc::channel();
         let second = std::thread::spawn(move || {
             is_waiting.send(()).unwrap();
-            lock(&state).map(drop)
+            // Far more than the moment below, however busy the machine is.
+            lock_within(&state, Duration::from_secs(60)).map(drop)
         });
         waits.recv().unwrap();
         std::thread::sleep(2 * LOCK_PAUSE);

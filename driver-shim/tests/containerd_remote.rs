@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use slackwater_archive::{REFERENCE_MEMBER, Reference};
@@ -327,6 +328,18 @@ fn an_annotation_counts_if_the_appliance_says_the_same() {
     });
 }
 
+/// Prepares a snapshot and unpacks a reference into it; its root.
+async fn unpack_reference(
+    snapshots: &Snapshots,
+    key: &str,
+    parent: &str,
+    reference: &Reference,
+) -> PathBuf {
+    let root = snapshots.prepare(key, parent).await.unwrap();
+    slackwater_archive::unpack(&reference.to_archive()[..], &root, None).unwrap();
+    root
+}
+
 /// What the first member of a reference holds.
 fn text(reference: &Reference) -> Vec<u8> {
     let archive = reference.to_archive();
@@ -347,9 +360,7 @@ fn a_reference_that_was_unpacked_is_bound() {
         let meant = machine.worker.reference_to(taken.id).await.unwrap();
         assert_eq!(meant.size_bytes, taken.size_bytes);
         let write = async |key: &str, parent: &str, reference: &Reference| {
-            let root = snapshots.prepare(key, parent).await.unwrap();
-            slackwater_archive::unpack(&reference.to_archive()[..], &root, None).unwrap();
-            root
+            unpack_reference(&snapshots, key, parent, reference).await
         };
         let one = chain('1');
         let key = |name: &str| format!("x/1/extract-{name} {one}");

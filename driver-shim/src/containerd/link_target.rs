@@ -44,8 +44,7 @@ pub(super) fn make(root: &Path, key: &Key) -> std::io::Result<()> {
 pub(super) struct Found {
     /// The file as it was made, and not another one of its name.
     pub(super) is_own: bool,
-    /// Something is a link to the file; or what has the name of a reference's link is one to whatever has the file's
-    /// name.
+    /// Something is a link to the file; or the name of a reference's link and the name of the file are one inode.
     pub(super) is_linked: bool,
 }
 
@@ -173,7 +172,7 @@ mod tests {
         fs::create_dir(&file).unwrap();
         assert_eq!(find(root.path(), &key()).unwrap(), NOTHING);
         fs::remove_dir(&file).unwrap();
-        // Nobody writes to it: opening it would not end.
+        // It has no writer: to open it would not end.
         rustix::fs::mknodat(rustix::fs::CWD, &file, FileType::Fifo, Mode::RUSR, 0).unwrap();
         assert_eq!(find(root.path(), &key()).unwrap(), NOTHING);
     }

@@ -50,7 +50,7 @@ impl GraphDriver {
             Ok(()) => self.finish(id, Archive::Recording(id.recording())).await,
             Err(error) => Err(error),
         };
-        // Also where the layer was removed meanwhile.
+        // Also where the layer was removed before this was done.
         recorded.inspect_err(|_| self.remove_recording(id))
     }
 

@@ -128,7 +128,7 @@ impl<W: Write + Seek> Archive<W> {
         let start = self.file.stream_position().map_err(failed())?;
         self.file.write_all(&[0; 512]).map_err(failed())?;
         let mut hashing = HashingWriter::new(&mut self.file);
-        // In a program of its own, for whoever started it.
+        // This is a program of its own, whose memory no other work needs.
         slackwater_archive::pack(older, newer, &mut hashing, None, usize::MAX)?;
         let (digest, length_bytes) = hashing.finish();
         let blob = Blob { digest, length_bytes };

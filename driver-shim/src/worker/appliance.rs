@@ -45,7 +45,7 @@ pub struct Held {
 }
 
 impl Worker {
-    /// Keeps a snapshot by a clone that nobody writes. If no other is made, the snapshot goes with it.
+    /// Keeps a snapshot by a clone that is not written to. If no other is made, the snapshot goes with it.
     ///
     /// # Errors
     /// `UnknownSnapshot`, `Appliance`, `State`.

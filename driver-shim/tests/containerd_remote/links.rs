@@ -2,11 +2,11 @@
 
 use std::fs;
 
-use slackwater_archive::{REFERENCE_LINK, REFERENCE_LINK_TARGET, REFERENCE_MEMBER, Reference};
+use slackwater_archive::{REFERENCE_LINK, REFERENCE_LINK_TARGET, REFERENCE_MEMBER};
 use tonic::Code;
 
 use crate::support::{Appliance, Machine};
-use crate::{bounded, chain, refused, runtime, serve, snapshot};
+use crate::{bounded, chain, refused, runtime, serve, snapshot, unpack_reference};
 
 #[test]
 fn only_a_reference_may_have_its_link() {
@@ -20,16 +20,13 @@ fn only_a_reference_may_have_its_link() {
         let taken = snapshot(&machine, "base").await;
         machine.worker.publish(taken.id).await.unwrap();
         let meant = machine.worker.reference_to(taken.id).await.unwrap();
-        let write = async |key: &str, parent: &str, reference: &Reference| {
-            let root = snapshots.prepare(key, parent).await.unwrap();
-            slackwater_archive::unpack(&reference.to_archive()[..], &root, None).unwrap();
-            root
-        };
+        let write =
+            async |key: &str, parent: &str| unpack_reference(&snapshots, key, parent, &meant).await;
         let one = chain('1');
         let key = |name: &str| format!("x/1/extract-{name} {one}");
 
         // No other engine could unpack it: it is no layer here either, however often that is asked for.
-        let root = write(&key("with more"), "", &meant).await;
+        let root = write(&key("with more"), "").await;
         fs::write(root.join("other"), "content").unwrap();
         for _ in 0..2 {
             let answer = snapshots.commit("x/2/with more", &key("with more")).await;
@@ -51,10 +48,10 @@ fn only_a_reference_may_have_its_link() {
         fs::remove_file(root.join(REFERENCE_LINK_TARGET)).unwrap();
         fs::write(root.join(REFERENCE_LINK_TARGET), "its own").unwrap();
         snapshots.commit("x/2/third", &key("3")).await.unwrap();
-        write(&key("4"), "x/2/third", &meant).await;
+        write(&key("4"), "x/2/third").await;
         snapshots.commit("x/2/fourth", &key("4")).await.unwrap();
         assert_eq!(snapshot(&machine, "x/2/fourth").await, taken);
-        let root = write(&key("5"), "x/2/third", &meant).await;
+        let root = write(&key("5"), "x/2/third").await;
         fs::remove_file(root.join(REFERENCE_MEMBER)).unwrap();
         let answer = snapshots.commit("x/2/fifth", &key("5")).await;
         refused(answer, Code::FailedPrecondition);
