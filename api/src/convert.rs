@@ -50,6 +50,14 @@ pub(crate) fn file(info: &store::FileInfo) -> types::File {
     }
 }
 
+pub(crate) fn reclaimable(told: store::Reclaimable) -> types::Reclaimable {
+    types::Reclaimable {
+        bytes: told.bytes,
+        blocks: told.blocks,
+        sampled_one_in: told.sampled_one_in,
+    }
+}
+
 /// The text of a path that is kept as bytes; names that are not UTF-8 are escaped, in the way
 /// in which paths of files are shown.
 pub(crate) fn path_text(bytes: &[u8]) -> String {
@@ -61,7 +69,7 @@ pub(crate) fn path_text(bytes: &[u8]) -> String {
 }
 
 pub(crate) fn snapshot(snapshot: store::Snapshot) -> types::Snapshot {
-    let reserved::Parted { labels, chains, restricted, publishers } =
+    let reserved::Parted { labels, chains, restricted, publishers, images, published_at } =
         reserved::part(snapshot.labels);
     types::Snapshot {
         id: snapshot_id(snapshot.id),
@@ -71,6 +79,8 @@ pub(crate) fn snapshot(snapshot: store::Snapshot) -> types::Snapshot {
         chains,
         restricted_chains: restricted,
         publishers,
+        images,
+        published_at: published_at.map(|date| date.at),
         size_bytes: snapshot.size_bytes,
         used_bytes: snapshot.used_bytes,
         created_at: timestamp(snapshot.created_at),

@@ -32,7 +32,7 @@ const REQUESTS_MAX: usize = 16;
 const METHODS: [&str; 9] = ["GET", "GET", "POST", "POST", "PUT", "PATCH", "DELETE", "HEAD", "BREW"];
 
 /// Routes; `@` is one of the segments below.
-const ROUTES: [&str; 34] = [
+const ROUTES: [&str; 36] = [
     "/v1/files",
     "/v1/files",
     "/v1/files/@",
@@ -40,12 +40,14 @@ const ROUTES: [&str; 34] = [
     "/v1/files/@/data",
     "/v1/files/@/data",
     "/v1/files/@/map",
+    "/v1/files/@/reclaimable",
     "/v1/snapshots",
     "/v1/snapshots",
     "/v1/snapshots/@",
     "/v1/snapshots/@/data",
     "/v1/snapshots/@/map",
     "/v1/snapshots/@/diff",
+    "/v1/snapshots/@/reclaimable",
     "/v1/snapshots/@/reference",
     "/v1/clones",
     "/v1/clones",
@@ -70,8 +72,9 @@ const ROUTES: [&str; 34] = [
 ];
 
 /// Segments; `#` is a snapshot's id that an answer told.
-const SEGMENTS: [&str; 16] = [
+const SEGMENTS: [&str; 17] = [
     "a",
+    "published%2F#",
     "images%2Fa",
     "#",
     "#",
@@ -89,8 +92,9 @@ const SEGMENTS: [&str; 16] = [
     "%F0%9F%8C%8A",
 ];
 
-const PARAMETERS: [&str; 17] = [
+const PARAMETERS: [&str; 18] = [
     "by",
+    "image",
     "limit",
     "after",
     "prefix",
@@ -244,8 +248,9 @@ fn value(choices: &mut Unstructured<'_>, known: &Known) -> Chosen<Value> {
 }
 
 fn body(choices: &mut Unstructured<'_>, known: &Known) -> Chosen<Vec<u8>> {
-    const FIELDS: [&str; 23] = [
+    const FIELDS: [&str; 24] = [
         "path",
+        "image",
         "path",
         "size_bytes",
         "name",

@@ -1,7 +1,7 @@
 //! The REST face of the Slackwater appliance.
 //!
 //! ```text
-//! types chain worker change block_map error paths query exposition  what goes over the wire; shared with the client crate
+//! types chain image_name worker change block_map error paths query exposition  what goes over the wire; shared with the client crate
 //! ------------------------------------- feature `server` -------------------------------------
 //! listen crowd patient                  the socket: TLS, HTTP/1.1 and 2, bounded waits
 //! router auth attempts foreign_pages idempotency extract  what happens to a request before its handler
@@ -20,6 +20,7 @@ mod chain;
 pub mod change;
 pub mod error;
 pub mod exposition;
+mod image_name;
 pub mod paths;
 pub mod query;
 mod timestamp;

@@ -11,7 +11,9 @@ use crate::auth::{Access, access};
 use crate::error::{PROBLEM_MEDIA_TYPE, Problem};
 use crate::paths::{IDEMPOTENCY_KEY, IDEMPOTENCY_KEY_BYTES_MAX};
 use crate::routes::vmstore::{self, VmstoreError};
-use crate::routes::{audit, chains, clones, data, files, map, snapshots, stats, workers};
+use crate::routes::{
+    audit, chains, clones, data, files, map, reclaimable, snapshots, stats, workers,
+};
 use crate::tokens::Role;
 
 /// Statuses that any call may answer, beside those that it names itself.
@@ -51,6 +53,7 @@ const BARE_STATUSES: [(&str, &str); 2] = [
         files::list, files::create, files::get, files::update, files::delete,
         data::get_file, data::put_file, data::get_snapshot,
         map::of_file, map::of_snapshot,
+        reclaimable::of_file, reclaimable::of_snapshot,
         snapshots::list, snapshots::create, snapshots::get, snapshots::update, snapshots::delete,
         snapshots::diff, snapshots::reference,
         chains::register, chains::find, chains::add,

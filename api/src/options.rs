@@ -33,6 +33,8 @@ pub struct ApiOptions {
     /// What references to snapshots are made with. As long as it is empty, none is made: a server whose
     /// disk has no room for a key serves without.
     pub reference_key: Arc<OnceLock<ReferenceKey>>,
+    /// How long ago something was published last when that ends by itself; `None`: never.
+    pub published_age_max: Option<Duration>,
     /// Path under which NFS clients mount the export: shown to users, and stripped from the
     /// paths that VMstore clients send.
     pub export_path: String,
@@ -78,6 +80,7 @@ impl Default for ApiOptions {
             credential_grace: Duration::from_secs(60),
             vmstore: None,
             reference_key: Arc::default(),
+            published_age_max: None,
             export_path: "/slackwater".to_owned(),
             body_bytes_max: 1 << 20,
             bodies_bytes_max: 32 << 20,

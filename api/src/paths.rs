@@ -18,6 +18,8 @@ pub const FILE: &str = "/v1/files/{path}";
 pub const FILE_DATA: &str = "/v1/files/{path}/data";
 /// `GET` a file's block map.
 pub const FILE_MAP: &str = "/v1/files/{path}/map";
+/// `GET` what a delete of a file would free.
+pub const FILE_RECLAIMABLE: &str = "/v1/files/{path}/reclaimable";
 /// `GET` a page of snapshots, `POST` a new one.
 pub const SNAPSHOTS: &str = "/v1/snapshots";
 /// `GET`, `PATCH`, `DELETE` one snapshot.
@@ -26,6 +28,8 @@ pub const SNAPSHOT: &str = "/v1/snapshots/{id}";
 pub const SNAPSHOT_DATA: &str = "/v1/snapshots/{id}/data";
 /// `GET` a snapshot's block map.
 pub const SNAPSHOT_MAP: &str = "/v1/snapshots/{id}/map";
+/// `GET` what a delete of a snapshot would free.
+pub const SNAPSHOT_RECLAIMABLE: &str = "/v1/snapshots/{id}/reclaimable";
 /// `GET` what changed in a snapshot since another one.
 pub const SNAPSHOT_DIFF: &str = "/v1/snapshots/{id}/diff";
 /// `GET` what an image holds to stand for a snapshot.
@@ -100,6 +104,12 @@ pub fn file_map(path: &str) -> String {
     format!("{FILES}/{}/map", encode_path(path))
 }
 
+/// The route of what a delete of a file would free.
+#[must_use]
+pub fn file_reclaimable(path: &str) -> String {
+    format!("{FILES}/{}/reclaimable", encode_path(path))
+}
+
 /// The route of one snapshot.
 #[must_use]
 pub fn snapshot(id: crate::types::SnapshotId) -> String {
@@ -116,6 +126,12 @@ pub fn snapshot_data(id: crate::types::SnapshotId) -> String {
 #[must_use]
 pub fn snapshot_map(id: crate::types::SnapshotId) -> String {
     format!("{SNAPSHOTS}/{id}/map")
+}
+
+/// The route of what a delete of a snapshot would free.
+#[must_use]
+pub fn snapshot_reclaimable(id: crate::types::SnapshotId) -> String {
+    format!("{SNAPSHOTS}/{id}/reclaimable")
 }
 
 /// The route of a snapshot's diff.

@@ -7,7 +7,9 @@
 use std::fmt;
 
 use crate::paths::{decode_component, encode_component};
-use crate::types::{Labels, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, RegistryBlob, SnapshotId};
+use crate::types::{
+    ImageName, Labels, PAGE_LIMIT_DEFAULT, PAGE_LIMIT_MAX, RegistryBlob, SnapshotId,
+};
 
 /// Which files to list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +20,13 @@ pub struct ListFiles {
     pub limit: Option<usize>,
     /// The `next` of the page before.
     pub after: Option<String>,
+}
+
+/// For what a file is deleted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct DeleteFile {
+    /// Of `published/SNAPSHOT` alone: the image for which the caller publishes the snapshot no more.
+    pub image: Option<ImageName>,
 }
 
 /// Which snapshots to list; all conditions hold at once.
@@ -115,6 +124,26 @@ impl ListFiles {
             limit: reader.limit()?,
             after: reader.one("after")?,
         };
+        reader.finish(read)
+    }
+}
+
+impl DeleteFile {
+    /// The query, with its `?`, or nothing.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut query = Writer::default();
+        query.add("image", self.image.as_ref());
+        query.0
+    }
+
+    /// Reads the part after the `?`.
+    ///
+    /// # Errors
+    /// Unknown, repeated or unreadable parameters.
+    pub fn decode(query: &str) -> Result<Self, QueryError> {
+        let mut reader = Reader::new(query)?;
+        let read = Self { image: reader.parsed("image")? };
         reader.finish(read)
     }
 }
@@ -396,6 +425,9 @@ mod tests {
         assert_eq!(files.encode(), "?prefix=a%20b%2F%26%2Bc&limit=7&after=x");
         assert_eq!(ListFiles::decode(after_question_mark(&files.encode())).unwrap(), files);
         assert_eq!(ListFiles::default().encode(), "");
+        let delete = DeleteFile { image: Some("a/b:1+c".parse().unwrap()) };
+        assert_eq!(delete.encode(), "?image=a%2Fb%3A1%2Bc");
+        assert_eq!(DeleteFile::decode(after_question_mark(&delete.encode())).unwrap(), delete);
         let labels = [("k".to_owned(), "v=w".to_owned()), ("l".to_owned(), String::new())].into();
         let snapshots =
             ListSnapshots { labels, name: Some("n".into()), ..ListSnapshots::default() };

@@ -8,17 +8,24 @@
 //!                                              registries, a space in between; without this label it is for all
 //! label  slackwater:published    =  PUBLISHERS these callers published the snapshot, a space in between; `*` for others
 //!                                              whose names are not known
+//! label  slackwater:images       =  IMAGES     for these images: PUBLISHER=NAME each, a space in between; `*` is the
+//!                                              name of those whose names are not known, or beyond IMAGES_BYTES_MAX
+//! label  slackwater:published-at =  TIME       when a caller published it last, or at most an hour before; with `~` before
+//!                                              it if the clock had not run steadily then
 //! ```
 //! Workers take layers from each other by these. So they are made by calls of their own (`routes/chains.rs`,
 //! `publishing.rs`), which record who made them; the others refuse what begins with `slackwater:`, and neither show such a label among the
 //! labels nor take it away.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
-use slackwater_blockstore::Labels;
+use slackwater_blockstore::{LABEL_BYTES_MAX, LABELS_MAX, Labels};
 
 use crate::chain::{ChainId, RegistryBlob};
 use crate::failure::Failure;
+use crate::image_name::ImageName;
+use crate::timestamp::Timestamp;
 
 /// With what the names and labels begin.
 const PREFIX: &str = "slackwater:";
@@ -28,6 +35,22 @@ const CHAIN: &str = "slackwater:chain:";
 const BLOBS: &str = "slackwater:blobs:";
 
 const PUBLISHED: &str = "slackwater:published";
+
+const IMAGES: &str = "slackwater:images";
+
+const PUBLISHED_AT: &str = "slackwater:published-at";
+
+/// Most bytes of names of images: what a label's value has, less those that say of publishers that they have more.
+const IMAGES_BYTES_MAX: usize = 3072;
+
+/// What parts an image's publisher from its name, which has none.
+const OF_PUBLISHER: char = '=';
+
+/// Begins the time of a publishing when the clock had not run steadily yet.
+const NOT_BELIEVED: &str = "~";
+
+/// How old the time of the last publishing may get: a push of what was pushed lately changes nothing then.
+const DATE_AGE_MAX: Duration = Duration::from_secs(3600);
 
 /// Stands for publishers whose names are not known: of before there was the label, or beyond [`PUBLISHERS_BYTES_MAX`].
 pub(crate) const OTHERS: &str = "*";
@@ -151,23 +174,105 @@ pub(crate) fn with_publisher(mut labels: Labels, publisher: &str) -> Labels {
     labels
 }
 
+/// The labels of a snapshot that this caller published for an image, too.
+pub(crate) fn with_image(mut labels: Labels, publisher: &str, image: &ImageName) -> Labels {
+    let entry = |image: &str| format!("{publisher}{OF_PUBLISHER}{image}");
+    let (named, more) = (entry(image.as_str()), entry(ImageName::UNKNOWN));
+    match labels.get_mut(IMAGES) {
+        None => insert_if_room(&mut labels, IMAGES, named),
+        Some(known) if known.len() + named.len() < IMAGES_BYTES_MAX => push_once(known, &named),
+        Some(known) if known.split(BETWEEN).any(|other| other == named) => {}
+        Some(known) if known.len() + more.len() < LABEL_BYTES_MAX => push_once(known, &more),
+        Some(_) => {}
+    }
+    labels
+}
+
+/// The labels of a snapshot that this caller does not publish for that image any more.
+pub(crate) fn without_image(labels: Labels, publisher: &str, image: &ImageName) -> Labels {
+    let gone = format!("{publisher}{OF_PUBLISHER}{image}");
+    without_words(labels, IMAGES, |entry| entry == gone)
+}
+
+/// When something was published last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Date {
+    pub(crate) at: Timestamp,
+    /// The clock had run steadily then.
+    pub(crate) is_believed: bool,
+}
+
+impl Date {
+    /// Whether it need not be changed for what is published now.
+    pub(crate) fn is_recent(self, now: Self) -> bool {
+        // One that is ahead was the word of a clock that was wrong.
+        let age = now.at.as_nanos().checked_sub(self.at.as_nanos());
+        let is_near = age.is_some_and(|nanos| Duration::from_nanos(nanos) < DATE_AGE_MAX);
+        is_near && (self.is_believed || !now.is_believed)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let (at, is_believed) = match text.strip_prefix(NOT_BELIEVED) {
+            Some(at) => (at, false),
+            None => (text, true),
+        };
+        Some(Self { at: at.parse().ok()?, is_believed })
+    }
+}
+
+/// The labels of a snapshot that was published last at this time.
+pub(crate) fn with_date(mut labels: Labels, date: Date) -> Labels {
+    if !date_of(&labels).is_some_and(|before| before.is_recent(date)) {
+        let mark = if date.is_believed { "" } else { NOT_BELIEVED };
+        insert_if_room(&mut labels, PUBLISHED_AT, format!("{mark}{}", date.at));
+    }
+    labels
+}
+
+fn date_of(labels: &Labels) -> Option<Date> {
+    Date::parse(labels.get(PUBLISHED_AT)?)
+}
+
+/// Sets a label that can be done without: a snapshot may have all the labels that one can have.
+fn insert_if_room(labels: &mut Labels, label: &str, value: String) {
+    if labels.len() < LABELS_MAX || labels.contains_key(label) {
+        labels.insert(label.to_owned(), value);
+    }
+}
+
 /// The labels of a snapshot that is published by no caller.
 pub(crate) fn without_publishers(mut labels: Labels) -> Labels {
-    labels.remove(PUBLISHED);
+    for label in [PUBLISHED, IMAGES, PUBLISHED_AT] {
+        labels.remove(label);
+    }
+    labels
+}
+
+/// The labels without the words of one that are to go, and without it if none is left.
+fn without_words(mut labels: Labels, label: &str, is_gone: impl Fn(&str) -> bool) -> Labels {
+    if let Some(words) = labels.remove(label) {
+        let mut others = words.split(BETWEEN).filter(|word| !is_gone(word));
+        if let Some(first) = others.next() {
+            let mut left = first.to_owned();
+            others.for_each(|other| push_once(&mut left, other));
+            labels.insert(label.to_owned(), left);
+        }
+    }
     labels
 }
 
 /// The labels of a snapshot that this caller does not publish any more.
-pub(crate) fn without_publisher(mut labels: Labels, publisher: &str) -> Labels {
-    if let Some(publishers) = labels.remove(PUBLISHED) {
-        let mut others = publishers.split(BETWEEN).filter(|other| *other != publisher);
-        if let Some(first) = others.next() {
-            let mut left = first.to_owned();
-            others.for_each(|other| push_once(&mut left, other));
-            labels.insert(PUBLISHED.to_owned(), left);
-        }
+pub(crate) fn without_publisher(labels: Labels, publisher: &str) -> Labels {
+    let labels = without_words(labels, PUBLISHED, |other| other == publisher);
+    match labels.contains_key(PUBLISHED) {
+        true => without_words(labels, IMAGES, |entry| publisher_of(entry) == Some(publisher)),
+        false => without_publishers(labels),
     }
-    labels
+}
+
+/// Whose entry of an image this is.
+fn publisher_of(entry: &str) -> Option<&str> {
+    entry.rsplit_once(OF_PUBLISHER).map(|(publisher, _)| publisher)
 }
 
 /// Refuses a name that only a registering call gives.
@@ -210,6 +315,10 @@ pub(crate) struct Parted {
     pub(crate) restricted: BTreeMap<ChainId, BTreeSet<RegistryBlob>>,
     /// Those who published it.
     pub(crate) publishers: BTreeSet<String>,
+    /// The images for which they did, each with those who did.
+    pub(crate) images: BTreeMap<String, BTreeSet<String>>,
+    /// When the last of them did, or at most an hour before that.
+    pub(crate) published_at: Option<Date>,
 }
 
 /// Parts the labels of a snapshot.
@@ -225,6 +334,14 @@ pub(crate) fn part(labels: Labels) -> Parted {
             parted.restricted.insert(chain, blobs);
         } else if label == PUBLISHED {
             parted.publishers = value.split(BETWEEN).map(str::to_owned).collect();
+        } else if label == IMAGES {
+            for (publisher, image) in
+                value.split(BETWEEN).filter_map(|entry| entry.rsplit_once(OF_PUBLISHER))
+            {
+                parted.images.entry(image.to_owned()).or_default().insert(publisher.to_owned());
+            }
+        } else if label == PUBLISHED_AT {
+            parted.published_at = Date::parse(&value);
         } else if !label.starts_with(PREFIX) {
             parted.labels.insert(label, value);
         }
@@ -273,8 +390,12 @@ mod tests {
             chains: [(chain.clone(), makers(&["node"]))].into(),
             restricted: [(chain.clone(), [blob(0)].into())].into(),
             publishers: makers(&["node", "other"]),
+            images: [("a:1".to_owned(), makers(&["node"]))].into(),
+            published_at: Some(Date { at: Timestamp::from_nanos(7), is_believed: true }),
         };
         let all = with_publisher(with_publisher(all, "node"), "other");
+        let all = with_image(all, "node", &"a:1".parse().unwrap());
+        let all = with_date(all, Date { at: Timestamp::from_nanos(7), is_believed: true });
         assert_eq!(part(all.clone()), expected);
         let replaced = part(replaced(all, labels(&[("b", "2")])));
         assert_eq!(replaced, Parted { labels: labels(&[("b", "2")]), ..expected });
@@ -345,6 +466,60 @@ mod tests {
         let full: String = "x".repeat(PUBLISHERS_BYTES_MAX - 1);
         let labels = with_publisher(with_publisher(Labels::new(), &full), &full);
         assert_eq!(publishers(&labels), makers(&[&full]));
+    }
+
+    #[test]
+    fn the_time_of_publishing_is_an_hour_old_at_most() {
+        let date = |seconds: u64, is_believed| Date {
+            at: Timestamp::from_nanos(seconds * 1_000_000_000),
+            is_believed,
+        };
+        let labels = with_date(Labels::new(), date(10_000, true));
+        for (now, expected) in
+            [(10_000, 10_000), (13_599, 10_000), (13_600, 13_600), (9_999, 9_999)]
+        {
+            let later = with_date(labels.clone(), date(now, true));
+            assert_eq!(date_of(&later), Some(date(expected, true)), "{now}");
+        }
+        // A time that is believed takes the place of one that was not, and not the other way round.
+        assert_eq!(
+            date_of(&with_date(labels.clone(), date(10_001, false))),
+            Some(date(10_000, true))
+        );
+        let doubtful = with_date(Labels::new(), date(10_000, false));
+        assert_eq!(date_of(&doubtful), Some(date(10_000, false)));
+        assert_eq!(date_of(&with_date(doubtful, date(10_001, true))), Some(date(10_001, true)));
+        let full: Labels =
+            (0..LABELS_MAX).map(|number| (number.to_string(), String::new())).collect();
+        assert_eq!(with_date(full.clone(), date(1, true)), full);
+    }
+
+    #[test]
+    fn images_go_with_those_who_told_them() {
+        let image = |name: &str| name.parse::<ImageName>().unwrap();
+        let images = |labels: &Labels| {
+            let images = part(labels.clone()).images.into_iter();
+            images
+                .map(|(image, by)| (image, by.into_iter().collect::<Vec<_>>()))
+                .collect::<Vec<_>>()
+        };
+        let told = |by: &str, name: &str| (name.to_owned(), vec![by.to_owned()]);
+        // The name of a token may have the sign that parts it from the image.
+        let mut labels = Labels::new();
+        for (by, name) in [("a=b", "x:1"), ("", "y:1"), ("a=b", "y:2")] {
+            labels = with_image(with_publisher(labels, by), by, &image(name));
+        }
+        assert_eq!(images(&labels), [told("a=b", "x:1"), told("", "y:1"), told("a=b", "y:2")]);
+        let labels = without_image(labels, "a=b", &image("x:1"));
+        assert_eq!(images(&labels), [told("", "y:1"), told("a=b", "y:2")]);
+        assert_eq!(images(&without_publisher(labels.clone(), "a=b")), [told("", "y:1")]);
+        let neither = without_publisher(without_publisher(labels, "a=b"), "");
+        assert_eq!(neither, Labels::new());
+        let many = (0..300).fold(Labels::new(), |labels, number| {
+            with_image(labels, &format!("worker-{number}"), &image("long/name/of/an/image:1"))
+        });
+        assert!(part(many.clone()).images.contains_key("*"));
+        assert!(many[IMAGES].len() <= LABEL_BYTES_MAX);
     }
 
     #[test]

@@ -27,6 +27,7 @@ use crate::failure::Failure;
 use crate::metrics::MetricsSource;
 use crate::options::ApiOptions;
 use crate::paths;
+use crate::publishing;
 use crate::routes::{self, vmstore};
 use crate::state::{ApiState, Shared};
 use crate::{auth, dashboard, idempotency};
@@ -61,6 +62,7 @@ pub(crate) fn mount(with_vmstore: bool) -> Mount {
     let mount = routes::files::mount(mount);
     let mount = routes::data::mount(mount);
     let mount = routes::map::mount(mount);
+    let mount = routes::reclaimable::mount(mount);
     let mount = routes::snapshots::mount(mount);
     let mount = routes::chains::mount(mount);
     let mount = routes::clones::mount(mount);
@@ -72,6 +74,9 @@ pub(crate) fn mount(with_vmstore: bool) -> Mount {
 /// The REST face of `store`.
 pub fn router(store: Arc<Store>, options: ApiOptions, metrics: Arc<dyn MetricsSource>) -> Router {
     let state = ApiState::new(store, options, metrics);
+    if let Some(age_max) = state.options.published_age_max {
+        publishing::age::start(&state, age_max);
+    }
     mount(state.options.vmstore.is_some())
         .router
         .fallback(unknown_route)

@@ -30,6 +30,9 @@ pub(crate) type Shared = Arc<ApiState>;
 /// slow the first.
 const MAINTENANCE_CALLS_MAX: usize = 1;
 
+/// Sums over all entries of a file at once: each may take tens of megabytes of memory, and seconds.
+const SUMS_MAX: usize = 1;
+
 /// What all handlers share.
 pub(crate) struct ApiState {
     pub(crate) store: Arc<Store>,
@@ -49,6 +52,7 @@ pub(crate) struct ApiState {
     store_calls: Arc<Semaphore>,
     data_streams: Arc<Semaphore>,
     maintenance_calls: Arc<Semaphore>,
+    sums: Arc<Semaphore>,
 }
 
 impl fmt::Debug for ApiState {
@@ -84,6 +88,7 @@ impl ApiState {
             store_calls: Arc::new(Semaphore::new(options.store_calls_max)),
             data_streams: Arc::new(Semaphore::new(options.data_streams_max)),
             maintenance_calls: Arc::new(Semaphore::new(MAINTENANCE_CALLS_MAX)),
+            sums: Arc::new(Semaphore::new(SUMS_MAX)),
             options,
         })
     }
@@ -123,6 +128,16 @@ impl ApiState {
         let permit = Arc::clone(&self.maintenance_calls).try_acquire_owned().map_err(|_| {
             Failure::new(ProblemCode::Busy, "a check or garbage collection is under way already")
         })?;
+        self.run(permit, work).await
+    }
+
+    /// The same for a sum over all that a file or snapshot has, of which few run at a time.
+    pub(crate) async fn call_sum<T, W>(&self, work: W) -> Result<T, Failure>
+    where
+        T: Send + 'static,
+        W: FnOnce(&Store) -> StoreResult<T> + Send + 'static,
+    {
+        let permit = self.turn(&self.sums).await?;
         self.run(permit, work).await
     }
 

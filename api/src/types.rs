@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub use crate::chain::{
     ChainId, ChainIdParseError, RegisterChain, RegistryBlob, RegistryBlobParseError,
 };
+pub use crate::image_name::{IMAGE_NAME_BYTES_MAX, ImageName, ImageNameError};
 pub use crate::timestamp::{Timestamp, TimestampParseError};
 
 /// Items of a page when the request names no limit.
@@ -96,8 +97,8 @@ pub struct File {
     pub size_bytes: u64,
     /// Bytes of blocks that are not holes, those shared with snapshots included.
     pub used_bytes: u64,
-    /// Bytes of blocks that this file alone maps: written since its last snapshot, or since
-    /// it was cloned.
+    /// Bytes of blocks that this file maps and no snapshot or clone of it: written since its last snapshot, or since
+    /// it was cloned. Other files may hold the same blocks: `reclaimable` tells what a delete would free.
     pub unique_bytes: u64,
     /// The snapshot that it was cloned from.
     pub origin_snapshot_id: Option<SnapshotId>,
@@ -105,6 +106,19 @@ pub struct File {
     pub created_at: Timestamp,
     /// Last change of its content.
     pub modified_at: Timestamp,
+}
+
+/// What a delete would free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct Reclaimable {
+    /// Bytes on the appliance's disk, as they are stored there: compressed, and those that were stored together taken
+    /// for equally large.
+    pub bytes: u64,
+    /// Blocks of 4096 bytes that nothing else holds.
+    pub blocks: u64,
+    /// Of so many blocks one was looked at, and the sums multiplied: 1 where all were.
+    pub sampled_one_in: u64,
 }
 
 /// A page of files, in byte order of their paths.
@@ -194,6 +208,15 @@ pub struct Snapshot {
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     #[cfg_attr(feature = "server", schema(value_type = Vec<String>))]
     pub publishers: BTreeSet<String>,
+    /// The images that refer to it, as far as publishers told that, each with the names of those who did: it stays
+    /// published by each until it has ended that for all of its images. `*` stands for images whose names are not
+    /// known, or beyond what is kept, `?` for one whose name a publisher tells later.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "server", schema(value_type = BTreeMap<String, Vec<String>>))]
+    pub images: BTreeMap<String, BTreeSet<String>>,
+    /// When it was published last, or at most an hour before that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published_at: Option<Timestamp>,
     /// The file's size.
     pub size_bytes: u64,
     /// Bytes of blocks that are not holes.
@@ -280,6 +303,9 @@ pub struct CreateClone {
     pub snapshot_id: SnapshotId,
     /// The clone's path; nothing may be there. Missing directories are made.
     pub path: String,
+    /// Of a clone at `published/SNAPSHOT` alone: the image that refers to the snapshot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageName>,
 }
 
 /// Whether a changed range holds data or reads as zeros.

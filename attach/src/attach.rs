@@ -151,6 +151,11 @@ impl Attach {
         self.export.disks()
     }
 
+    /// The disks of this export that are mounted anywhere, as this process sees it. Paths are without symbolic links.
+    pub async fn mounts_anywhere(&self) -> Result<Vec<Mounted>, AttachError> {
+        self.export.disks_anywhere()
+    }
+
     /// Unmounts the export and ends the processes that serve it; `Busy` if a disk is in use.
     pub async fn shut_down(&self) -> Result<(), AttachError> {
         let export = self.export.clone();

@@ -27,7 +27,7 @@ use crate::{Access, AttachError, Rights, Source};
 const WRITE_OPTIONS: &str = "rw,noatime,noinit_itable,errors=remount-ro";
 
 /// How a snapshot is mounted. Its device refuses writes, so a journal that was not clean cannot
-/// be replayed and the mount fails: a snapshot of a running disk is no disk to start from.
+/// be replayed and the mount fails: a snapshot of a running disk is no disk to start from, but its clone is.
 const READ_OPTIONS: &str = "ro,noatime,errors=continue";
 
 /// How often a mount is tried when the loop device that it wanted to share went away meanwhile.
@@ -260,6 +260,9 @@ impl Export {
         let call = self.tools.call(MOUNT).arguments(["-n", "-i", "-t", "ext4", "-o", &options]);
         let mounted = call.argument(device).argument(target).run().await;
         mounted.map(drop).map_err(|error| match error {
+            AttachError::Tool { reason, .. } if access.is_read_only() && is_journal(&reason) => {
+                AttachError::Journal { path: place.path.clone() }
+            }
             AttachError::Tool { reason, .. } if is_damage(&reason) => {
                 AttachError::Damaged { path: place.path.clone(), reason }
             }
@@ -349,6 +352,13 @@ fn is_damage(reason: &str) -> bool {
     let complaints =
         ["bad superblock", "read superblock", "needs cleaning", "read-only", "write-protected"];
     complaints.iter().any(|complaint| reason.contains(complaint))
+}
+
+/// Whether `mount` was refused because a journal has to be replayed on what cannot be written: EROFS.
+fn is_journal(reason: &str) -> bool {
+    // Not in a name of the message: mount(8) ends its first line so.
+    let line = reason.lines().next().unwrap_or_default().trim_end_matches('.');
+    line.contains("cannot mount") && line.ends_with("read-only")
 }
 
 #[cfg(test)]

@@ -100,13 +100,21 @@ pub enum AttachError {
     },
     /// The disk holds no file system that can be mounted.
     #[error(
-        "the file system on `{path}` cannot be mounted: {reason}; a snapshot must be taken of a frozen or unmounted disk, see `e2fsck` and `slackwater check`"
+        "the file system on `{path}` cannot be mounted: {reason}; see `e2fsck` and `slackwater check`"
     )]
     Damaged {
         /// The path below the export.
         path: String,
         /// What the tool said.
         reason: String,
+    },
+    /// A disk that was not unmounted before, as a snapshot of one that was in use.
+    #[error(
+        "the journal of `{path}` has to be replayed, as it was in use, and it cannot be written so: attach it with writes, or a clone of it, as of a snapshot (`slackwater-driver attach --clone`)"
+    )]
+    Journal {
+        /// The path below the export.
+        path: String,
     },
     /// Writes to a mounted disk did not reach the appliance, and never will. The kernel tells of
     /// that once.

@@ -341,6 +341,15 @@ impl Export {
         Ok(ours.filter_map(|point| self.disk(&point)).collect())
     }
 
+    /// The disks of this export that are mounted anywhere in this mount namespace.
+    pub(crate) fn disks_anywhere(&self) -> Result<Vec<Mounted>, AttachError> {
+        let devices = self.devices()?;
+        let is_ours =
+            |mounted: &Mounted| devices.iter().any(|device| device.device == mounted.loop_device);
+        let points = kernel::mount_points()?.into_iter();
+        Ok(points.filter_map(|point| self.disk(&point)).filter(is_ours).collect())
+    }
+
     /// Puts right what a killed process left half done.
     async fn tidy(self: &Arc<Self>) -> Result<(), AttachError> {
         for device in self.devices()?.iter().filter(|device| !device.is_autoclear) {

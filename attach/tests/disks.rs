@@ -348,7 +348,8 @@ async fn bad_sources_are_clear_errors_and_leave_nothing() {
         .unwrap();
     attach.unmount(&target).await.unwrap();
     let error = attach.mount(Source::Snapshot(id), &target, Access::ReadOnly).await.unwrap_err();
-    assert!(matches!(error, AttachError::Damaged { .. }), "{error:?}");
+    assert!(matches!(error, AttachError::Journal { .. }), "{error:?}");
+    assert!(error.to_string().contains("--clone"), "{error}");
 
     let source = Source::Snapshot(Uuid::new_v4());
     let error = attach.mount(source, &target, Access::ReadOnly).await.unwrap_err();

@@ -21,7 +21,7 @@
 //! - `resolve`, `layer_sets`, `window_set`: from a block through the layers to its chunk.
 //! - `log`, `segments`, `segment_format`: chunks and commit records on the disk.
 //! - `record`, `codec`: the values of the index.
-//! - `reclaim`, `compact`, `background`: taking back what nothing names.
+//! - `reclaim`, `compact`, `background`: taking back what nothing names; `reclaimable`: how much that would be.
 //! - `scrub`: reading all that is stored, slowly, once a day.
 //! - `check`: the invariants I1 to I7; `repair`: back to them, and what that costs.
 //! - [`kv`], [`disk`]: the seam at the bottom, each with a form that fails on demand.
@@ -68,6 +68,7 @@ mod own_runs;
 mod paths;
 mod rebuild;
 mod reclaim;
+mod reclaimable;
 mod record;
 mod repair;
 mod reserve;
@@ -107,8 +108,8 @@ pub use types::{
     Attributes, BlockMap, CHECK_PROBLEMS_MAX, Change, ChangedExtent, CheckReport, CreateMode,
     Created, DeletionPolicy, DiffPage, DirectoryEntry, DirectoryPage, ExtentKind, FileInfo,
     GcReport, HITS_MAX, Hit, LABEL_BYTES_MAX, LABELS_MAX, LabelChange, Labels, ReadReply,
-    RepairReport, SNAPSHOT_NAME_BYTES_MAX, SetAttributes, SetTime, Snapshot, SnapshotFilter,
-    SnapshotRequest, Source, Stability, Stats, Written,
+    Reclaimable, RepairReport, SNAPSHOT_NAME_BYTES_MAX, SetAttributes, SetTime, Snapshot,
+    SnapshotFilter, SnapshotRequest, Source, Stability, Stats, Written,
 };
 pub use units::{
     BLOCK_BYTES, BLOCK_BYTES_U64, FILE_BYTES_MAX, NAME_BYTES_MAX, SYMLINK_BYTES_MAX, WINDOW_BLOCKS,

@@ -28,7 +28,7 @@ pub(crate) mod golden;
 pub(crate) mod key;
 mod run;
 
-pub(crate) use counts::CountPage;
+pub(crate) use counts::{COUNTS_PER_PAGE, CountPage};
 pub(crate) use run::{Run, Target};
 
 use crate::codec::{Decoder, Encoder};

@@ -176,6 +176,17 @@ pub struct FileInfo {
     pub created_at: Timestamp,
 }
 
+/// What a delete would free.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reclaimable {
+    /// Blocks of data that nothing else names.
+    pub blocks: u64,
+    /// Bytes that they take on the disk. Blocks that were stored together are taken for equally large.
+    pub bytes: u64,
+    /// Of so many blocks one was looked at, and the sums multiplied; 1 where all were.
+    pub sampled_one_in: u64,
+}
+
 /// Labels of a snapshot: at most [`LABELS_MAX`], each key and value at most
 /// [`LABEL_BYTES_MAX`] bytes.
 pub type Labels = BTreeMap<String, String>;

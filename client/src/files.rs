@@ -2,8 +2,8 @@
 
 use reqwest::Method;
 use slackwater_api::paths;
-use slackwater_api::query::ListFiles;
-use slackwater_api::types::{CreateFile, File, FilePage, UpdateFile};
+use slackwater_api::query::{DeleteFile, ListFiles};
+use slackwater_api::types::{CreateFile, File, FilePage, ImageName, Reclaimable, UpdateFile};
 
 use crate::error::ClientError;
 use crate::transport::{Call, Client};
@@ -52,6 +52,14 @@ impl Client {
         self.update_file(path, &UpdateFile { size_bytes: None, path: Some(to.to_owned()) }).await
     }
 
+    /// `GET /v1/files/{path}/reclaimable`: what a delete would free.
+    ///
+    /// # Errors
+    /// [`ClientError`]; codes `not_found`, and `unknown_route` of an older appliance.
+    pub async fn file_reclaimable(&self, path: &str) -> Result<Reclaimable, ClientError> {
+        self.call(Call::get(paths::file_reclaimable(path))).await
+    }
+
     async fn update_file(&self, path: &str, body: &UpdateFile) -> Result<File, ClientError> {
         self.call(Call::new(Method::PATCH, paths::file(path)).json(body)?).await
     }
@@ -62,5 +70,19 @@ impl Client {
     /// [`ClientError`]; code `not_found`.
     pub async fn delete_file(&self, path: &str) -> Result<(), ClientError> {
         self.delete(paths::file(path)).await
+    }
+
+    /// `DELETE /v1/files/{path}?image=NAME`, of `published/SNAPSHOT`: the caller publishes the snapshot no more for that
+    /// image.
+    ///
+    /// # Errors
+    /// [`ClientError`]; code `not_found` if it does not.
+    pub async fn delete_file_for_image(
+        &self,
+        path: &str,
+        image: &ImageName,
+    ) -> Result<(), ClientError> {
+        let query = DeleteFile { image: Some(image.clone()) };
+        self.delete(format!("{}{}", paths::file(path), query.encode())).await
     }
 }

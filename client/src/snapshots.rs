@@ -4,8 +4,8 @@ use reqwest::Method;
 use slackwater_api::paths;
 use slackwater_api::query::{AddChain, Diff, ListSnapshots};
 use slackwater_api::types::{
-    ChainId, CreateClone, CreateSnapshot, DiffPage, File, Labels, RegisterChain, Snapshot,
-    SnapshotId, SnapshotPage, SnapshotReference, UpdateSnapshot,
+    ChainId, CreateClone, CreateSnapshot, DiffPage, File, ImageName, Labels, Reclaimable,
+    RegisterChain, Snapshot, SnapshotId, SnapshotPage, SnapshotReference, UpdateSnapshot,
 };
 
 use crate::error::ClientError;
@@ -67,6 +67,14 @@ impl Client {
         self.call(Call::get(format!("{}{}", paths::snapshot_diff(id), query.encode()))).await
     }
 
+    /// `GET /v1/snapshots/{id}/reclaimable`: what a delete would free.
+    ///
+    /// # Errors
+    /// [`ClientError`]; codes `not_found`, and `unknown_route` of an older appliance.
+    pub async fn snapshot_reclaimable(&self, id: SnapshotId) -> Result<Reclaimable, ClientError> {
+        self.call(Call::get(paths::snapshot_reclaimable(id))).await
+    }
+
     /// `GET /v1/snapshots/{id}/reference`: what an image holds to stand for the snapshot.
     ///
     /// # Errors
@@ -121,7 +129,21 @@ impl Client {
         snapshot_id: SnapshotId,
         path: &str,
     ) -> Result<File, ClientError> {
-        let body = CreateClone { snapshot_id, path: path.to_owned() };
+        self.clone_for_image(snapshot_id, path, None).await
+    }
+
+    /// The same at `published/SNAPSHOT`, so that the snapshot is kept for an image that refers to it.
+    ///
+    /// # Errors
+    /// As [`Self::create_clone`]: the image is noted also where `exists` is answered; code `invalid_value` from an
+    /// appliance of release 0.2, if an image is given.
+    pub async fn clone_for_image(
+        &self,
+        snapshot_id: SnapshotId,
+        path: &str,
+        image: Option<&ImageName>,
+    ) -> Result<File, ClientError> {
+        let body = CreateClone { snapshot_id, path: path.to_owned(), image: image.cloned() };
         self.call(Call::post(paths::CLONES, &body)?).await
     }
 }

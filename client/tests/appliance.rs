@@ -161,7 +161,7 @@ fn snapshots_are_listed_shown_and_labelled() {
     assert_eq!(shown["labels"], serde_json::json!({ "team": "db", "new": "yes" }));
     appliance.ok(&["snapshot", "label", &first, "only=this", "--replace"]);
     let shown = appliance.ok(&["snapshot", "show", "first"]);
-    assert!(shown.ends_with("label    only=this\n"), "{shown}");
+    assert!(shown.ends_with("label        only=this\n"), "{shown}");
 }
 
 #[test]
@@ -230,6 +230,37 @@ fn a_clone_prints_its_path_and_keeps_the_content() {
     appliance.fails(4, &["clone", "base", "a.img"]);
     appliance.fails(3, &["clone", "missing", "d.img"]);
     appliance.fails(2, &["clone", "base", "../d.img"]);
+}
+
+#[test]
+fn what_a_delete_frees_is_shown() {
+    let appliance = Appliance::start();
+    for path in ["a.img", "b.img", "c.img"] {
+        appliance.ok(&["file", "create", path, "1M"]);
+        // Two are alike.
+        let seed = if path == "c.img" { 8 } else { 7 };
+        write(&appliance, path, 0, &noise(seed, 8192));
+    }
+    let files = appliance.json(&["file", "ls", "--reclaimable"]);
+    let blocks: Vec<_> =
+        files.as_array().unwrap().iter().map(|file| &file["reclaimable"]["blocks"]).collect();
+    assert_eq!(blocks, [0, 0, 2]);
+    let files = appliance.ok(&["file", "ls", "--reclaimable"]);
+    assert!(files.lines().next().unwrap().trim_end().ends_with("RECLAIMABLE"), "{files}");
+    let described = appliance.ok(&["file", "stat", "c.img"]);
+    assert!(described.contains("bytes in 2 blocks)"), "{described}");
+    assert_eq!(appliance.json(&["file", "stat", "c.img"])["reclaimable"]["blocks"], 2);
+    appliance.ok(&["snapshot", "create", "c.img", "--name", "kept"]);
+    assert_eq!(appliance.json(&["snapshot", "show", "kept"])["reclaimable"]["blocks"], 0);
+    appliance.ok(&["file", "rm", "c.img"]);
+    appliance.ok(&["gc"]);
+    assert_eq!(appliance.json(&["snapshot", "show", "kept"])["reclaimable"]["blocks"], 2);
+    for sort in ["oldest", "newest", "id"] {
+        let snapshots = appliance.json(&["snapshot", "ls", "--reclaimable", "--sort", sort]);
+        assert_eq!(snapshots[0]["reclaimable"]["blocks"], 2, "{snapshots}");
+    }
+    let plain = appliance.json(&["snapshot", "ls"]);
+    assert!(plain[0].get("reclaimable").is_none(), "{plain}");
 }
 
 #[test]

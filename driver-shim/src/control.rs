@@ -10,9 +10,13 @@
 //! | `GET /volumes/{engine}/{name}` | one and what it was made above, with their snapshots |
 //! | `GET /layers/{namespace}/{chain id}` | the snapshot of a layer of containerd |
 //! | `POST /capture` | a snapshot of a container's disk |
-//! | `POST /publish`, `/unpublish`, `GET /published` | snapshots kept for images elsewhere |
+//! | `POST /publish`, `/unpublish`, `/unpublish-image`, `GET /published` | snapshots kept for images elsewhere |
 //! | `POST /view` | a mount of a snapshot, for as long as the connection lasts |
 //! | `POST /reconcile` | finishes what was interrupted, now |
+
+mod publications;
+
+pub use self::publications::{PublishRequest, PublishedAnswer, UnpublishImageRequest};
 
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
@@ -30,8 +34,8 @@ use futures_util::{StreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use slackwater_archive::Reference;
-use slackwater_client::types::{ChainId, SnapshotId};
-use slackwater_client::{ProblemCode, exposition};
+use slackwater_client::exposition;
+use slackwater_client::types::SnapshotId;
 
 use crate::daemon::Stop;
 use crate::settings::Config;
@@ -55,16 +59,6 @@ pub struct CaptureRequest {
     pub engine: Engine,
     /// Its volume.
     pub name: String,
-}
-
-/// Names a snapshot to keep.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct PublishRequest {
-    /// The snapshot.
-    pub snapshot: SnapshotId,
-    /// The chain id that it may be taken for.
-    #[serde(default)]
-    pub chain_id: Option<ChainId>,
 }
 
 /// Names a snapshot to mount.
@@ -119,9 +113,9 @@ impl From<WorkerError> for Failure {
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         let status = match &self.0 {
-            WorkerError::NotFound { .. } | WorkerError::UnknownSnapshot { .. } => {
-                StatusCode::NOT_FOUND
-            }
+            WorkerError::NotFound { .. }
+            | WorkerError::UnknownSnapshot { .. }
+            | WorkerError::NotPublished { .. } => StatusCode::NOT_FOUND,
             WorkerError::Appliance { .. } => StatusCode::BAD_GATEWAY,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
@@ -149,9 +143,10 @@ pub fn router(control: Control) -> Router {
         .route("/volumes/{engine}/{name}", get(chain))
         .route("/layers/{namespace}/{chain_id}", get(layer))
         .route("/capture", post(capture))
-        .route("/publish", post(publish))
-        .route("/unpublish", post(unpublish))
-        .route("/published", get(published))
+        .route("/publish", post(publications::publish))
+        .route("/unpublish", post(publications::unpublish))
+        .route("/unpublish-image", post(publications::unpublish_image))
+        .route("/published", get(publications::published))
         .route("/view", post(view))
         .route("/reconcile", post(reconcile))
         .with_state(control)
@@ -285,46 +280,6 @@ async fn capture(
 ) -> Answer<SnapshotRef> {
     let key = Key { engine: request.engine, name: request.name };
     Ok(Json(control.worker.capture(&key).await?))
-}
-
-async fn publish(
-    State(control): State<Control>,
-    Json(request): Json<PublishRequest>,
-) -> Answer<()> {
-    control.worker.publish(request.snapshot).await?;
-    // Else an image with the hashes of this one, and the snapshot's id, would be given it without its reference. Those
-    // who pull this one fetch its references, of some hundred bytes.
-    let shares = control.worker.trust().shares_all();
-    if let Some(chain) = request.chain_id.filter(|_| shares) {
-        match control.worker.add_chain(request.snapshot, &chain).await {
-            // It has as many chains as others can give it, or the appliance is full. One more saves the fetch of a
-            // reference, and nothing else.
-            Err(WorkerError::Appliance { source })
-                if matches!(
-                    source.code(),
-                    Some(ProblemCode::InvalidValue | ProblemCode::NoSpace)
-                ) =>
-            {
-                tracing::warn!(%chain, snapshot = %request.snapshot, error = %source,
-                    "published, but not registered as a layer: workers fetch its reference");
-            }
-            outcome => outcome?,
-        }
-    }
-    Ok(Json(()))
-}
-
-/// Answers whether others keep it published, if the appliance says so.
-async fn unpublish(
-    State(control): State<Control>,
-    Json(request): Json<PublishRequest>,
-) -> Answer<Option<bool>> {
-    control.worker.unpublish(request.snapshot).await?;
-    Ok(Json(control.worker.is_published(request.snapshot).await.ok()))
-}
-
-async fn published(State(control): State<Control>) -> Answer<Vec<SnapshotId>> {
-    Ok(Json(control.worker.published().await?))
 }
 
 /// Answers where the snapshot is mounted, and then nothing more until the caller goes away or

@@ -27,6 +27,7 @@ use tokio::task::JoinSet;
 
 use crate::control::{self, Control};
 use crate::docker::GraphDriver;
+use crate::engine::docker::Docker;
 use crate::error::DriverError;
 use crate::settings::Config;
 use crate::worker::Worker;
@@ -204,7 +205,9 @@ impl Servers {
                 .spawn(async move { ("metrics", served.await.map_err(|error| error.to_string())) });
         }
         if let Some(listener) = docker {
-            let router = docker::router(GraphDriver::new(worker.clone(), config.push));
+            let driver = GraphDriver::new(worker.clone(), config.push);
+            let driver = driver.named_by(Docker::new(&config.docker_api)?);
+            let router = docker::router(driver);
             tasks.spawn(serve_http("Docker", listener, router, stop.clone().asked()));
         }
         if let Some(listener) = containerd {

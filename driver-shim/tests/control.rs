@@ -6,7 +6,7 @@ mod support;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use slackwater_client::types::{ChainId, Timestamp};
+use slackwater_client::types::{ChainId, ImageName, Timestamp};
 use slackwater_driver::control::{self, Control};
 use slackwater_driver::daemon::Stop;
 use slackwater_driver::engine::EngineError;
@@ -14,7 +14,7 @@ use slackwater_driver::engine::daemon::Daemon;
 use slackwater_driver::settings::{Config, Settings};
 use slackwater_driver::socket;
 use slackwater_driver::worker::{
-    Access, ContainerdExtra, DockerExtra, Engine, Extra, Key, Kind, Worker,
+    Access, Chosen, ContainerdExtra, DockerExtra, Engine, Extra, Key, Kind, Worker,
 };
 use support::{Appliance, Machine, Trust, mounts_below};
 use tokio::sync::watch;
@@ -77,9 +77,13 @@ async fn chains_are_shown_with_their_snapshots_and_kept_for_images() {
     let chain_id = |digit: &str| format!("sha256:{}", digit.repeat(64)).parse::<ChainId>().unwrap();
     let [one, two] = ["1", "2"].map(chain_id);
     for chain in [&one, &two, &one, &two] {
-        daemon.publish(above.id, Some(chain.clone())).await.unwrap();
+        daemon.publish(above.id, Some(chain.clone()), None).await.unwrap();
     }
-    assert_eq!(daemon.published().await.unwrap(), [above.id]);
+    let image: ImageName = "registry.example/top:1".parse().unwrap();
+    daemon.publish(above.id, None, Some(image.clone())).await.unwrap();
+    let published = daemon.published(&Chosen::default()).await.unwrap().published;
+    assert_eq!(published.iter().map(|one| one.snapshot_id).collect::<Vec<_>>(), [above.id]);
+    assert_eq!(published[0].images.keys().collect::<Vec<_>>(), ["*", image.as_str()]);
     let registered = worker.client().snapshot(above.id).await.unwrap().chains;
     assert_eq!(registered.into_keys().collect::<Vec<_>>(), [one, two]);
     let reference = daemon.reference(above.id).await.unwrap();
@@ -90,7 +94,12 @@ async fn chains_are_shown_with_their_snapshots_and_kept_for_images() {
     worker.remove(&top).await.unwrap();
     worker.clean_up().await;
     assert!(worker.client().snapshot(above.id).await.is_ok());
-    daemon.unpublish(above.id).await.unwrap();
+    let other = "registry.example/other:1".parse().unwrap();
+    let refused = daemon.unpublish_image(other).await.unwrap_err();
+    assert!(matches!(refused, EngineError::Refused { status: 404, .. }), "{refused}");
+    let unpublished = daemon.unpublish_image(image).await.unwrap();
+    assert_eq!((unpublished.ended, unpublished.kept), (vec![], vec![above.id]));
+    assert_eq!(daemon.unpublish(above.id).await.unwrap(), Some(false));
     let gone = worker.client().snapshot(above.id).await.unwrap_err();
     assert!(gone.is_not_found(), "{gone}");
     let gone = daemon.reference(above.id).await.unwrap_err();
@@ -178,7 +187,7 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
     written(worker, &container, Some(&layer), extra(Kind::Active)).await;
     let first = daemon.capture(Engine::Containerd, &container.name).await.unwrap();
     assert_ne!(first.id, snapshot.id);
-    daemon.publish(first.id, None).await.unwrap();
+    daemon.publish(first.id, None, None).await.unwrap();
     let view = daemon.view(first).await.unwrap();
     assert_eq!(std::fs::read(view.path().join("file")).unwrap(), container.name.as_bytes());
     let status = daemon.status().await.unwrap();

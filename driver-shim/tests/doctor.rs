@@ -29,7 +29,10 @@ fn doctor(api: &str) -> String {
     // Nor is what listens at the default port of NFS, such as the appliance of `make run`.
     let closed = HeldPort::new();
     let nfs = closed.address().to_string();
-    let output = run(&[&["doctor", "--api", api, "--nfs", &nfs][..], &nowhere].concat());
+    // Nor a daemon with the default state directory.
+    let state = ["--state-dir", "/nonexistent/state"];
+    let words = [&["doctor", "--api", api, "--nfs", &nfs][..], &nowhere, &state].concat();
+    let output = run(&words);
     assert_eq!(output.status.code(), Some(PROBLEMS), "{output:?}");
     String::from_utf8(output.stdout).unwrap()
 }

@@ -95,9 +95,6 @@ fn text(path: &Path) -> &str {
 fn what_is_missing_or_wrong_is_named_with_its_setting() {
     let folder = Folder::new();
     let state = folder.path().join("state");
-    let (code, error) = refused(&[]);
-    assert_eq!(code, Some(2));
-    assert!(error.contains("--state-dir") && error.contains("SLACKWATER_STATE_DIR"), "{error}");
     let (code, error) = refused(&["--state-dir", text(&state)]);
     assert_eq!(code, Some(2));
     assert!(error.contains("--docker-socket"), "{error}");

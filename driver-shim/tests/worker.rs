@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use slackwater_client::query::{ListFiles, ListSnapshots};
 use slackwater_client::types::{ChainId, CreateSnapshot};
 use slackwater_driver::worker::{
-    Access, Content, DockerExtra, Extra, Key, Registration, SnapshotRef, Worker, WorkerError,
+    Access, Chosen, Content, DockerExtra, Extra, Key, Registration, SnapshotRef, Worker,
+    WorkerError,
 };
 use support::{Appliance, Machine, mounts_below};
 
@@ -363,7 +364,11 @@ async fn a_chain_is_one_snapshot_for_all_workers() {
     second.worker.publish(sealed[0].id).await.unwrap();
     second.worker.remove(&Key::docker("committed")).await.unwrap();
     second.worker.reconcile(Duration::ZERO).await.unwrap();
-    assert_eq!(second.worker.published().await.unwrap(), [sealed[0].id]);
+    let published = second.worker.published(&Chosen::default()).await.unwrap();
+    assert_eq!(published.len(), 1);
+    assert_eq!(published[0].snapshot_id, sealed[0].id);
+    assert_eq!(published[0].images.keys().collect::<Vec<_>>(), ["*"]);
+    assert!(published[0].reclaimable.is_some(), "{published:?}");
     assert_eq!(second.worker.find_chain(&chain).await.unwrap(), Some(sealed[0]));
     second.worker.unpublish(sealed[0].id).await.unwrap();
     assert_nothing_left(&second.worker).await;

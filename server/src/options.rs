@@ -60,6 +60,7 @@ pub(crate) fn api(config: &Config, secret: &[u8]) -> ApiOptions {
         tokens: Tokens::with_key(config.tokens.clone(), secret).into(),
         vmstore: config.vmstore.clone(),
         export_path: config.export_path.clone(),
+        published_age_max: config.unpublish_after,
         nfs_tls: config.nfs_tls != NfsTlsMode::Off,
         data_streams_max: config.memory.api_data_streams(),
         bodies_bytes_max: config.memory.api_bodies_bytes(),

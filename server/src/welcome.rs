@@ -3,12 +3,15 @@
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use slackwater_nfs::Squash;
 
 use crate::config::Config;
 use crate::listen::Addresses;
+
+/// The export path that the driver takes unless it is told another.
+const DEFAULT_EXPORT_PATH: &str = "/slackwater";
 
 /// The text, as its `Display` form.
 #[derive(Debug)]
@@ -16,12 +19,22 @@ pub(crate) struct Welcome<'a> {
     config: &'a Config,
     addresses: &'a Addresses,
     command: String,
+    driver: String,
+    /// Whether this machine's kernel mounts NFS.
+    mounts_nfs: bool,
 }
 
 impl<'a> Welcome<'a> {
     /// The text of a server with this configuration at these addresses.
     pub(crate) fn new(config: &'a Config, addresses: &'a Addresses) -> Self {
-        Self { config, addresses, command: client_command(std::env::current_exe().ok()) }
+        let this_program = std::env::current_exe().ok();
+        Self {
+            config,
+            addresses,
+            command: command("slackwater", this_program.as_deref()),
+            driver: command("slackwater-driver", this_program.as_deref()),
+            mounts_nfs: mounts_nfs(),
+        }
     }
 
     /// The address of the REST API.
@@ -46,6 +59,27 @@ impl<'a> Welcome<'a> {
             false => format!("\"$({} mount-path)\"", self.client()),
         };
         format!("mount -t nfs -o {options} {host}:{path} /mnt")
+    }
+
+    /// How a disk becomes a directory by FUSE.
+    fn attach_line(&self) -> String {
+        let mut line = format!("{} --api {}", self.driver, self.url());
+        line.push_str(&format!(" --nfs {}", reachable(self.addresses.nfs)));
+        if self.config.export_path != DEFAULT_EXPORT_PATH {
+            line.push_str(&format!(" --export-path {}", quoted(&self.config.export_path)));
+        }
+        if let Some(tls) = &self.config.tls {
+            line.push_str(&format!(" --ca {}", quoted(&tls.certificate.display().to_string())));
+        }
+        match &self.config.admin_token_file {
+            Some(path) => {
+                let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+                line.push_str(&format!(" --token-file {}", quoted(&path.display().to_string())));
+            }
+            None if self.asks_for_tokens() => line.push_str(" --token-file FILE"),
+            None => {}
+        }
+        format!("{line} attach --attach fuse")
     }
 
     /// Says that calls need a token, if they do.
@@ -111,6 +145,15 @@ impl fmt::Display for Welcome<'_> {
         if is_by_path {
             self.token_lines(f)?;
         }
+        if !self.mounts_nfs {
+            let attach = self.attach_line();
+            writeln!(
+                f,
+                "\n# This kernel has no NFS client. A new disk as a directory, by FUSE, and a clone of it (as root):"
+            )?;
+            writeln!(f, "{attach} --file disks/first.img --create 1GiB /mnt/first")?;
+            writeln!(f, "{attach} --clone disks/first.img /mnt/second")?;
+        }
         writeln!(f, "\n# Mount it (a Linux machine with nfs-common, as root):")?;
         writeln!(f, "{}", self.mount_line())?;
         if self.config.squash != Squash::NoRootSquash {
@@ -151,18 +194,32 @@ fn reachable(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// The client's command: by its path when it lies beside this program and is not found
-/// without, as after a build.
-fn client_command(this_program: Option<PathBuf>) -> String {
-    const NAME: &str = "slackwater";
+/// A program of ours: by its path when it lies beside this one and is not found without, as
+/// after a build.
+fn command(name: &str, this_program: Option<&Path>) -> String {
     let on_path = std::env::var_os("PATH").is_some_and(|path| {
-        std::env::split_paths(&path).any(|directory| directory.join(NAME).is_file())
+        std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
     });
-    let beside = this_program.as_deref().and_then(Path::parent).map(|folder| folder.join(NAME));
+    let beside = this_program.and_then(Path::parent).map(|folder| folder.join(name));
     match beside {
         Some(path) if !on_path && path.is_file() => quoted(&path.display().to_string()),
-        _ => NAME.to_owned(),
+        _ => name.to_owned(),
     }
+}
+
+/// Whether this machine's kernel has an NFS client, or a module of one. Where that cannot be told, it has.
+fn mounts_nfs() -> bool {
+    let Ok(known) = std::fs::read_to_string("/proc/filesystems") else { return true };
+    if known.lines().any(|line| line.split_whitespace().last() == Some("nfs")) {
+        return true;
+    }
+    // A kernel without modules has no such file.
+    if !Path::new("/proc/modules").exists() {
+        return false;
+    }
+    let Ok(release) = std::fs::read_to_string("/proc/sys/kernel/osrelease") else { return true };
+    let modules = Path::new("/lib/modules").join(release.trim()).join("modules.dep");
+    std::fs::read_to_string(modules).map_or(true, |modules| modules.contains("/nfs.ko"))
 }
 
 /// A word that a shell takes as it is.
@@ -182,6 +239,10 @@ mod tests {
     use crate::config::{Settings, TlsPaths};
 
     fn text(change: impl FnOnce(&mut Config)) -> String {
+        text_where(true, change)
+    }
+
+    fn text_where(mounts_nfs: bool, change: impl FnOnce(&mut Config)) -> String {
         let settings = Settings { data_dir: Some("data".into()), ..Settings::default() };
         let mut config = Config::try_from(settings).unwrap();
         change(&mut config);
@@ -192,8 +253,9 @@ mod tests {
             portmap: config.portmap_listen,
             api: config.api_listen,
         };
-        Welcome { config: &config, addresses: &addresses, command: "slackwater".to_owned() }
-            .to_string()
+        let (command, driver) = ("slackwater".to_owned(), "slackwater-driver".to_owned());
+        let addresses = &addresses;
+        Welcome { config: &config, addresses, command, driver, mounts_nfs }.to_string()
     }
 
     #[test]
@@ -242,6 +304,26 @@ mod tests {
         assert!(text.contains(
             "--cacert /c.pem -H @<(printf 'Authorization: Bearer %s' \"$SLACKWATER_TOKEN\")"
         ));
+    }
+
+    #[test]
+    fn without_an_nfs_client_it_says_how_by_fuse() {
+        let shown = text_where(false, |config| config.admin_token_file = None);
+        let line = "slackwater-driver --api http://127.0.0.1:8049 --nfs 127.0.0.1:2049 attach --attach fuse --file \
+                    disks/first.img --create 1GiB /mnt/first";
+        assert!(shown.lines().any(|found| found == line), "{line} is not in:\n{shown}");
+        assert!(!text(|_| {}).contains("FUSE"));
+        let shown = text_where(false, |config| {
+            config.export_path = "/disks".to_owned();
+            config.tls = Some(TlsPaths { certificate: "/c.pem".into(), key: "/k.pem".into() });
+        });
+        let token = std::path::absolute("data/admin-token").unwrap();
+        let line = format!(
+            "slackwater-driver --api https://127.0.0.1:8049 --nfs 127.0.0.1:2049 --export-path /disks --ca /c.pem \
+             --token-file {} attach --attach fuse --clone disks/first.img /mnt/second",
+            token.display()
+        );
+        assert!(shown.lines().any(|found| found == line), "{line} is not in:\n{shown}");
     }
 
     #[test]

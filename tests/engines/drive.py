@@ -25,6 +25,7 @@ import scenarios.life
 import scenarios.build
 import scenarios.bad
 import scenarios.reference
+import scenarios.published
 import scenarios.cri
 import scenarios.chain
 import scenarios.conformance

@@ -42,6 +42,7 @@ class Driver:
             f"slackwater-driver {name}",
             [*wrapper, program, "--api", api_url, "--nfs", nfs_address, "--state-dir", self.state,
              "--cache-dir", self.cache, "--docker-socket", self.docker_socket,
+             "--docker-api", directory / "docker.sock",
              "--containerd-socket", self.containerd_socket, "--attach", "fuse",
              "--cache-size", CACHE, *arguments, "run"],
             directory / "driver.log",

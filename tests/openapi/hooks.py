@@ -48,6 +48,9 @@ def make_good(case):
     if case.query and "for_all" in case.query:
         case.query.pop("blob", None)
     body = case.body if isinstance(case.body, dict) else {}
+    # An image refers to what is published, and a clone of one snapshot publishes no other.
+    if body.get("image") is not None:
+        body["path"] = f"published/{body['snapshot_id']}"
     if type(body.get("expires_in_seconds")) is int:
         body["expires_in_seconds"] %= EXPIRES_IN_SECONDS_MAX
     if body.get("expires_at") and int(body["expires_at"][:4]) not in YEARS:

@@ -7,6 +7,7 @@
 use serde_json::{Value, json};
 use slackwater_blockstore::LABELS_MAX;
 
+use crate::image_name::IMAGE_NAME_BYTES_MAX;
 use crate::worker::WORKER_NAME_BYTES_MAX;
 
 /// Labels that the appliance adds to a snapshot that is registered as a chain.
@@ -40,6 +41,11 @@ fn chain_id() -> Value {
 fn blob() -> Value {
     let repository = format!("{REPOSITORY_PART}(?:/{REPOSITORY_PART})*");
     json!({"maxLength": 600, "pattern": format!("^{HOST}(?::{PORT})?/{repository}@{DIGEST}$")})
+}
+
+fn image() -> Value {
+    let pattern = r"^(?:[*?]|[A-Za-z0-9._:/@+-]+)$";
+    json!({"minLength": 1, "maxLength": IMAGE_NAME_BYTES_MAX, "pattern": pattern})
 }
 
 fn worker_name() -> Value {
@@ -117,6 +123,7 @@ pub(super) fn complete(document: &mut Value) {
         ("UpdateFile", one_change()),
         ("CreateSnapshot", one_end()),
         ("ChainId", chain_id()),
+        ("ImageName", image()),
         ("RegistryBlob", blob()),
         ("WorkerName", worker_name()),
         ("SnapshotId", uuid()),
@@ -142,6 +149,7 @@ fn of_parameter(template: &str, parameter: &Value) -> Value {
         (_, "path") => path(),
         ("path", "chain_id") => chain_id(),
         ("query", "blob") => blob(),
+        ("query", "image") => image(),
         ("path", "name") => worker_name(),
         ("path", "id") | ("query", "base") => uuid(),
         ("path", "size_bytes") => size_bytes(),

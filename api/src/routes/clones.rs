@@ -27,7 +27,7 @@ pub(crate) fn mount(mount: Mount) -> Mount {
 /// file at the path tells by `origin_snapshot_id` whether the first one made it.
 ///
 /// A clone at `published/SNAPSHOT` keeps the snapshot for all workers. The caller is one of its `publishers` then, also
-/// where the clone was there and `exists` is answered.
+/// where the clone was there and `exists` is answered. If it tells an `image`, the snapshot's `images` have it.
 #[utoipa::path(
     post, path = paths::CLONES, tag = "clones", operation_id = "createClone",
     request_body = CreateClone,
@@ -35,7 +35,7 @@ pub(crate) fn mount(mount: Mount) -> Mount {
         (status = 201, description = "The clone; `Location` is its route", body = File),
         (status = 404, description = "There is no such snapshot"),
         (status = 409, description = "Something is at the path, or a part of it is no directory"),
-        (status = 422, description = "The id or the path has no meaning"),
+        (status = 422, description = "The id, the path or the image has no meaning, or an image is given at another path"),
     ),
 )]
 pub(crate) async fn create(
@@ -51,7 +51,12 @@ pub(crate) async fn create(
     scope.require_snapshot(&state, id).await?;
     let info = match published_snapshot(&path) {
         Some(published) if published == id => {
-            publishing::publish(&state, &about, &caller.name, id, path).await?
+            let what = (id, request.image);
+            publishing::publish(&state, &about, &caller.name, what, path).await?
+        }
+        _ if request.image.is_some() => {
+            let detail = "`image` is for a clone at published/SNAPSHOT of that snapshot alone";
+            return Err(Failure::invalid(detail));
         }
         _ => state.call(move |store| store.clone_snapshot(id, &path)).await?,
     };

@@ -6,16 +6,18 @@ use axum::{Extension, Json};
 use slackwater_blockstore::{FileInfo, FilePath, Name, Result as StoreResult, Store};
 
 use crate::audit::record::About;
+use crate::auth::Caller;
 use crate::convert;
+use crate::error::ProblemCode;
 use crate::extract::{JsonBody, Segment};
 use crate::failure::Failure;
 use crate::paths::{self, decode_component, encode_component};
-use crate::publishing;
-use crate::query::{ListFiles, QueryError, page_limit};
+use crate::publishing::{self, Ended};
+use crate::query::{DeleteFile, ListFiles, QueryError, page_limit};
 use crate::router::Mount;
 use crate::scope::{Deletion, Scope, published_snapshot};
 use crate::state::Shared;
-use crate::types::{CreateFile, File, FilePage, UpdateFile};
+use crate::types::{CreateFile, File, FilePage, ImageName, UpdateFile};
 
 pub(crate) fn mount(mount: Mount) -> Mount {
     mount
@@ -162,12 +164,19 @@ pub(crate) async fn update(
 /// Takes the same short time whatever the size; the space is reclaimed in the background.
 /// Symbolic links, pipes, sockets, devices and empty directories are deleted too. A worker deletes `published/SNAPSHOT` if it is one of the
 /// snapshot's `publishers`; as long as there are others, it is no publisher any more, and the file stays.
+///
+/// With `image`, of `published/SNAPSHOT` alone, the caller ends what it published for that image: it is no publisher any
+/// more if it has named no other image. A token ends then what it published itself, and the file goes with its last
+/// publisher.
 #[utoipa::path(
     delete, path = paths::FILE, tag = "files", operation_id = "deleteFile",
-    params(("path" = String, Path, description = "The file's path, its slashes as %2F")),
+    params(
+        ("path" = String, Path, description = "The file's path, its slashes as %2F"),
+        ("image" = Option<ImageName>, Query, description = "The image for which the snapshot is published no more"),
+    ),
     responses(
         (status = 204, description = "It is gone"),
-        (status = 404, description = "Nothing is at the path"),
+        (status = 404, description = "Nothing is at the path, or the caller publishes nothing there for that image"),
         (status = 409, description = "The directory is not empty"),
         (status = 422, description = "The path has no meaning"),
     ),
@@ -175,17 +184,35 @@ pub(crate) async fn update(
 pub(crate) async fn delete(
     State(state): State<Shared>,
     Extension(about): Extension<About>,
+    Extension(caller): Extension<Caller>,
     scope: Scope,
     Segment(path): Segment,
+    RawQuery(query): RawQuery,
 ) -> Result<StatusCode, Failure> {
-    match scope.deletes(&path)? {
+    let query = DeleteFile::decode(query.as_deref().unwrap_or_default())?;
+    let deletion = match (scope.deletes(&path)?, &query.image) {
+        (Deletion::File(path), Some(_)) => {
+            let Some(snapshot) = published_snapshot(&path) else {
+                let detail = format!(
+                    "`{path}` publishes no snapshot, so none for an image: published/SNAPSHOT does"
+                );
+                return Err(Failure::new(ProblemCode::NotFound, detail));
+            };
+            Deletion::Publication { worker: &caller.name, snapshot, path }
+        }
+        (deletion, _) => deletion,
+    };
+    match deletion {
         Deletion::File(path) => match published_snapshot(&path) {
             Some(snapshot) => publishing::end(&state, snapshot, path).await?,
             None => state.call(move |store| store.remove_path(&path)).await?,
         },
         Deletion::Publication { worker, snapshot, path } => {
-            if !publishing::unpublish(&state, worker, snapshot, path).await? {
-                about.say("it stays, as others published it, too");
+            let what = (snapshot, query.image);
+            match publishing::unpublish(&state, worker, what, path).await? {
+                Ended::Whole => {}
+                Ended::KeptByOthers => about.say("it stays, as others published it, too"),
+                Ended::KeptForImages => about.say("it stays, as other images refer to it"),
             }
         }
     }

@@ -8,6 +8,7 @@ pub(crate) mod data;
 pub(crate) mod files;
 pub(crate) mod map;
 pub(crate) mod range;
+pub(crate) mod reclaimable;
 pub(crate) mod snapshots;
 pub(crate) mod stats;
 pub(crate) mod vmstore;

@@ -123,8 +123,14 @@ fn weight(snapshot: &Snapshot) -> usize {
     };
     let chains = snapshot.chains.iter().map(chain).sum::<usize>();
     let publishers = snapshot.publishers.iter().map(String::len).sum::<usize>();
+    let image = |(image, by): (&String, &BTreeSet<String>)| {
+        image.len() + by.iter().map(String::len).sum::<usize>()
+    };
+    let images = snapshot.images.iter().map(image).sum::<usize>();
+    let blobs = snapshot.restricted_chains.values().flatten();
+    let blobs = blobs.map(|blob| blob.as_str().len()).sum::<usize>();
     let name = snapshot.name.as_ref().map_or(0, String::len);
-    snapshot.path.len() + name + labels + chains + publishers
+    snapshot.path.len() + name + labels + chains + blobs + publishers + images
 }
 
 fn parse_cursor(text: &str) -> Result<StoreSnapshotId, QueryError> {

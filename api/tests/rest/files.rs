@@ -3,7 +3,7 @@
 use axum::http::{Method, header};
 use serde_json::json;
 use slackwater_api::error::ProblemCode;
-use slackwater_api::types::{File, FilePage};
+use slackwater_api::types::{File, FilePage, Reclaimable};
 use slackwater_blockstore::{InodeId, SetAttributes, SpecialFile};
 
 use crate::harness::Face;
@@ -162,6 +162,37 @@ async fn a_clone_is_a_file_of_its_own() {
     let outside =
         face.post("/v1/clones", json!({"snapshot_id": snapshot.id, "path": "../x"})).await;
     outside.problem(ProblemCode::InvalidValue);
+}
+
+/// Two files that hold the same share it, whatever `unique_bytes` says.
+#[tokio::test]
+async fn what_a_delete_would_free_is_told() {
+    let face = Face::new();
+    let told = async |route: &str| -> Reclaimable {
+        face.get(&format!("{route}/reclaimable")).await.expect(200).parse()
+    };
+    for path in ["a", "b"] {
+        face.make_file(path, 8192).await;
+        face.put(&format!("/v1/files/{path}/data"), vec![7; 4096]).await.expect(200);
+        let file: File = face.get(&format!("/v1/files/{path}")).await.parse();
+        assert_eq!(file.unique_bytes, 4096);
+    }
+    let nothing = Reclaimable { bytes: 0, blocks: 0, sampled_one_in: 1 };
+    assert_eq!(told("/v1/files/a").await, nothing);
+    let snapshot = face.take_snapshot("a").await;
+    face.call(Method::DELETE, "/v1/files/b", &[], None).await.expect(204);
+    face.store.gc().unwrap();
+    assert_eq!(told("/v1/files/a").await, nothing);
+    face.call(Method::DELETE, "/v1/files/a", &[], None).await.expect(204);
+    face.store.gc().unwrap();
+    let snapshot = told(&format!("/v1/snapshots/{}", snapshot.id)).await;
+    assert_eq!(snapshot.blocks, 1);
+    // As it is stored: one byte 4096 times takes few bytes.
+    assert!((1..4096).contains(&snapshot.bytes), "{snapshot:?}");
+    face.get("/v1/files/a/reclaimable").await.problem(ProblemCode::NotFound);
+    let id = "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11";
+    face.get(&format!("/v1/snapshots/{id}/reclaimable")).await.problem(ProblemCode::NotFound);
+    face.get("/v1/snapshots/one/reclaimable").await.problem(ProblemCode::InvalidValue);
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ pub fn chain(digit: char) -> String {
 /// The calls that read a snapshot, or make something of it.
 fn calls_on(snapshot: &str, own: &str, clone: &str) -> Vec<(Method, String, Option<Value>)> {
     let route = format!("/v1/snapshots/{snapshot}");
-    let mut calls = ["", "/data", "/map", "/diff", "/reference"]
+    let mut calls = ["", "/data", "/map", "/diff", "/reclaimable", "/reference"]
         .map(|part| (Method::GET, format!("{route}{part}"), None))
         .to_vec();
     calls.push((Method::GET, format!("{route}/diff?base={own}"), None));
@@ -154,7 +154,7 @@ async fn a_worker_reads_what_is_published_and_goes_on_with_what_it_cloned() {
     face.store.remove_directory(above, last).unwrap();
     let route = format!("/v1/files/published%2F{shared}");
     call(&face, &one, Method::POST, "/v1/clones", publish).await.expect(201);
-    for part in ["", "/data", "/map", "/reference"] {
+    for part in ["", "/data", "/map", "/reclaimable", "/reference"] {
         let uri = format!("/v1/snapshots/{shared}{part}");
         call(&face, &two, Method::GET, &uri, None).await.expect(200);
     }

@@ -86,6 +86,7 @@ const ROUTES: &str = "
     GET    /v1/files/{path}/data                      r w a m
     PUT    /v1/files/{path}/data                      w a m
     GET    /v1/files/{path}/map                       r w a m
+    GET    /v1/files/{path}/reclaimable               r w a m
     GET    /v1/snapshots                              r w a m
     POST   /v1/snapshots                              w a m
     GET    /v1/snapshots/{id}                         r w a m
@@ -94,6 +95,7 @@ const ROUTES: &str = "
     GET    /v1/snapshots/{id}/data                    r w a m
     GET    /v1/snapshots/{id}/map                     r w a m
     GET    /v1/snapshots/{id}/diff                    r w a m
+    GET    /v1/snapshots/{id}/reclaimable             r w a m
     GET    /v1/snapshots/{id}/reference               r w a m
     PUT    /v1/snapshots/{id}/chains/{chain_id}       w a m
     POST   /v1/chains                                 w a m
@@ -246,6 +248,7 @@ fn calls_on(path: &str, snapshot: &Snapshot) -> Vec<(Method, String, Option<Valu
         (Method::HEAD, route.clone(), None),
         (Method::GET, format!("{route}/data"), None),
         (Method::GET, format!("{route}/map"), None),
+        (Method::GET, format!("{route}/reclaimable"), None),
         (Method::PATCH, route.clone(), Some(json!({"size_bytes": 4096}))),
         (Method::POST, "/v1/snapshots".to_owned(), Some(json!({"path": path}))),
         (Method::POST, "/v1/chains".to_owned(), Some(json!({"path": path, "chain_id": chain}))),

@@ -80,6 +80,12 @@ impl Store {
         let Core { steady, options, .. } = &*self.core;
         steady.lock().time_for_ends((time::wall(), Instant::now()), options.steady_clock)
     }
+
+    /// The time by which snapshots expire now; none as long as the machine's clock has not run steadily.
+    #[must_use]
+    pub fn time_for_expiry(&self) -> Option<Timestamp> {
+        now(&self.core)
+    }
 }
 
 /// The time that is believed, if one is.

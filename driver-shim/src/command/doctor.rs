@@ -7,11 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use serde::Serialize;
+use serde_json::json;
 use slackwater_attach::{Attach, Method};
 use slackwater_client::{Client, RetryPolicy, is_readable_on_the_way};
 use tokio::net::UnixStream;
 
-use super::{print, rpc, workers};
+use super::{Format, print, rpc, workers};
 use crate::engine::containerd::Containerd;
 use crate::engine::daemon::Daemon;
 use crate::engine::docker::Docker;
@@ -34,7 +36,7 @@ const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
 /// What is asked, besides the settings.
 #[derive(Clone, Debug, Args)]
 pub(super) struct DoctorArguments {
-    /// Docker, such as unix:///var/run/docker.sock
+    /// Docker, such as unix:///var/run/docker.sock [default: docker-api of the settings]
     #[arg(long, value_name = "ADDRESS")]
     docker_host: Option<String>,
     /// containerd
@@ -43,7 +45,8 @@ pub(super) struct DoctorArguments {
 }
 
 /// How a need is met.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 enum Level {
     Ok,
     /// Missing, but not needed by everybody.
@@ -62,7 +65,7 @@ impl fmt::Display for Level {
 }
 
 /// One need.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 struct Line {
     level: Level,
     what: String,
@@ -78,6 +81,7 @@ impl Line {
 pub(super) async fn run(
     arguments: &DoctorArguments,
     settings: &Settings,
+    format: Format,
 ) -> Result<(), DriverError> {
     let target = Target::of(settings)?;
     let client = target.client()?.with_retry(RetryPolicy::never());
@@ -85,7 +89,10 @@ pub(super) async fn run(
     lines.extend(appliance(&target, &client, method).await);
     lines.extend(daemon(settings).await);
     lines.extend(engines(arguments, settings).await);
-    for line in &lines {
+    if format == Format::Json {
+        print(&format!("{:#}\n", json!(lines)));
+    }
+    for line in lines.iter().filter(|_| format == Format::Text) {
         let separator = if line.detail.is_empty() { "" } else { ": " };
         print(&format!("{:4}  {}{separator}{}\n", line.level, line.what, line.detail));
     }
@@ -285,15 +292,16 @@ async fn listening(what: &str, socket: &Path) -> Line {
 /// The engines that run here: only those whose socket the settings name must be configured.
 async fn engines(arguments: &DoctorArguments, settings: &Settings) -> Vec<Line> {
     vec![
-        docker(arguments, settings.docker_socket.as_deref()).await,
+        docker(arguments, settings).await,
         containerd(arguments, settings.containerd_socket.as_deref()).await,
     ]
 }
 
-async fn docker(arguments: &DoctorArguments, socket: Option<&Path>) -> Line {
+async fn docker(arguments: &DoctorArguments, settings: &Settings) -> Line {
     let what = "Docker";
+    let socket = settings.docker_socket.as_deref();
     let needed = if socket.is_some() { Level::Fail } else { Level::Warn };
-    let docker = match &arguments.docker_host {
+    let docker = match arguments.docker_host.as_ref().or(settings.docker_api.as_ref()) {
         Some(host) => Docker::new(host),
         None => Ok(Docker::usual()),
     };

@@ -1,13 +1,13 @@
 //! `slackwater-driver image`: images by reference where an engine cannot make them itself, and
 //! the way back to ordinary ones.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, Subcommand};
-use slackwater_client::types::SnapshotId;
+use serde_json::json;
 
-use super::print;
+use super::published::{self, PublishedArguments, UnpublishArguments};
+use super::{Format, print};
 use crate::engine::containerd::Containerd;
 use crate::engine::daemon::Daemon;
 use crate::engine::docker::Docker;
@@ -27,9 +27,10 @@ pub(super) enum ImageCommand {
     Commit(CommitArguments),
     /// Write an image with ordinary layers to an archive, for any engine and any machine
     Export(ExportArguments),
-    /// List the snapshots that are kept for images in registries
-    Published,
-    /// Keep a snapshot no more; images that refer to it can no longer be pulled
+    /// List the snapshots that are kept for images in registries: for which, when they were published last, by whom, and
+    /// what the end of that would free
+    Published(PublishedArguments),
+    /// Keep the snapshots of an image no more, or one snapshot; images that refer to them can no longer be pulled
     Unpublish(UnpublishArguments),
 }
 
@@ -87,13 +88,6 @@ pub(super) struct ExportArguments {
     output: PathBuf,
 }
 
-/// Arguments of unpublish.
-#[derive(Clone, Copy, Debug, Args)]
-pub(super) struct UnpublishArguments {
-    /// The snapshot
-    snapshot: SnapshotId,
-}
-
 /// An engine that has images.
 enum Engine {
     Docker(Docker),
@@ -114,34 +108,37 @@ impl EngineArguments {
     }
 }
 
-pub(super) async fn run(command: ImageCommand, config: &Config) -> Result<(), DriverError> {
+pub(super) async fn run(
+    command: ImageCommand,
+    config: &Config,
+    format: Format,
+) -> Result<(), DriverError> {
     let daemon = Daemon::new(&config.control_socket);
-    match command {
-        ImageCommand::Convert(arguments) => convert(&arguments, &daemon).await,
+    let made = match command {
+        ImageCommand::Convert(arguments) => {
+            convert(&arguments, &daemon).await?;
+            json!({ "image": arguments.target })
+        }
         ImageCommand::Commit(arguments) => {
             let namespace = arguments.namespace.as_str();
             let containerd = Containerd::connect(&arguments.containerd, namespace).await?;
             let images = Images { containerd: &containerd, namespace, daemon: &daemon };
-            images.commit(&arguments.container, &arguments.target).await
+            images.commit(&arguments.container, &arguments.target).await?;
+            json!({ "image": arguments.target })
         }
-        ImageCommand::Export(arguments) => export(&arguments, &daemon).await,
-        ImageCommand::Published => {
-            let ids = daemon.published().await?;
-            print(&ids.iter().map(|id| format!("{id}\n")).collect::<String>());
-            Ok(())
+        ImageCommand::Export(arguments) => {
+            export(&arguments, &daemon).await?;
+            json!({ "image": arguments.source, "output": arguments.output.display().to_string() })
         }
-        ImageCommand::Unpublish(arguments) => unpublish(arguments.snapshot, &daemon).await,
-    }
-}
-
-async fn unpublish(snapshot: SnapshotId, daemon: &Daemon) -> Result<(), DriverError> {
-    if daemon.unpublish(snapshot).await? == Some(true) {
-        // Nothing can be done when standard error is gone.
-        let _ = writeln!(
-            std::io::stderr(),
-            "slackwater-driver: this worker publishes it no more; it stays, as others published it, too (`slackwater \
-             snapshot show {snapshot}`)"
-        );
+        ImageCommand::Published(arguments) => {
+            return published::list(&arguments, &daemon, format).await;
+        }
+        ImageCommand::Unpublish(arguments) => {
+            return published::unpublish(&arguments, &daemon, format).await;
+        }
+    };
+    if format == Format::Json {
+        print(&format!("{made:#}\n"));
     }
     Ok(())
 }

@@ -4,11 +4,12 @@ use std::io::{IsTerminal, Read, Write};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
+use serde_json::json;
 use slackwater_client::worker::JOIN_TOKEN_PREFIX;
 use slackwater_client::{Token, is_readable_on_the_way};
 use uuid::Uuid;
 
-use super::print;
+use super::{Format, print};
 use crate::credential::{Origin, Turn};
 use crate::daemon;
 use crate::engine::daemon::Daemon;
@@ -27,7 +28,11 @@ pub(super) struct JoinArguments {
     join_token_file: Option<PathBuf>,
 }
 
-pub(super) async fn run(arguments: &JoinArguments, config: &Config) -> Result<(), DriverError> {
+pub(super) async fn run(
+    arguments: &JoinArguments,
+    config: &Config,
+    format: Format,
+) -> Result<(), DriverError> {
     if let Some(path) = &config.target.token_file {
         return Err(DriverError::Usage(format!(
             "token-file is {}, so the credential would not be used: leave it out (--token-file, \
@@ -49,7 +54,12 @@ pub(super) async fn run(arguments: &JoinArguments, config: &Config) -> Result<()
     let client = config.target.client_with(token)?;
     let worker = client.join(worker_id, exchange.next().hash()).await?;
     exchange.adopt()?;
-    print(&format!("joined as {}\n", worker.name));
+    match format {
+        Format::Json => {
+            print(&format!("{:#}\n", json!({ "name": worker.name, "worker_id": worker_id })))
+        }
+        Format::Text => print(&format!("joined as {}\n", worker.name)),
+    }
     Ok(())
 }
 

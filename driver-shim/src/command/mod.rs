@@ -1,11 +1,13 @@
 //! The command line: what it may hold, and what is done for it.
 
+mod age;
 mod attach;
 mod completions;
 mod doctor;
 mod engine_config;
 mod image;
 mod join;
+mod published;
 mod rpc;
 mod serve_export;
 mod status;
@@ -27,12 +29,18 @@ use crate::{daemon, logs};
 /// Ends the help text.
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failure, 2 wrong usage or settings, 6 doctor found that something is missing";
 
+/// State directory of `attach` and `detach`, unless the command line or the environment names one.
+const ATTACH_STATE_DIR: &str = "/var/lib/slackwater-attach";
+
+/// Why `--json` is refused.
+const NO_JSON: &str = "run, engine-config and completions have no answer in JSON; the daemon logs in JSON by --log-format json";
+
 /// Time for threads that still run at the end; they wait for an appliance that does not answer.
 const RUNTIME_END_LIMIT: Duration = Duration::from_secs(1);
 
 /// Docker and containerd run their containers on the Slackwater appliance
 ///
-/// Without a command, or with `run`, it is the daemon that serves the engines. Every option is
+/// Without a command, or with `run`, it is the daemon that serves the engines. Every setting is
 /// also an environment variable (shown beside it) and a key of the configuration file (its name
 /// without the dashes). A flag wins over the environment, that over the file, that over the
 /// default.
@@ -42,6 +50,10 @@ pub struct CommandLine {
     /// Configuration file (TOML)
     #[arg(long, env = "SLACKWATER_CONFIG", value_name = "FILE")]
     config: Option<PathBuf>,
+
+    /// Print what a command answers as JSON; no setting, so neither a variable nor a key of the file
+    #[arg(long)]
+    json: bool,
 
     #[command(flatten)]
     settings: Settings,
@@ -67,8 +79,10 @@ enum Command {
     /// daemon's user, with the daemon's settings.
     Join(join::JoinArguments),
     /// Show what the daemon has
-    Status(status::StatusArguments),
+    Status,
     /// Attach a file, a snapshot or a new clone as a directory, without a daemon
+    ///
+    /// Its state is in /var/lib/slackwater-attach unless --state-dir is given, so that a daemon of this machine goes on.
     Attach(attach::AttachArguments),
     /// Detach what `attach` attached
     Detach(attach::DetachArguments),
@@ -133,6 +147,7 @@ fn definition() -> clap::Command {
 fn carry_out(line: CommandLine, arguments: &[OsString]) -> Result<(), DriverError> {
     // These need no settings, and no runtime.
     let command = match line.command.unwrap_or(Command::Run) {
+        Command::Completions(_) if line.json => return Err(DriverError::Usage(NO_JSON.to_owned())),
         Command::Completions(arguments) => return completions::run(&arguments),
         Command::ServeExport(chosen) if chosen.keep => {
             logged(&line.settings.or(Settings::defaults()))?;
@@ -147,26 +162,47 @@ fn carry_out(line: CommandLine, arguments: &[OsString]) -> Result<(), DriverErro
         Some(path) => Settings::read(path)?,
         None => Settings::default(),
     };
-    let settings = line.settings.or(from_file).or(Settings::defaults());
+    let settings = layered(&command, line.settings, from_file);
+    let format = if line.json { Format::Json } else { Format::Text };
     let runtime = Runtime::new().map_err(|error| DriverError::Start(error.to_string()))?;
-    let outcome = runtime.block_on(dispatch(command, settings));
+    let outcome = runtime.block_on(dispatch(command, settings, format));
     runtime.shutdown_timeout(RUNTIME_END_LIMIT);
     outcome
 }
 
-async fn dispatch(command: Command, settings: Settings) -> Result<(), DriverError> {
+/// The settings of a command, by its line and the configuration file.
+fn layered(command: &Command, line: Settings, file: Settings) -> Settings {
     match command {
+        // They have directories of their own: a daemon would take their mounts for its own.
+        Command::Attach(_) | Command::Detach(_) => {
+            let file = Settings { state_dir: None, cache_dir: None, ..file };
+            let own = Settings { state_dir: Some(ATTACH_STATE_DIR.into()), ..Settings::defaults() };
+            line.or(file).or(own)
+        }
+        _ => line.or(file).or(Settings::defaults()),
+    }
+}
+
+async fn dispatch(command: Command, settings: Settings, format: Format) -> Result<(), DriverError> {
+    match command {
+        Command::Run | Command::EngineConfig(_) if format == Format::Json => {
+            Err(DriverError::Usage(NO_JSON.to_owned()))
+        }
         Command::Run => daemon::run(logged(&settings)?).await,
         Command::ServeExport(arguments) => {
             serve_export::serve(&logged(&settings)?, arguments.resume).await
         }
-        Command::Doctor(arguments) => doctor::run(&arguments, &settings).await,
-        Command::Join(arguments) => join::run(&arguments, &Config::new(&settings)?).await,
-        Command::Status(arguments) => status::run(&arguments, &Config::new(&settings)?).await,
-        Command::Attach(arguments) => attach::attach(&arguments, &Config::new(&settings)?).await,
-        Command::Detach(arguments) => attach::detach(&arguments, &Config::new(&settings)?).await,
-        Command::Workers(arguments) => workers::run(&arguments, &settings).await,
-        Command::Image(command) => image::run(command, &Config::new(&settings)?).await,
+        Command::Doctor(arguments) => doctor::run(&arguments, &settings, format).await,
+        Command::Join(arguments) => join::run(&arguments, &Config::new(&settings)?, format).await,
+        Command::Status => status::run(&Config::new(&settings)?, format).await,
+        Command::Attach(arguments) => {
+            attach::attach(&arguments, &Config::new(&settings)?, format).await
+        }
+        Command::Detach(arguments) => {
+            attach::detach(&arguments, &Config::new(&settings)?, format).await
+        }
+        Command::Workers(arguments) => workers::run(&arguments, &settings, format).await,
+        Command::Image(command) => image::run(command, &Config::new(&settings)?, format).await,
         Command::EngineConfig(arguments) => {
             engine_config::run(&arguments, &settings);
             Ok(())
@@ -182,6 +218,13 @@ fn logged(settings: &Settings) -> Result<Config, DriverError> {
     logs::start(&config.log, config.log_format)
         .map_err(|error| DriverError::Start(error.to_string()))?;
     Ok(config)
+}
+
+/// How a command answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    Text,
+    Json,
 }
 
 /// Writes to standard output; a reader that closed its end early, such as `head`, wants no more.
@@ -207,8 +250,33 @@ mod tests {
         ] {
             let parsed = parse(line.iter().map(OsString::from).collect()).unwrap();
             assert_eq!(parsed.settings.state_dir, Some("/s".into()));
-            assert!(matches!(parsed.command, Some(Command::Status(_))));
+            assert!(matches!(parsed.command, Some(Command::Status)));
         }
+    }
+
+    #[test]
+    fn what_needs_no_daemon_leaves_its_directories_alone() {
+        let file = || Settings {
+            state_dir: Some("/daemon".into()),
+            cache_dir: Some("/daemon/cache".into()),
+            api: Some("http://a:1".to_owned()),
+            ..Settings::default()
+        };
+        let of = |words: &[&str]| {
+            let words = std::iter::once("slackwater-driver").chain(words.iter().copied());
+            let parsed = parse(words.map(OsString::from).collect()).unwrap();
+            layered(&parsed.command.unwrap(), parsed.settings, file())
+        };
+        for words in [&["attach", "/mnt", "--file", "a"][..], &["detach", "/mnt"]] {
+            let settings = of(words);
+            assert_eq!(settings.state_dir, Some(ATTACH_STATE_DIR.into()), "{words:?}");
+            assert_eq!((settings.cache_dir, settings.api.as_deref()), (None, Some("http://a:1")));
+        }
+        assert_eq!(of(&["detach", "/mnt", "--state-dir", "/x"]).state_dir, Some("/x".into()));
+        assert_eq!(of(&["status"]).state_dir, Some("/daemon".into()));
+        let parsed = parse(["slackwater-driver", "status"].map(OsString::from).to_vec()).unwrap();
+        let settings = layered(&Command::Status, parsed.settings, Settings::default());
+        assert_eq!(settings.state_dir, Some("/var/lib/slackwater-driver".into()));
     }
 
     #[test]
@@ -226,7 +294,7 @@ mod tests {
             let Some(name) = argument.get_long().filter(|name| *name != "help") else {
                 continue;
             };
-            if name == "version" {
+            if ["version", "json"].contains(&name) {
                 continue;
             }
             let variable = format!("SLACKWATER_{}", name.replace('-', "_").to_uppercase());

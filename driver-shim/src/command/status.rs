@@ -1,24 +1,15 @@
 //! `slackwater-driver status`: what the daemon has.
 
-use clap::Args;
 use serde_json::Value;
 
-use super::print;
+use super::{Format, print};
 use crate::engine::daemon::Daemon;
 use crate::error::DriverError;
 use crate::settings::Config;
 
-/// Asks the daemon of this machine.
-#[derive(Clone, Copy, Debug, Args)]
-pub(super) struct StatusArguments {
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
-pub(super) async fn run(arguments: &StatusArguments, config: &Config) -> Result<(), DriverError> {
+pub(super) async fn run(config: &Config, format: Format) -> Result<(), DriverError> {
     let status = Daemon::new(&config.control_socket).status().await?;
-    if arguments.json {
+    if format == Format::Json {
         print(&format!("{status:#}\n"));
     } else {
         let mut lines = Vec::new();

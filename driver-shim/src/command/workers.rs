@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use clap::{ArgGroup, Args, Subcommand};
 use futures_util::StreamExt;
+use serde_json::{Value, json};
 use slackwater_client::query::ListFiles;
 use slackwater_client::types::{PAGE_LIMIT_MAX, Timestamp};
 use slackwater_client::{ByteRange, Client, DataSource};
 use uuid::Uuid;
 
-use super::print;
+use super::age::{ago, parse_age, since};
+use super::{Format, print};
 use crate::error::DriverError;
 use crate::settings::{Settings, Target};
 use crate::worker::{FULL_BELOW_BYTES, LEASE_INTERVAL, Lease, now};
@@ -118,6 +120,7 @@ impl Appliance {
 pub(super) async fn run(
     arguments: &WorkersArguments,
     settings: &Settings,
+    format: Format,
 ) -> Result<(), DriverError> {
     let target = Target::of(settings)?;
     if target.shows_credential() && arguments.command.is_some() {
@@ -130,7 +133,10 @@ pub(super) async fn run(
     let appliance = Appliance::ask(&client).await?;
     match &arguments.command {
         None => {
-            print(&table(&workers, appliance.moment));
+            match format {
+                Format::Json => print(&format!("{:#}\n", list(&workers))),
+                Format::Text => print(&table(&workers, appliance.moment)),
+            }
             if target.shows_credential() {
                 // Nothing can be done when standard error is gone.
                 let _ = writeln!(
@@ -140,7 +146,13 @@ pub(super) async fn run(
             }
             Ok(())
         }
-        Some(WorkersCommand::Sweep(chosen)) => sweep(&client, &workers, appliance, chosen).await,
+        Some(WorkersCommand::Sweep(chosen)) => {
+            let swept = sweep(&client, &workers, appliance, chosen, format).await?;
+            if format == Format::Json {
+                print(&format!("{:#}\n", json!(swept)));
+            }
+            Ok(())
+        }
     }
 }
 
@@ -182,6 +194,16 @@ async fn lease(client: &Client, path: &str) -> Option<Lease> {
     Lease::from_bytes(&bytes).ok()
 }
 
+/// The same as JSON.
+fn list(workers: &BTreeMap<Uuid, Found>) -> Value {
+    let one = |(id, found): (&Uuid, &Found)| {
+        let lease = found.lease.as_ref();
+        json!({ "worker_id": id, "host": lease.map(|lease| &lease.host), "version": lease.map(|lease| &lease.version),
+            "heard_at": found.heard(), "disks": found.disks, "holds": found.holds })
+    };
+    workers.iter().map(one).collect()
+}
+
 fn table(workers: &BTreeMap<Uuid, Found>, moment: Timestamp) -> String {
     let mut text =
         format!("{:36}  {:20}  {:10}  {:>6}  {:>6}\n", "WORKER", "HOST", "HEARD", "DISKS", "HOLDS");
@@ -200,17 +222,23 @@ async fn sweep(
     workers: &BTreeMap<Uuid, Found>,
     appliance: Appliance,
     arguments: &SweepArguments,
-) -> Result<(), DriverError> {
+    format: Format,
+) -> Result<Vec<Value>, DriverError> {
     let chosen = choose(workers, appliance, arguments).map_err(DriverError::Usage)?;
+    let mut swept = Vec::new();
     for (id, found) in chosen {
         // The heartbeat last: a sweep that was cut off is found again.
         let (leases, disks): (Vec<_>, Vec<_>) =
             found.paths.iter().partition(|path| path.ends_with("/lease"));
         delete(client, &disks).await?;
         delete(client, &leases).await?;
-        print(&format!("{id}: {} files deleted\n", found.paths.len()));
+        let files = found.paths.len();
+        if format == Format::Text {
+            print(&format!("{id}: {files} files deleted\n"));
+        }
+        swept.push(json!({ "worker_id": id, "deleted_files": files }));
     }
-    Ok(())
+    Ok(swept)
 }
 
 /// The workers to be swept, or why none is.
@@ -266,50 +294,9 @@ async fn delete(client: &Client, paths: &[&String]) -> Result<(), DriverError> {
     Ok(())
 }
 
-fn since(earlier: Timestamp, moment: Timestamp) -> Duration {
-    Duration::from_nanos(moment.as_nanos().saturating_sub(earlier.as_nanos()))
-}
-
-/// A time in its largest whole unit.
-fn ago(age: Duration) -> String {
-    let seconds = age.as_secs();
-    match seconds {
-        0..60 => format!("{seconds}s"),
-        60..3_600 => format!("{}m", seconds / 60),
-        3_600..86_400 => format!("{}h", seconds / 3_600),
-        _ => format!("{}d", seconds / 86_400),
-    }
-}
-
-fn parse_age(text: &str) -> Result<Duration, String> {
-    let refused = || "expected a number and a unit: 30d, 12h, 90m or 45s".to_owned();
-    let (number, unit) = text.split_at_checked(text.len().saturating_sub(1)).ok_or_else(refused)?;
-    let number: u64 = number.parse().map_err(|_| refused())?;
-    let seconds = match unit {
-        "d" => 86_400,
-        "h" => 3_600,
-        "m" => 60,
-        "s" => 1,
-        _ => return Err(refused()),
-    };
-    number.checked_mul(seconds).map(Duration::from_secs).ok_or_else(refused)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ages_are_read_and_shown() {
-        for (text, seconds) in [("30d", 30 * 86_400), ("12h", 43_200), ("90m", 5_400), ("0s", 0)] {
-            assert_eq!(parse_age(text), Ok(Duration::from_secs(seconds)), "{text}");
-        }
-        for bad in ["", "d", "30", "1w", "-1d", "99999999999999999999d", "1\u{e9}"] {
-            assert!(parse_age(bad).is_err(), "{bad}");
-        }
-        assert_eq!(ago(Duration::from_secs(59)), "59s");
-        assert_eq!(ago(Duration::from_secs(90_000)), "1d");
-    }
 
     const DAY_NANOS: u64 = 86_400_000_000_000;
     const NOW: Timestamp = Timestamp::from_nanos(20_000 * DAY_NANOS);

@@ -11,8 +11,10 @@ use uuid::Uuid;
 
 use super::error::DockerError;
 use super::init;
+use super::pushed::{self, Pushed};
 use super::repeats::Notes;
 use super::types::{LayerId, StorageOptions};
+use crate::engine::docker::Docker;
 use crate::worker::{
     Access, Content, DockerExtra, Engine, Extra, Key, KeyedLocks, Push, Volume, Worker, WorkerError,
 };
@@ -43,6 +45,8 @@ pub(super) struct Inner {
     pub(super) push: Push,
     /// Held while what BuildKit wrote becomes a layer: its recording is written once.
     pub(super) freezing: KeyedLocks<Key>,
+    /// What left for registries and files.
+    pub(super) pushed: Arc<Pushed>,
 }
 
 impl GraphDriver {
@@ -60,6 +64,7 @@ impl GraphDriver {
             commits: Mutex::default(),
             push,
             freezing: KeyedLocks::default(),
+            pushed: Arc::default(),
         };
         let driver = Self { inner: Arc::new(inner) };
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
@@ -67,6 +72,14 @@ impl GraphDriver {
             runtime.spawn(async move { driver.tidy().await });
         }
         driver
+    }
+
+    /// Learns from this Docker for which images layers leave. Inside a runtime.
+    #[must_use]
+    pub fn named_by(self, docker: Docker) -> Self {
+        let (pushed, driver) = (Arc::clone(&self.inner.pushed), Arc::downgrade(&self.inner));
+        tokio::spawn(pushed::name_all(pushed, driver, docker));
+        self
     }
 
     /// Removes what calls left that a dead process did not finish: passing volumes of commits,
@@ -91,6 +104,7 @@ impl GraphDriver {
     pub(super) fn count(&self, call: &'static str, started: Instant, has_failed: bool) {
         let metrics = self.worker().metrics();
         metrics.count(Engine::Docker, call, started.elapsed(), has_failed);
+        self.inner.pushed.note_call();
     }
 
     pub(super) fn worker(&self) -> &Worker {

@@ -13,6 +13,7 @@ use std::path::Path;
 use axum::body::Body;
 use bytes::Bytes;
 use slackwater_archive::{ArchiveError, ChangeKind, Recognised, Reference};
+use slackwater_client::types::ImageName;
 use tokio::task::spawn_blocking;
 
 use super::driver::{GraphDriver, access, to_end};
@@ -190,7 +191,9 @@ impl GraphDriver {
             Archive::Reference(bytes) => {
                 // It leaves for a registry, or for a file: the snapshot must outlive the layer.
                 if let Some(snapshot) = volume.snapshot() {
-                    self.worker().publish(snapshot.id).await?;
+                    self.inner.pushed.leaves(snapshot.id);
+                    let unnamed = ImageName::unnamed();
+                    self.worker().publish_for(snapshot.id, Some(&unnamed)).await?;
                 }
                 Ok(Body::from(bytes))
             }

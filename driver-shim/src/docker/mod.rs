@@ -11,6 +11,7 @@
 //!   forgotten  init layers and containers that dockerd has forgotten
 //!   commit     the snapshot of a container, for a reference or an ordinary tar
 //!   ordinary   what a commit or a build made as an ordinary tar
+//!   pushed     for which images layers leave, as far as dockerd tells it
 //!   restore    what dockerd put into the init layer, taken out of a commit again
 //!   stream     a body as a blocking reader, a blocking writer as a body
 //!      |
@@ -30,6 +31,7 @@ mod forgotten;
 mod init;
 mod layers;
 mod ordinary;
+mod pushed;
 mod repeats;
 mod restore;
 mod routes;

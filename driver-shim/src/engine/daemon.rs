@@ -7,12 +7,15 @@ use axum::body::{Body, BodyDataStream};
 use futures_util::StreamExt;
 use hyper::Method;
 use slackwater_archive::Reference;
-use slackwater_client::types::{ChainId, SnapshotId};
+use slackwater_client::types::{ChainId, ImageName, SnapshotId};
 
 use super::EngineError;
 use super::http::{UnixHttp, encode};
-use crate::control::{CaptureRequest, Chain, PublishRequest, ViewAnswer, ViewRequest};
-use crate::worker::{Engine, SnapshotRef, Volume};
+use crate::control::{
+    CaptureRequest, Chain, PublishRequest, PublishedAnswer, UnpublishImageRequest, ViewAnswer,
+    ViewRequest,
+};
+use crate::worker::{Chosen, Engine, SnapshotRef, Unpublished, Volume};
 
 /// The daemon of this machine.
 #[derive(Clone, Debug)]
@@ -88,7 +91,7 @@ impl Daemon {
         self.http.post("/capture", &CaptureRequest { engine, name: name.to_owned() }).await
     }
 
-    /// Keeps a snapshot for images that refer to it, and for a chain id if one is given.
+    /// Keeps a snapshot for images that refer to it, and for a chain id and by an image's name if they are given.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -96,8 +99,9 @@ impl Daemon {
         &self,
         snapshot: SnapshotId,
         chain_id: Option<ChainId>,
+        image: Option<ImageName>,
     ) -> Result<(), EngineError> {
-        self.http.post("/publish", &PublishRequest { snapshot, chain_id }).await
+        self.http.post("/publish", &PublishRequest { snapshot, chain_id, image }).await
     }
 
     /// Keeps it no more. Returns whether others keep it published, if the appliance says so.
@@ -105,15 +109,32 @@ impl Daemon {
     /// # Errors
     /// [`EngineError`].
     pub async fn unpublish(&self, snapshot: SnapshotId) -> Result<Option<bool>, EngineError> {
-        self.http.post("/unpublish", &PublishRequest { snapshot, chain_id: None }).await
+        let request = PublishRequest { snapshot, chain_id: None, image: None };
+        self.http.post("/unpublish", &request).await
+    }
+
+    /// Keeps the snapshots of an image no more, but for those that other images refer to, too.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn unpublish_image(&self, image: ImageName) -> Result<Unpublished, EngineError> {
+        self.http.post("/unpublish-image", &UnpublishImageRequest { image }).await
     }
 
     /// What is kept so.
     ///
     /// # Errors
     /// [`EngineError`].
-    pub async fn published(&self) -> Result<Vec<SnapshotId>, EngineError> {
-        self.http.get("/published").await
+    pub async fn published(&self, chosen: &Chosen) -> Result<PublishedAnswer, EngineError> {
+        let query = [
+            ("text", chosen.text.clone()),
+            ("by", chosen.by.clone()),
+            ("older_than_seconds", chosen.older_than_seconds.map(|seconds| seconds.to_string())),
+        ];
+        let given = query.into_iter().filter_map(|(name, value)| Some((name, value?)));
+        let query = given.map(|(name, value)| format!("{name}={}", encode(&value)));
+        let query = query.collect::<Vec<_>>().join("&");
+        self.http.get(&format!("/published?{query}")).await
     }
 
     /// The reference to a snapshot.

@@ -3,18 +3,23 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use axum::body::{Body, BodyDataStream};
 use bytes::Bytes;
+use futures_util::StreamExt;
 use hyper::Method;
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::EngineError;
-use super::http::{Content, UnixHttp};
+use super::http::{Content, UnixHttp, encode};
 
 const PEER: &str = "Docker";
 
 /// Where Docker listens.
 const SOCKET_DEFAULT: &str = "/var/run/docker.sock";
+
+/// Longest event: one has the labels of its image.
+const EVENT_BYTES_MAX: usize = 1 << 20;
 
 /// Docker.
 #[derive(Clone, Debug)]
@@ -49,6 +54,90 @@ pub struct ImageInfo {
     /// By whom.
     #[serde(default)]
     pub author: String,
+    /// Its names.
+    #[serde(default, deserialize_with = "null_is_empty")]
+    pub repo_tags: Vec<String>,
+}
+
+impl ImageInfo {
+    /// What the driver says of its uppermost layer under this key.
+    #[must_use]
+    pub fn layer(&self, key: &str) -> Option<&str> {
+        self.graph_driver.data.as_ref()?.get(key).map(String::as_str)
+    }
+}
+
+/// Go's JSON has null for a list without items.
+fn null_is_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    Option::<Vec<String>>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+/// An image of the list of all.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct ImageSummary {
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
+}
+
+/// What was done with an image.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ImageEvent {
+    /// What: `push`, `save`.
+    #[serde(rename = "Action")]
+    pub action: String,
+    /// With which.
+    #[serde(rename = "Actor")]
+    pub actor: EventActor,
+    /// When, in nanoseconds since the epoch.
+    #[serde(rename = "timeNano", default)]
+    pub time_nanos: u64,
+}
+
+/// The image of an event.
+#[derive(Clone, Debug, Deserialize)]
+pub struct EventActor {
+    /// Its name where it was pushed, its id where it was saved.
+    #[serde(rename = "ID")]
+    pub id: String,
+}
+
+/// Events as they come.
+#[derive(Debug)]
+pub struct ImageEvents {
+    peer: &'static str,
+    body: BodyDataStream,
+    /// What came of the next one.
+    begun: Vec<u8>,
+}
+
+impl ImageEvents {
+    /// The next one; none once Docker ends. Nothing is lost if this is given up.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn next(&mut self) -> Result<Option<ImageEvent>, EngineError> {
+        loop {
+            if let Some(end) = self.begun.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.begun.drain(..=end).collect();
+                let unexpected = |error: serde_json::Error| {
+                    EngineError::unexpected(self.peer, format!("an event: {error}"))
+                };
+                return serde_json::from_slice(&line).map(Some).map_err(unexpected);
+            }
+            if self.begun.len() > EVENT_BYTES_MAX {
+                let reason = format!("an event of more than {EVENT_BYTES_MAX} bytes");
+                return Err(EngineError::unexpected(self.peer, reason));
+            }
+            match self.body.next().await {
+                Some(Ok(bytes)) => self.begun.extend_from_slice(&bytes),
+                Some(Err(error)) => {
+                    return Err(EngineError::unexpected(self.peer, error.to_string()));
+                }
+                None => return Ok(None),
+            }
+        }
+    }
 }
 
 /// The layers of an image.
@@ -129,6 +218,32 @@ impl Docker {
     /// [`EngineError`].
     pub async fn info(&self) -> Result<DaemonInfo, EngineError> {
         self.http.get("/info").await
+    }
+
+    /// The names, with tags, of the images of a repository.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn names_of(&self, repository: &str) -> Result<Vec<String>, EngineError> {
+        let images: Vec<ImageSummary> = self.http.get("/images/json").await?;
+        let names = images.into_iter().flat_map(|image| image.repo_tags.unwrap_or_default());
+        let is_of = |name: &String| {
+            name.rsplit_once(':').is_some_and(|(of, tag)| of == repository && tag != "<none>")
+        };
+        Ok(names.filter(is_of).collect())
+    }
+
+    /// What is pushed and saved after this time, in nanoseconds since the epoch.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn image_events(&self, since_nanos: u64) -> Result<ImageEvents, EngineError> {
+        let (seconds, nanos) = (since_nanos / 1_000_000_000, since_nanos % 1_000_000_000);
+        let filters = encode(r#"{"type":["image"],"event":["push","save"]}"#);
+        let path = format!("/events?since={seconds}.{nanos:09}&filters={filters}");
+        let answer = self.http.open(Method::GET, &path, None).await?;
+        let body = Body::into_data_stream(answer.into_body());
+        Ok(ImageEvents { peer: PEER, body, begun: Vec::new() })
     }
 
     /// An image.

@@ -9,6 +9,7 @@ use slackwater_client::types::ChainIdParseError;
 use super::digest::{Digest, chain_ids};
 use super::layout::Export;
 use super::media;
+use super::name;
 use super::reference::{self, ReferenceLayer, diff_ids};
 use crate::engine::containerd::{Containerd, Target};
 use crate::engine::daemon::Daemon;
@@ -63,7 +64,8 @@ impl Images<'_> {
         })?;
         let snapshot = self.daemon.capture(Engine::Containerd, &volume).await?;
         // At once: a captured snapshot that nobody keeps is taken back soon.
-        self.daemon.publish(snapshot.id, None).await?;
+        let target_name = Some(name::of_publication(target));
+        self.daemon.publish(snapshot.id, None, target_name).await?;
         image.snapshots.push(snapshot);
         let created = now().to_string();
         let step = json!({ "created": created,
@@ -162,7 +164,8 @@ impl Images<'_> {
             let chain_id = chain_id.parse().map_err(|error: ChainIdParseError| {
                 DriverError::image(target, error.to_string())
             })?;
-            self.daemon.publish(layer.snapshot.id, Some(chain_id)).await?;
+            let image = Some(name::of_publication(target));
+            self.daemon.publish(layer.snapshot.id, Some(chain_id), image).await?;
         }
         config["rootfs"] = json!({ "type": "layers", "diff_ids": ids });
         let config = to_bytes(target, &config)?;

@@ -32,7 +32,7 @@ pub async fn convert(
     let layers = reference::layers(daemon, &snapshots).await?;
     // Kept before anything names them.
     for layer in &layers {
-        daemon.publish(layer.snapshot.id, None).await?;
+        daemon.publish(layer.snapshot.id, None, Some(name::of_publication(target))).await?;
     }
     let config = configuration(&info, &docker.history(source).await?);
     let parts: Vec<_> =

@@ -1,14 +1,20 @@
 //! Names of images, as people write them and as engines keep them.
 
+use slackwater_client::types::ImageName;
+
 /// The name with its tag: `latest` where there is none.
 #[must_use]
 pub fn with_tag(name: &str) -> String {
-    let last = name.rsplit('/').next().unwrap_or(name);
-    if last.contains(':') || last.contains('@') {
-        name.to_owned()
-    } else {
-        format!("{name}:latest")
+    match has_tag(name) {
+        true => name.to_owned(),
+        false => format!("{name}:latest"),
     }
+}
+
+/// Whether the name has a tag or a digest.
+#[must_use]
+pub fn has_tag(name: &str) -> bool {
+    name.rsplit('/').next().is_some_and(|last| last.contains([':', '@']))
 }
 
 /// The name in full, with registry, repository and tag.
@@ -20,6 +26,12 @@ pub fn in_full(name: &str) -> String {
         Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => tagged,
         Some(_) => format!("docker.io/{tagged}"),
     }
+}
+
+/// The name by which what is published for the image is found again: in full.
+#[must_use]
+pub fn of_publication(name: &str) -> ImageName {
+    in_full(name).parse().unwrap_or_else(|_| ImageName::unknown())
 }
 
 /// The tag alone.

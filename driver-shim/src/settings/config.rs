@@ -167,6 +167,8 @@ pub struct Config {
     pub attach: AttachChoice,
     /// Where Docker's plugin is served.
     pub docker_socket: Option<PathBuf>,
+    /// Where Docker itself listens.
+    pub docker_api: String,
     /// Where containerd's is.
     pub containerd_socket: Option<PathBuf>,
     /// Where the commands are.
@@ -219,6 +221,7 @@ impl Config {
             push: given(settings.push, "push")?,
             attach: given(settings.attach, "attach")?,
             docker_socket: settings.docker_socket.clone(),
+            docker_api: docker_api(settings)?,
             containerd_socket: settings.containerd_socket.clone(),
             control_socket: in_state(&settings.control_socket, "control.sock"),
             metrics_listen: settings.metrics_listen,
@@ -380,6 +383,15 @@ fn with_port(text: &str) -> String {
     match after_brackets.contains(':') {
         true => text.to_owned(),
         false => format!("{text}:{NFS_PORT}"),
+    }
+}
+
+/// Where Docker itself listens: on this machine, as its layers are.
+fn docker_api(settings: &Settings) -> Result<String, SettingsError> {
+    let address = given(settings.docker_api.clone(), "docker-api")?;
+    match address.starts_with('/') || address.starts_with("unix:///") {
+        true => Ok(address),
+        false => Err(value("docker-api", &address, "expected unix:///PATH, or a path")),
     }
 }
 

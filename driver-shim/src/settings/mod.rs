@@ -54,7 +54,7 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
 
-    /// Directory of the driver's own state, and of what it mounts; made if missing
+    /// Directory of the driver's own state, and of what it mounts; made if missing [default: /var/lib/slackwater-driver]
     #[arg(long, env = "SLACKWATER_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
 
@@ -136,6 +136,13 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_DOCKER_SOCKET", value_name = "PATH")]
     pub docker_socket: Option<PathBuf>,
 
+    /// Where Docker itself listens, which is asked for the names of the images whose layers it pushes [default:
+    /// /var/run/docker.sock]
+    ///
+    /// They are kept with what is published: see `image published`.
+    #[arg(long, env = "SLACKWATER_DOCKER_API", value_name = "ADDRESS")]
+    pub docker_api: Option<String>,
+
     /// Serve containerd's snapshotter plugin here, such as /run/slackwater/containerd.sock
     #[arg(long, env = "SLACKWATER_CONTAINERD_SOCKET", value_name = "PATH")]
     pub containerd_socket: Option<PathBuf>,
@@ -165,12 +172,14 @@ impl Settings {
         Self {
             api: Some("http://127.0.0.1:8049".to_owned()),
             export_path: Some("/slackwater".to_owned()),
+            state_dir: Some("/var/lib/slackwater-driver".into()),
             cache_size: Some(Size::from_bytes(10 << 30)),
             disk_size: Some(Size::from_bytes(64 << 30)),
             insecure_references_without_mac: Some(false),
             private_layers: Some(false),
             push: Some(Push::References),
             attach: Some(AttachChoice::Auto),
+            docker_api: Some("/var/run/docker.sock".to_owned()),
             log: "info".parse().ok(),
             log_format: Some(LogFormat::Text),
             ..Self::default()
@@ -201,6 +210,7 @@ impl Settings {
             push: self.push.or(lower.push),
             attach: self.attach.or(lower.attach),
             docker_socket: self.docker_socket.or(lower.docker_socket),
+            docker_api: self.docker_api.or(lower.docker_api),
             containerd_socket: self.containerd_socket.or(lower.containerd_socket),
             control_socket: self.control_socket.or(lower.control_socket),
             metrics_listen: self.metrics_listen.or(lower.metrics_listen),

@@ -119,6 +119,8 @@ pub(super) mod tests {
             chains: BTreeMap::new(),
             restricted_chains: BTreeMap::new(),
             publishers: BTreeSet::new(),
+            images: std::collections::BTreeMap::new(),
+            published_at: None,
             size_bytes,
             used_bytes: 0,
             created_at: Timestamp::from_nanos(0),

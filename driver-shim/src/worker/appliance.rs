@@ -20,9 +20,6 @@ pub(super) const WORKER_LABEL: &str = "slackwater.worker";
 /// deletes the snapshot some time after this.
 pub(super) const UNHELD_AGE_MAX: Duration = Duration::from_secs(3600);
 
-/// Directory of the holds of published snapshots.
-const PUBLISHED: &str = "published";
-
 /// A file that is being made: listed as obsolete, and deleted again unless a volume names it
 /// before this is dropped.
 #[derive(Debug)]
@@ -119,7 +116,7 @@ impl Worker {
 
     /// The moment by the appliance's clock, which dates snapshots: this machine's may be wrong. An older
     /// appliance does not tell it.
-    pub(super) async fn appliance_now(&self) -> Result<Timestamp, ClientError> {
+    pub(crate) async fn appliance_now(&self) -> Result<Timestamp, ClientError> {
         Ok(self.client().stats().await?.now.unwrap_or_else(now))
     }
 
@@ -162,61 +159,6 @@ impl Worker {
         let id = self.client().stats().await?.store_id;
         self.apply(vec![Change::Fact("store_id".to_owned(), id.clone())]).await?;
         Ok(id)
-    }
-
-    /// Keeps a snapshot for workers that pull an image that refers to it, until [`Self::unpublish`].
-    ///
-    /// # Errors
-    /// `UnknownSnapshot`, `Appliance`.
-    pub async fn publish(&self, snapshot: SnapshotId) -> Result<(), WorkerError> {
-        let path = format!("{PUBLISHED}/{snapshot}");
-        match self.client().create_clone(snapshot, &path).await {
-            Ok(_) => Ok(()),
-            Err(error) if error.code() == Some(ProblemCode::Exists) => Ok(()),
-            Err(error) if self.is_out_of_reach(&error) => Err(self.unknown(snapshot)),
-            Err(source) => Err(source.into()),
-        }
-    }
-
-    /// Ends what [`Self::publish`] began. It stays published as long as others published it, too. After that images in a
-    /// registry that refer to the snapshot cannot be pulled any more, and once no worker has it, it goes.
-    ///
-    /// # Errors
-    /// `UnknownSnapshot` if it is not published, `Appliance`; with code `not_found` if others published it, and this worker
-    /// did not.
-    pub async fn unpublish(&self, snapshot: SnapshotId) -> Result<(), WorkerError> {
-        match self.client().delete_file(&format!("{PUBLISHED}/{snapshot}")).await {
-            Ok(()) => Ok(()),
-            // Where others published it, the appliance says who.
-            Err(source) if source.is_not_found() => match self.is_published(snapshot).await? {
-                true => Err(source.into()),
-                false => Err(self.unknown(snapshot)),
-            },
-            Err(source) => Err(source.into()),
-        }
-    }
-
-    /// Whether [`Self::publish`] keeps that snapshot.
-    ///
-    /// # Errors
-    /// `Appliance`.
-    pub async fn is_published(&self, snapshot: SnapshotId) -> Result<bool, WorkerError> {
-        match self.client().file(&format!("{PUBLISHED}/{snapshot}")).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.is_not_found() => Ok(false),
-            Err(source) => Err(source.into()),
-        }
-    }
-
-    /// All published snapshots.
-    ///
-    /// # Errors
-    /// `Appliance`.
-    pub async fn published(&self) -> Result<Vec<SnapshotId>, WorkerError> {
-        let prefix = format!("{PUBLISHED}/");
-        let paths = self.file_paths(&prefix).await?;
-        let names = paths.iter().filter_map(|path| path.strip_prefix(&prefix));
-        Ok(names.filter_map(|name| name.parse().ok()).collect())
     }
 
     /// The paths of all files below a prefix.

@@ -1,11 +1,13 @@
 //! What can go wrong with a volume, in words that Docker and containerd show to people.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use slackwater_attach::AttachError;
 use slackwater_client::ClientError;
-use slackwater_client::types::SnapshotId;
+use slackwater_client::types::{ImageName, SnapshotId};
 
+use super::publications::publisher;
 use super::volume::Key;
 use crate::trust::TrustError;
 
@@ -66,6 +68,17 @@ pub enum WorkerError {
         id: SnapshotId,
         /// The appliance's address.
         appliance: String,
+    },
+    /// This worker published nothing for an image.
+    #[error(
+        "this worker published nothing for image {image}{}; `slackwater-driver image published` lists what is published",
+        told(by)
+    )]
+    NotPublished {
+        /// The image.
+        image: ImageName,
+        /// Those who did.
+        by: BTreeSet<String>,
     },
     /// The appliance does not know a call.
     #[error(
@@ -164,4 +177,15 @@ pub enum WorkerError {
         /// How.
         reason: String,
     },
+}
+
+/// Who published an image, in words, if that is known.
+fn told(by: &BTreeSet<String>) -> String {
+    match by.is_empty() {
+        true => String::new(),
+        false => format!(
+            ": {} did",
+            by.iter().map(|name| publisher(name)).collect::<Vec<_>>().join(", ")
+        ),
+    }
 }

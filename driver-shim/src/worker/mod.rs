@@ -38,6 +38,7 @@ mod error;
 mod keyed;
 mod lease;
 mod mounting;
+mod publications;
 mod reap;
 mod references;
 mod sealing;
@@ -63,6 +64,8 @@ pub use self::error::WorkerError;
 pub(crate) use self::keyed::KeyedLocks;
 pub use self::lease::{LEASE_INTERVAL, Lease};
 pub use self::mounting::{Pin, View};
+pub(crate) use self::publications::publisher;
+pub use self::publications::{Chosen, Published, Unpublished};
 pub use self::reap::Reconciled;
 pub use self::volume::{
     Access, Archive, ContainerdExtra, Content, DockerExtra, Engine, Extra, Key, Kind, MountedAs,

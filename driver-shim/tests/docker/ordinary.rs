@@ -10,7 +10,8 @@ use slackwater_driver::worker::Push;
 use crate::plugin::Plugin;
 use crate::support::{Appliance, Machine};
 use crate::{
-    assert_nothing_unnamed, await_files, base, create_container, id, is_read_only, is_there, read,
+    assert_nothing_unnamed, await_files, base, create_container, id, is_read_only, is_there,
+    published, read,
 };
 
 fn is_reference(tar: &[u8]) -> bool {
@@ -62,7 +63,7 @@ async fn an_ordinary_commit_is_what_the_container_changed() {
     assert_eq!(read(&root, "etc/hosts"), "the image's own\n");
     assert_eq!(read(&root, "etc/made").len(), 1 << 20);
     plugin.put(&n);
-    assert!(machine.worker.published().await.unwrap().is_empty(), "it names no snapshot");
+    assert!(published(&machine).await.is_empty(), "it names no snapshot");
     for name in [&x, &init, &n, &image] {
         plugin.remove(name);
     }

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use slackwater_driver::docker::{GraphDriver, router};
+use slackwater_driver::engine::docker::Docker;
 use slackwater_driver::worker::Push;
 use slackwater_driver::worker::Worker;
 use tokio::net::UnixListener;
@@ -45,9 +46,18 @@ impl Plugin {
 
     /// A plugin that gives commits and builds in this form.
     pub fn serve_with(worker: &Worker, socket: &Path, push: Push) -> Self {
+        Self::listen(GraphDriver::new(worker.clone(), push), socket)
+    }
+
+    /// A plugin that asks this Docker for which images layers leave.
+    pub fn serve_named(worker: &Worker, socket: &Path, docker: Docker) -> Self {
+        Self::listen(GraphDriver::new(worker.clone(), Push::References).named_by(docker), socket)
+    }
+
+    fn listen(driver: GraphDriver, socket: &Path) -> Self {
         let _ = std::fs::remove_file(socket);
         let listener = UnixListener::bind(socket).unwrap();
-        let router = router(GraphDriver::new(worker.clone(), push));
+        let router = router(driver);
         let task = tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
         Self { socket: socket.to_owned(), task }
     }

@@ -39,6 +39,9 @@ const NFS_IO_THREADS_MAX: u32 = 128;
 /// space would come back later than it is needed.
 const COMPACTION_RATE_MIN: Size = Size::from_bytes(1 << 20);
 
+/// Longest age at which what is published ends: a century, so that a slip of some digits is told.
+const UNPUBLISH_AFTER_DAYS_MAX: u32 = 36_500;
+
 /// Shortest password of the VMstore-compatible API. Callers of one address try one a second; a token has to hold against one
 /// who reads a file of hashes. Known passwords are not refused: length alone does not make one good.
 const PASSWORD_CHARACTERS_MIN: usize = 12;
@@ -62,6 +65,7 @@ impl TryFrom<Settings> for Config {
             memory,
             compaction_bytes_per_second,
             dirty_age,
+            unpublish_after,
             nfs_connections,
             nfs_io_threads,
             export_path,
@@ -81,6 +85,7 @@ impl TryFrom<Settings> for Config {
             compaction_bytes_per_second,
             scrub_bytes_per_second: given(settings.scrub_rate, "scrub-rate")?.bytes(),
             dirty_age,
+            unpublish_after,
             nfs_connections,
             nfs_io_threads,
             export_path,
@@ -120,6 +125,7 @@ struct Checked {
     memory: MemoryPlan,
     compaction_bytes_per_second: u64,
     dirty_age: Duration,
+    unpublish_after: Option<Duration>,
     nfs_connections: usize,
     nfs_io_threads: usize,
     export_path: String,
@@ -140,6 +146,7 @@ impl Checked {
         let memory = faults.keep(given(settings.memory, "memory").and_then(memory));
         let rate = faults.keep(compaction_rate(settings));
         let dirty_age = faults.keep(dirty_age(settings));
+        let unpublish_after = faults.keep(unpublish_after(settings));
         let connections = settings.nfs_connections;
         let connections = faults.keep(within(connections, "nfs-connections", NFS_CONNECTIONS_MAX));
         let threads = settings.nfs_io_threads;
@@ -161,6 +168,7 @@ impl Checked {
                 memory: memory?,
                 compaction_bytes_per_second: rate?,
                 dirty_age: dirty_age?,
+                unpublish_after: unpublish_after?,
                 nfs_connections: connections?,
                 nfs_io_threads: threads?,
                 export_path: path?,
@@ -235,6 +243,13 @@ fn dirty_age(settings: &Settings) -> Result<Duration, ConfigError> {
     let seconds: u32 =
         within(settings.dirty_age_seconds, "dirty-age-seconds", DIRTY_AGE_SECONDS_MAX)?;
     Ok(Duration::from_secs(seconds.into()))
+}
+
+/// The age at which what is published ends.
+fn unpublish_after(settings: &Settings) -> Result<Option<Duration>, ConfigError> {
+    let Some(days) = settings.unpublish_after_days else { return Ok(None) };
+    let days: u32 = within(Some(days), "unpublish-after-days", UNPUBLISH_AFTER_DAYS_MAX)?;
+    Ok(Some(Duration::from_secs(u64::from(days) * 86_400)))
 }
 
 /// A number from 1 to `limit`.
@@ -539,6 +554,14 @@ mod tests {
             let error = fault(|s| s.dirty_age_seconds = Some(seconds));
             assert_eq!(key_of(error), "dirty-age-seconds");
         }
+        for days in [0, UNPUBLISH_AFTER_DAYS_MAX + 1] {
+            let error = fault(|s| s.unpublish_after_days = Some(days));
+            assert_eq!(key_of(error), "unpublish-after-days");
+        }
+        let checked =
+            |days| unpublish_after(&Settings { unpublish_after_days: days, ..Settings::default() });
+        assert_eq!(checked(Some(1)).unwrap(), Some(Duration::from_secs(86_400)));
+        assert_eq!(checked(None).unwrap(), None);
         assert_eq!(key_of(fault(|s| s.nfs_connections = Some(0))), "nfs-connections");
         let many = NFS_IO_THREADS_MAX + 1;
         assert_eq!(key_of(fault(|s| s.nfs_io_threads = Some(many))), "nfs-io-threads");

@@ -74,6 +74,8 @@ pub struct Config {
     pub memory: MemoryPlan,
     /// Compress chunks.
     pub compress: bool,
+    /// Age at which what is published ends; `None`: never.
+    pub unpublish_after: Option<Duration>,
     /// Age at which unstable writes are committed.
     pub dirty_age: Duration,
     /// Bytes a second that compaction may rewrite.

@@ -122,6 +122,13 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_COMPRESS", value_name = "BOOL")]
     pub compress: Option<bool>,
 
+    /// Publish a snapshot no more when no image that refers to it was pushed for so many days [default: never]
+    ///
+    /// The appliance does not learn when a registry forgets an image. Images that are older, and refer to what only
+    /// they need, can be pulled no more.
+    #[arg(long, env = "SLACKWATER_UNPUBLISH_AFTER_DAYS", value_name = "DAYS")]
+    pub unpublish_after_days: Option<u32>,
+
     /// Unstable writes older than this are committed without being asked for [default: 5]
     #[arg(long, env = "SLACKWATER_DIRTY_AGE_SECONDS", value_name = "SECONDS")]
     pub dirty_age_seconds: Option<u32>,
@@ -255,6 +262,7 @@ impl Settings {
             capacity: self.capacity.or(lower.capacity),
             memory: self.memory.or(lower.memory),
             compress: self.compress.or(lower.compress),
+            unpublish_after_days: self.unpublish_after_days.or(lower.unpublish_after_days),
             dirty_age_seconds: self.dirty_age_seconds.or(lower.dirty_age_seconds),
             compaction_rate: self.compaction_rate.or(lower.compaction_rate),
             scrub_rate: self.scrub_rate.or(lower.scrub_rate),

@@ -238,6 +238,33 @@ def driver_attach(world):
         rm -r /n/attached""")
 
 
+@scenario("driver: attach makes a disk, and a clone of it as it is now", 120)
+def driver_attach_new(world):
+    world.guest("""
+        attached attach --create 64MiB --file made/disk /run/attach/made
+        echo hello >/run/attach/made/hello""")
+    # Its journal is not clean, as it is in use.
+    snapshot = world.appliance.call("POST", "/v1/snapshots", {"path": "made/disk"})["id"]
+    world.guest(f"""
+        clone=$(attached attach --clone made/disk /run/attach/clone)
+        is "what was written before" "$(cat /run/attach/clone/hello)" "hello"
+        refused "attach --clone" attached attach --snapshot {snapshot} /run/attach/seen
+        other=$(attached attach --clone {snapshot} /run/attach/seen)
+        attached detach /run/attach/seen
+        refused "exists" attached attach --create 64MiB --file made/disk /run/attach/seen
+        refused "bytes of data" attached attach --format --file made/disk /run/attach/seen
+        attached detach /run/attach/clone 2>/run/said
+        grep -q "file rm $clone" /run/said || fail "detach said: $(cat /run/said)"
+        attached detach /run/attach/made
+        truncate -s 64M /n/made/blank
+        attached attach --format --file made/blank /run/attach/made
+        is "a new disk is empty" "$(ls /run/attach/made)" ""
+        attached detach /run/attach/made
+        is "what is left mounted" "$(grep /run/attach /proc/mounts)" ""
+        rm -r /n/attached /n/made""")
+    world.appliance.request("DELETE", f"/v1/snapshots/{snapshot}")
+
+
 @scenario("driver: a link that replaced a disk attaches nothing of the worker's own", 120)
 def driver_link(world):
     world.fact("containers")

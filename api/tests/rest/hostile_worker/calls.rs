@@ -160,6 +160,7 @@ impl Attack {
             "label" => &["k=v", "slackwater:chain:x=victim", "k"],
             "deletion_policy" => &["keep", "on_zero_clones", "never"],
             "for_all" => &["true", "false"],
+            "image" => &["a:1", "r.example/a:1", "*", "?", "a b"],
             // None comes while the test runs.
             "expires_at" => &["2554-01-01T00:00:00Z", "2553-01-01T00:00:00Z", "tomorrow"],
             "expires_in_seconds" => &["86400", "1000000", "18446744073709551615"],

@@ -288,6 +288,11 @@ impl World {
                     makers.remove("attacker");
                 }
                 taken.chains.retain(|_, makers| !makers.is_empty());
+                for by in taken.images.values_mut() {
+                    by.remove("attacker");
+                }
+                taken.images.retain(|_, by| !by.is_empty());
+                taken.published_at = None;
                 taken.restricted_chains.retain(|chain, _| taken.chains.contains_key(chain));
             }
             let data = self.by_admin(&paths::snapshot_data(taken.id)).await;

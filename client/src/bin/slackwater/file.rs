@@ -8,6 +8,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::{Align, Table, fields, moment, or_dash};
 use crate::pages;
+use crate::reclaimable::{self, Told};
 use crate::several::Several;
 use crate::size::{SIZE_HELP, Size, human};
 
@@ -72,6 +73,9 @@ pub(crate) struct ListArguments {
     /// of a PREFIX that names them
     #[arg(long)]
     all: bool,
+    /// Also what a delete of each would free: a call a file, which takes a time in proportion to what it alone has
+    #[arg(long)]
+    reclaimable: bool,
     /// Most files to list
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
@@ -98,21 +102,24 @@ async fn list(context: &Context, arguments: &ListArguments) -> Result<(), Failur
     let prefix = crate::name::prefix(&arguments.prefix, &context.export_path);
     let is_named = DRIVER_DIRECTORIES.iter().any(|directory| is_part(prefix, directory));
     let with_drivers = arguments.all || context.output.is_json() || is_named;
+    let is_asked = arguments.reclaimable;
     let mut left_out = false;
-    let table = Table::new(&[
+    let mut columns = vec![
         ("PATH", Align::Left),
         ("SIZE", Align::Right),
         ("USED", Align::Right),
         ("UNIQUE", Align::Right),
         ("MODIFIED", Align::Left),
-    ]);
+    ];
+    columns.extend(is_asked.then_some(("RECLAIMABLE", Align::Right)));
+    let table = Table::new(&columns);
     let mut query = ListFiles {
         prefix: (!prefix.is_empty()).then(|| prefix.to_owned()),
         ..ListFiles::default()
     };
     let page = async |limit, after| {
         // Of what is left out, there may be much: whole pages.
-        query.limit = Some(if with_drivers { limit } else { PAGE_LIMIT_MAX });
+        query.limit = Some(if with_drivers || is_asked { limit } else { PAGE_LIMIT_MAX });
         query.after = after;
         let mut page = context.client.files(&query).await?;
         if !with_drivers {
@@ -121,6 +128,12 @@ async fn list(context: &Context, arguments: &ListArguments) -> Result<(), Failur
             left_out |= page.items.len() < before;
         }
         Ok((page.items, page.next))
+    };
+    let page = reclaimable::pages(&context.client, is_asked, page);
+    let row = |file: &Told<File>| {
+        let mut cells = row(&file.item);
+        cells.extend(is_asked.then(|| file.shown()));
+        cells
     };
     pages::print(context.output, arguments.limit, table, row, page).await?;
     if left_out {
@@ -164,19 +177,22 @@ async fn stat(context: &Context, paths: &[String]) -> Result<(), Failure> {
 
 async fn stat_one(context: &Context, text: &str, is_later: bool) -> Result<(), Failure> {
     let file = context.client.file(&context.path(text)?).await?;
-    context.output.result(&file, || {
+    let told = Told::of(&context.client, file).await?;
+    context.output.result(&told, || {
         let gap = if is_later { "\n" } else { "" };
-        format!("{gap}{}", describe(&file))
+        format!("{gap}{}", describe(&told))
     })
 }
 
-fn describe(file: &File) -> String {
+fn describe(told: &Told<File>) -> String {
+    let file = &told.item;
     let size = |bytes: u64| format!("{} ({bytes} bytes)", human(bytes));
     fields(&[
         ("path", file.path.clone()),
         ("size", size(file.size_bytes)),
         ("used", size(file.used_bytes)),
         ("unique", size(file.unique_bytes)),
+        ("reclaimable", told.described()),
         ("cloned from", or_dash(file.origin_snapshot_id)),
         ("created", moment(file.created_at)),
         ("modified", moment(file.modified_at)),

@@ -28,6 +28,7 @@ mod name;
 mod output;
 mod pages;
 mod progress;
+mod reclaimable;
 mod rpc;
 mod several;
 mod size;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use slackwater_client::query::{Diff, ListSnapshots};
 use slackwater_client::types::{
-    CreateSnapshot, DeletionPolicy, DiffExtent, ExtentKind, Snapshot, SnapshotId, Timestamp,
+    CreateSnapshot, DeletionPolicy, DiffExtent, ExtentKind, ImageName, Snapshot, SnapshotId,
+    Timestamp,
 };
 
 use crate::context::Context;
@@ -13,6 +14,7 @@ use crate::failure::Failure;
 use crate::name::{self, LabelChange};
 use crate::output::{Align, Table, fields, moment, or_dash};
 use crate::pages;
+use crate::reclaimable::{self, Told};
 use crate::several::Several;
 use crate::size::human;
 
@@ -93,6 +95,9 @@ pub(crate) struct ListArguments {
     /// Order of the list [default: oldest; of JSON: id]
     #[arg(long, value_name = "ORDER")]
     sort: Option<Sort>,
+    /// Also what a delete of each would free: a call a snapshot, which takes a time in proportion to what it alone has
+    #[arg(long)]
+    reclaimable: bool,
     /// Most snapshots to list, the first in that order
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
@@ -152,7 +157,8 @@ async fn list(context: &Context, arguments: ListArguments) -> Result<(), Failure
         labels: arguments.labels.into_iter().collect(),
         ..ListSnapshots::default()
     };
-    let table = Table::new(&[
+    let is_asked = arguments.reclaimable;
+    let mut columns = vec![
         ("ID", Align::Left),
         ("NAME", Align::Left),
         ("PATH", Align::Left),
@@ -160,7 +166,14 @@ async fn list(context: &Context, arguments: ListArguments) -> Result<(), Failure
         ("USED", Align::Right),
         ("CLONES", Align::Right),
         ("CREATED", Align::Left),
-    ]);
+    ];
+    columns.extend(is_asked.then_some(("RECLAIMABLE", Align::Right)));
+    let table = Table::new(&columns);
+    let row = |snapshot: &Told<Snapshot>| {
+        let mut cells = row(&snapshot.item);
+        cells.extend(is_asked.then(|| snapshot.shown()));
+        cells
+    };
     let page = async |limit, after| {
         (query.limit, query.after) = (Some(limit), after);
         let page = context.client.snapshots(&query).await?;
@@ -169,7 +182,10 @@ async fn list(context: &Context, arguments: ListArguments) -> Result<(), Failure
     // Programs get a list of any length as it comes.
     let default = if context.output.is_json() { Sort::Id } else { Sort::Oldest };
     let order = match arguments.sort.unwrap_or(default) {
-        Sort::Id => return pages::print(context.output, arguments.limit, table, row, page).await,
+        Sort::Id => {
+            let page = reclaimable::pages(&context.client, is_asked, page);
+            return pages::print(context.output, arguments.limit, table, row, page).await;
+        }
         Sort::Oldest => |one: &Snapshot, other: &Snapshot| moment_of(one).cmp(&moment_of(other)),
         Sort::Newest => |one: &Snapshot, other: &Snapshot| moment_of(other).cmp(&moment_of(one)),
     };
@@ -182,7 +198,8 @@ async fn list(context: &Context, arguments: ListArguments) -> Result<(), Failure
              choose some by --path, --name or --label"
         )));
     }
-    pages::print(context.output, arguments.limit, table, row, pages::of(sorted.items)).await
+    let page = reclaimable::pages(&context.client, is_asked, pages::of(sorted.items));
+    pages::print(context.output, arguments.limit, table, row, page).await
 }
 
 fn moment_of(snapshot: &Snapshot) -> (Timestamp, SnapshotId) {
@@ -204,10 +221,12 @@ fn row(snapshot: &Snapshot) -> Vec<String> {
 async fn show(context: &Context, text: &str) -> Result<(), Failure> {
     let id = name::snapshot(&context.client, text).await?;
     let snapshot = context.client.snapshot(id).await?;
-    context.output.result(&snapshot, || describe(&snapshot))
+    let told = Told::of(&context.client, snapshot).await?;
+    context.output.result(&told, || describe(&told))
 }
 
-fn describe(snapshot: &Snapshot) -> String {
+fn describe(told: &Told<Snapshot>) -> String {
+    let snapshot = &told.item;
     let size = |bytes: u64| format!("{} ({bytes} bytes)", human(bytes));
     let mut pairs = vec![
         ("id", snapshot.id.to_string()),
@@ -215,6 +234,7 @@ fn describe(snapshot: &Snapshot) -> String {
         ("path", snapshot.path.clone()),
         ("size", size(snapshot.size_bytes)),
         ("used", size(snapshot.used_bytes)),
+        ("reclaimable", told.described()),
         ("clones", snapshot.clone_count.to_string()),
         ("created", moment(snapshot.created_at)),
         ("expires", or_dash(snapshot.expires_at.map(moment))),
@@ -229,12 +249,15 @@ fn describe(snapshot: &Snapshot) -> String {
         }
     }
     for publisher in &snapshot.publishers {
-        let publisher = match publisher.as_str() {
-            "" => "a caller without a token",
-            "*" => "others",
-            name => name,
-        };
-        pairs.push(("published by", publisher.to_owned()));
+        pairs.push(("published by", publisher_name(publisher).to_owned()));
+    }
+    for (image, publishers) in &snapshot.images {
+        let image = if ImageName::is_name(image) { image } else { "images without names" };
+        let publishers: Vec<_> = publishers.iter().map(|name| publisher_name(name)).collect();
+        pairs.push(("for image", format!("{image}, says {}", publishers.join(", "))));
+    }
+    if let Some(at) = snapshot.published_at {
+        pairs.push(("published", moment(at)));
     }
     for (chain, blobs) in &snapshot.restricted_chains {
         for blob in blobs {
@@ -245,6 +268,14 @@ fn describe(snapshot: &Snapshot) -> String {
         pairs.push(("label", format!("{key}={value}")));
     }
     fields(&pairs)
+}
+
+fn publisher_name(publisher: &str) -> &str {
+    match publisher {
+        "" => "a caller without a token",
+        "*" => "others",
+        name => name,
+    }
 }
 
 async fn label(
