@@ -135,6 +135,9 @@ class Containerd:
             if images:
                 self.ctr("images", "remove", "--sync", *images)
         self.namespace = kept
+        # containerd tells its snapshotters what was removed when it collects garbage. The end of a lease waits for that.
+        self.ctr("leases", "create", "--id", "cleared")
+        self.ctr("leases", "delete", "--sync", "cleared")
 
     def clear_snapshots(self):
         """Removes the snapshots that ctr made and that no image needs, children first."""
