@@ -1,10 +1,12 @@
 //! Taking back: obsolete files, mounts that nobody uses, snapshots that nobody bound.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
+use parking_lot::Mutex;
 use slackwater_attach::Source;
 use slackwater_client::query::ListSnapshots;
 use slackwater_client::types::{Labels, SnapshotId};
@@ -27,6 +29,39 @@ const REAPED_AT_ONCE: usize = 8;
 /// A captured snapshot that was not bound in this time never will be: an engine binds it within
 /// the call, or after its own retries of half a minute.
 pub(super) const CAPTURE_AGE_MAX: Duration = Duration::from_secs(120);
+
+/// Time after which an operator is told that a file is not taken back: an appliance that is restarted, or a container that
+/// ends, takes less.
+const KEPT_TIME_MAX: Duration = Duration::from_secs(600);
+
+/// Time until it is told again.
+const TOLD_INTERVAL: Duration = Duration::from_secs(3600);
+
+/// Why a disk is kept whose loop device is not free.
+const IN_USE: &str = "a process or a mount namespace of this machine still uses its disk";
+
+/// Files that could not be taken back: since when, and when that was told.
+#[derive(Debug, Default)]
+pub(super) struct Kept(Mutex<HashMap<Uuid, (Instant, Option<Instant>)>>);
+
+impl Kept {
+    /// Notes that a file is not taken back; answers since when, if that is to be told.
+    fn note(&self, file: Uuid, now: Instant) -> Option<Duration> {
+        let mut kept = self.0.lock();
+        let (since, told) = kept.entry(file).or_insert((now, None));
+        let is_due = told.is_none_or(|at| now.duration_since(at) >= TOLD_INTERVAL);
+        let age = now.duration_since(*since);
+        if age < KEPT_TIME_MAX || !is_due {
+            return None;
+        }
+        *told = Some(now);
+        Some(age)
+    }
+
+    fn forget(&self, file: Uuid) {
+        self.0.lock().remove(&file);
+    }
+}
 
 /// What a look at everything took back.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
@@ -75,22 +110,35 @@ impl Worker {
         let reaping = futures_util::stream::iter(files).for_each_concurrent(
             REAPED_AT_ONCE,
             |file| async move {
-                if let Err(error) = self.take_back(file).await {
-                    tracing::debug!(file = %self.path_of(file), %error, "not taken back yet");
+                match self.take_back(file).await {
+                    Ok(true) => self.inner.kept.forget(file.name),
+                    Ok(false) => self.tell_kept(file, &IN_USE),
+                    Err(error) => self.tell_kept(file, &error),
                 }
             },
         );
         reaping.await;
     }
 
-    async fn take_back(&self, file: OwnFile) -> Result<(), WorkerError> {
+    /// Tells why a file is not taken back yet: an operator, if that has gone on for long.
+    fn tell_kept(&self, file: OwnFile, reason: &dyn Display) {
+        let path = self.path_of(file);
+        match self.inner.kept.note(file.name, Instant::now()) {
+            Some(since) => tracing::warn!(file = %path, %reason, minutes = since.as_secs() / 60,
+                "a file that nothing needs any more is not deleted on the appliance yet, and takes its space until then"),
+            None => tracing::debug!(file = %path, %reason, "not taken back yet"),
+        }
+    }
+
+    /// Whether it is taken back; not while a process uses its disk.
+    async fn take_back(&self, file: OwnFile) -> Result<bool, WorkerError> {
         let path = self.path_of(file);
         if file.kind == FileKind::Disk {
             let attach = self.attach().await?;
             attach.unmount(&self.disk_target(file.name)).await?;
             // A namespace of a container that just ends may still have it.
             if !attach.is_released(Source::File(&path)).await? {
-                return Ok(());
+                return Ok(false);
             }
         }
         // A failed change may have made a volume name it, as a restart would then find.
@@ -99,7 +147,8 @@ impl Worker {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}
         }
-        self.apply(vec![Change::Deleted(file)]).await
+        self.apply(vec![Change::Deleted(file)]).await?;
+        Ok(true)
     }
 
     pub(super) fn start_reaping(&self) {
@@ -397,5 +446,19 @@ pub(super) mod tests {
         worker.clean_up().await;
         let calls = calls.load(Ordering::Relaxed);
         assert!((1..=REAPED_AT_ONCE).contains(&calls), "{calls}");
+    }
+
+    #[test]
+    fn what_is_kept_for_long_is_told_now_and_again() {
+        let (kept, file) = (Kept::default(), Uuid::from_u128(1));
+        let begin = Instant::now();
+        let after = |seconds| kept.note(file, begin + Duration::from_secs(seconds));
+        assert_eq!(after(0), None);
+        assert_eq!(after(599), None);
+        assert_eq!(after(600), Some(Duration::from_secs(600)));
+        assert_eq!(after(700), None);
+        assert_eq!(after(4200), Some(Duration::from_secs(4200)));
+        kept.forget(file);
+        assert_eq!(kept.note(file, begin + Duration::from_secs(9000)), None);
     }
 }
