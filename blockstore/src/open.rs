@@ -18,6 +18,7 @@ use std::os::unix::fs::DirBuilderExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use quick_cache::sync::Cache;
@@ -70,6 +71,13 @@ fn sync_folder(folder: &Path) -> std::io::Result<()> {
     File::open(folder).and_then(|opened| opened.sync_all())
 }
 
+/// How long the lock is waited for. A process that is being started by the one that had the store has all that was open
+/// there until it runs its own program: a moment, or longer on a busy machine.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+
+/// The pause between two tries.
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
+
 /// Takes the data directory for this process.
 pub(crate) fn lock(data_dir: &Path) -> Result<File> {
     let fail = |action| {
@@ -93,10 +101,18 @@ pub(crate) fn lock(data_dir: &Path) -> Result<File> {
         .write(true)
         .open(data_dir.join("lock"))
         .map_err(fail("open the lock file in"))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => Err(Error::Locked { path: data_dir.to_path_buf() }),
-        Err(TryLockError::Error(source)) => Err(fail("lock")(source)),
+    let begun = Instant::now();
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_WAIT => {
+                std::thread::sleep(LOCK_PAUSE);
+            }
+            Err(TryLockError::WouldBlock) => {
+                return Err(Error::Locked { path: data_dir.to_path_buf() });
+            }
+            Err(TryLockError::Error(source)) => return Err(fail("lock")(source)),
+        }
     }
 }
 
