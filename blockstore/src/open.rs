@@ -71,15 +71,19 @@ fn sync_folder(folder: &Path) -> std::io::Result<()> {
     File::open(folder).and_then(|opened| opened.sync_all())
 }
 
-/// How long the lock is waited for. A process that is being started by the one that had the store has all that was open
-/// there until it runs its own program: a moment, or longer on a busy machine.
+/// How long [`lock`] waits. A process that starts another gives it all its open files, the lock among them, until the new
+/// program runs (`fork`, then `exec`). So the lock can outlive the store for a moment, longer on a busy machine.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 /// The pause between two tries.
 const LOCK_PAUSE: Duration = Duration::from_millis(10);
 
-/// Takes the data directory for this process.
+/// Takes the data directory for this process. Waits for [`LOCK_WAIT`] at most.
 pub(crate) fn lock(data_dir: &Path) -> Result<File> {
+    lock_within(data_dir, LOCK_WAIT)
+}
+
+fn lock_within(data_dir: &Path, limit: Duration) -> Result<File> {
     let fail = |action| {
         let place = data_dir.display().to_string();
         move |source| Error::io(action, place, source)
@@ -105,7 +109,7 @@ pub(crate) fn lock(data_dir: &Path) -> Result<File> {
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_WAIT => {
+            Err(TryLockError::WouldBlock) if begun.elapsed() < limit => {
                 std::thread::sleep(LOCK_PAUSE);
             }
             Err(TryLockError::WouldBlock) => {
@@ -451,5 +455,21 @@ mod tests {
         assert!(parents_of_missing(&data_dir).is_empty());
         let here = "no-such-folder-beside-the-tests";
         assert_eq!(parents_of_missing(Path::new(here)), [Path::new(".")]);
+    }
+
+    /// What a process has that was forked and does not run its own program yet.
+    #[test]
+    fn a_lock_that_is_held_for_a_moment_is_waited_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let held = lock(directory.path()).unwrap();
+        let refused = lock_within(directory.path(), Duration::ZERO).unwrap_err();
+        assert!(matches!(refused, Error::Locked { .. }), "{refused}");
+        let holder = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(held);
+        });
+        // Far longer than a busy machine takes.
+        lock_within(directory.path(), Duration::from_secs(60)).unwrap();
+        holder.join().unwrap();
     }
 }

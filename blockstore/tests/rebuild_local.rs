@@ -130,21 +130,6 @@ fn an_index_without_fault_is_made_anew_all_the_same_and_a_second_one_aside() {
     drop(store);
 }
 
-/// As one that the process before was just starting, and that has its files until it runs its own program.
-#[test]
-fn a_lock_that_is_let_go_in_a_moment_is_waited_for() {
-    let directory = tempfile::tempdir().unwrap();
-    populate(directory.path());
-    let held = std::fs::File::open(directory.path().join("lock")).unwrap();
-    held.lock().unwrap();
-    let letting_go = std::thread::spawn(move || {
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        drop(held);
-    });
-    assert_populated(&Store::open(local(directory.path())).unwrap());
-    letting_go.join().unwrap();
-}
-
 #[test]
 fn what_cannot_be_made_anew_leaves_the_index_as_it_was() {
     let directory = tempfile::tempdir().unwrap();

@@ -133,8 +133,8 @@ struct Inner {
     /// References that were written and may come back at once.
     written: references::Written,
     metrics: Metrics,
-    /// Files that are to be taken back, and could not be.
-    kept: reap::Kept,
+    /// Obsolete files whose deletion failed.
+    undeleted: reap::Undeleted,
     reap: Arc<Notify>,
     reaping: tokio::sync::Mutex<()>,
 }
@@ -155,7 +155,7 @@ impl Inner {
             captured: Mutex::default(),
             written: references::Written::default(),
             metrics: Metrics::default(),
-            kept: reap::Kept::default(),
+            undeleted: reap::Undeleted::default(),
             reap: Arc::new(Notify::new()),
             reaping: tokio::sync::Mutex::default(),
         }

@@ -1,6 +1,6 @@
 //! Taking back: obsolete files, mounts that nobody uses, snapshots that nobody bound.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,36 +30,37 @@ const REAPED_AT_ONCE: usize = 8;
 /// the call, or after its own retries of half a minute.
 pub(super) const CAPTURE_AGE_MAX: Duration = Duration::from_secs(120);
 
-/// Time after which an operator is told that a file is not taken back: an appliance that is restarted, or a container that
-/// ends, takes less.
-const KEPT_TIME_MAX: Duration = Duration::from_secs(600);
+/// How long a deletion may fail before the log warns: an appliance restarts, and a container ends, in less.
+const UNDELETED_TIME_MAX: Duration = Duration::from_secs(600);
 
-/// Time until it is told again.
-const TOLD_INTERVAL: Duration = Duration::from_secs(3600);
+/// Time between two warnings of one file.
+const WARNING_INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Why a disk is kept whose loop device is not free.
+/// Why a disk stays whose loop device is not free.
 const IN_USE: &str = "a process or a mount namespace of this machine still uses its disk";
 
-/// Files that could not be taken back: since when, and when that was told.
+/// Obsolete files whose deletion failed: when it failed first, and when the log warned last.
 #[derive(Debug, Default)]
-pub(super) struct Kept(Mutex<HashMap<Uuid, (Instant, Option<Instant>)>>);
+pub(super) struct Undeleted(Mutex<HashMap<Uuid, (Instant, Option<Instant>)>>);
 
-impl Kept {
-    /// Notes that a file is not taken back; answers since when, if that is to be told.
-    fn note(&self, file: Uuid, now: Instant) -> Option<Duration> {
-        let mut kept = self.0.lock();
-        let (since, told) = kept.entry(file).or_insert((now, None));
-        let is_due = told.is_none_or(|at| now.duration_since(at) >= TOLD_INTERVAL);
-        let age = now.duration_since(*since);
-        if age < KEPT_TIME_MAX || !is_due {
-            return None;
-        }
-        *told = Some(now);
-        Some(age)
+impl Undeleted {
+    /// Forgets all files but these: the others are gone.
+    fn keep_only(&self, files: &[OwnFile]) {
+        let names: HashSet<Uuid> = files.iter().map(|file| file.name).collect();
+        self.0.lock().retain(|name, _| names.contains(name));
     }
 
-    fn forget(&self, file: Uuid) {
-        self.0.lock().remove(&file);
+    /// Notes a deletion that failed. Returns for how long they have, if it is time for a warning.
+    fn note(&self, file: Uuid, now: Instant) -> Option<Duration> {
+        let mut failed = self.0.lock();
+        let (first, warned) = failed.entry(file).or_insert((now, None));
+        let is_due = warned.is_none_or(|at| now.duration_since(at) >= WARNING_INTERVAL);
+        let age = now.duration_since(*first);
+        if age < UNDELETED_TIME_MAX || !is_due {
+            return None;
+        }
+        *warned = Some(now);
+        Some(age)
     }
 }
 
@@ -107,30 +108,31 @@ impl Worker {
             let obsolete = self.inner.state.obsolete().into_iter();
             obsolete.filter(|file| !in_progress.contains(&file.name)).collect()
         };
+        self.inner.undeleted.keep_only(&files);
         let reaping = futures_util::stream::iter(files).for_each_concurrent(
             REAPED_AT_ONCE,
             |file| async move {
                 match self.take_back(file).await {
-                    Ok(true) => self.inner.kept.forget(file.name),
-                    Ok(false) => self.tell_kept(file, &IN_USE),
-                    Err(error) => self.tell_kept(file, &error),
+                    Ok(true) => {}
+                    Ok(false) => self.note_undeleted(file, &IN_USE),
+                    Err(error) => self.note_undeleted(file, &error),
                 }
             },
         );
         reaping.await;
     }
 
-    /// Tells why a file is not taken back yet: an operator, if that has gone on for long.
-    fn tell_kept(&self, file: OwnFile, reason: &dyn Display) {
+    /// Logs why a file was not deleted: a warning if that has gone on for long.
+    fn note_undeleted(&self, file: OwnFile, reason: &dyn Display) {
         let path = self.path_of(file);
-        match self.inner.kept.note(file.name, Instant::now()) {
-            Some(since) => tracing::warn!(file = %path, %reason, minutes = since.as_secs() / 60,
-                "a file that nothing needs any more is not deleted on the appliance yet, and takes its space until then"),
-            None => tracing::debug!(file = %path, %reason, "not taken back yet"),
+        match self.inner.undeleted.note(file.name, Instant::now()) {
+            Some(age) => tracing::warn!(file = %path, %reason, minutes = age.as_secs() / 60,
+                "cannot delete a file on the appliance that no volume needs; it keeps its space there; the driver goes on trying"),
+            None => tracing::debug!(file = %path, %reason, "not deleted yet"),
         }
     }
 
-    /// Whether it is taken back; not while a process uses its disk.
+    /// Deletes an obsolete file. Returns `false` if a process still uses its disk.
     async fn take_back(&self, file: OwnFile) -> Result<bool, WorkerError> {
         let path = self.path_of(file);
         if file.kind == FileKind::Disk {
@@ -449,16 +451,18 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_is_kept_for_long_is_told_now_and_again() {
-        let (kept, file) = (Kept::default(), Uuid::from_u128(1));
+    fn a_deletion_that_fails_for_long_is_warned_of_each_hour() {
+        let (undeleted, file) = (Undeleted::default(), Uuid::from_u128(1));
         let begin = Instant::now();
-        let after = |seconds| kept.note(file, begin + Duration::from_secs(seconds));
+        let after = |seconds| undeleted.note(file, begin + Duration::from_secs(seconds));
         assert_eq!(after(0), None);
         assert_eq!(after(599), None);
         assert_eq!(after(600), Some(Duration::from_secs(600)));
         assert_eq!(after(700), None);
         assert_eq!(after(4200), Some(Duration::from_secs(4200)));
-        kept.forget(file);
-        assert_eq!(kept.note(file, begin + Duration::from_secs(9000)), None);
+        undeleted.keep_only(&[OwnFile { kind: FileKind::Hold, name: file }]);
+        assert_eq!(after(7800), Some(Duration::from_secs(7800)));
+        undeleted.keep_only(&[]);
+        assert_eq!(after(20_000), None);
     }
 }

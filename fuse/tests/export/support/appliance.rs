@@ -2,10 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use slackwater_api::{ApiOptions, MetricsSource, Role, Secret, TlsFiles, Token, Tokens};
-use slackwater_blockstore::{Options, Store};
+use slackwater_blockstore::{Error, Options, Store};
 use slackwater_client::types::{CreateSnapshot, SnapshotId};
 use slackwater_client::{ByteRange, Client, DataSource};
 use slackwater_nfs::{NfsMetrics, NfsOptions, NfsTls, Squash};
@@ -194,6 +194,23 @@ impl Certificate {
     }
 }
 
+/// Longest time until a store is free that its server has let go.
+const FREE_TIME_MAX: Duration = Duration::from_secs(60);
+
+/// Opens the store. A server that was ended has let it go, but a process that another test starts at this moment has
+/// all that this one has open, the lock among it, until it runs its own program.
+fn open(options: &Options) -> Arc<Store> {
+    let begun = Instant::now();
+    loop {
+        match Store::open(options.clone()) {
+            Err(Error::Locked { .. }) if begun.elapsed() < FREE_TIME_MAX => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
 fn serve(
     data: &TempDir,
     nfs: SocketAddr,
@@ -204,7 +221,7 @@ fn serve(
     let metrics = Arc::new(NfsMetrics::new());
     let mut options = Options::new(data.path());
     options.memory_bytes = 128 << 20;
-    let store = Store::open(options).unwrap();
+    let store = open(&options);
     let runtime = runtime();
     let bind = |address| runtime.block_on(TcpListener::bind(address)).unwrap();
     let (nfs, api) = (bind(nfs), bind(api));
