@@ -23,7 +23,11 @@ LEASH := setpriv --pdeathsig TERM --
 IMAGE_DIR := .cache/image
 
 .DEFAULT_GOAL := help
-.PHONY: help run build quick test check deny soak bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines fuzz image up down clean-data
+# Nothing is asked for a password in a directory of one's own.
+AS_ROOT := $(if $(DESTDIR),,$(if $(filter 0,$(shell id -u)),,sudo))
+INSTALL = $(AS_ROOT) env RELEASE=$(RELEASE) $(foreach name,PREFIX UNITDIR SYSCONFDIR DESTDIR,$(if $($(name)),$(name)=$($(name)))) deploy/install
+
+.PHONY: help run build install install-appliance install-worker uninstall quick test check deny soak bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines fuzz image up down clean-data
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -42,6 +46,19 @@ build: needs ## Compile everything, optimized
 # connect, as both addresses are loopback, and its users need the token in $(DATA_DIR)/admin-token.
 run: build ## Install what is missing, build, and serve on storage under ./data
 	exec $(RELEASE)/slackwaterd --data-dir $(DATA_DIR) --squash no_root_squash $(ARGS)
+
+install: build ## Install what an appliance and a worker need; nothing is started
+	$(INSTALL) appliance
+	$(INSTALL) worker
+
+install-appliance: build ## Install slackwaterd, slackwater, units, manual pages, completions below PREFIX (/usr/local)
+	$(INSTALL) appliance
+
+install-worker: build ## Install slackwater-driver and slackwater, likewise
+	$(INSTALL) worker
+
+uninstall: ## Take away what was installed; settings and data stay
+	$(INSTALL) uninstall
 
 check: test-needs ## Formatting and lints
 	cargo fmt --all -- --check

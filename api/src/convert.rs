@@ -147,6 +147,8 @@ pub(crate) fn gc_report(report: store::GcReport) -> types::GcReport {
         entries: report.entries,
         segments: report.segments,
         freed_bytes: report.freed_bytes,
+        used_bytes_before: report.used_bytes_before,
+        used_bytes: report.used_bytes,
     }
 }
 
@@ -229,5 +231,7 @@ pub(crate) fn stats(
         reclaim_failures,
         reclaim_jobs_set_aside,
         poisoned,
+        // The store does not know for whom it works.
+        maintenance: None,
     }
 }

@@ -175,7 +175,8 @@ fn code_of(kind: ErrorKind) -> ProblemCode {
         ErrorKind::Busy => ProblemCode::Busy,
         ErrorKind::Corrupt => ProblemCode::Corrupt,
         ErrorKind::Poisoned => ProblemCode::Poisoned,
-        ErrorKind::Closed => ProblemCode::Closed,
+        // Nobody waits for this answer, or the server is stopping.
+        ErrorKind::Closed | ErrorKind::Cancelled => ProblemCode::Closed,
         ErrorKind::Io => ProblemCode::Io,
     }
 }

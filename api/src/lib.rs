@@ -9,7 +9,7 @@
 //! audit/                                who changed what
 //! references reserved publishing        what images hold to stand for snapshots; what only the appliance says; who published
 //! routes/ openapi dashboard/            the handlers, and what they say about themselves
-//! state convert failure metrics         the way into the store and back
+//! state maintenance convert failure metrics  the way into the store and back
 //! ```
 //!
 //! Without features the crate is only what both ends share. Feature `server` adds the server:
@@ -52,6 +52,8 @@ pub mod fuzzing;
 mod idempotency;
 #[cfg(feature = "server")]
 pub mod listen;
+#[cfg(feature = "server")]
+mod maintenance;
 #[cfg(feature = "server")]
 pub mod metrics;
 #[cfg(feature = "server")]

@@ -86,7 +86,7 @@ impl Default for ApiOptions {
             bodies_bytes_max: 32 << 20,
             request_timeout: Duration::from_secs(30),
             body_timeout: Duration::from_secs(20),
-            maintenance_timeout: Duration::from_secs(3600),
+            maintenance_timeout: Duration::from_secs(24 * 3600),
             stall_timeout: Duration::from_secs(60),
             queue_timeout: Duration::from_secs(5),
             requests_max: 512,

@@ -172,7 +172,8 @@ async fn limit_time(State(state): State<Shared>, request: Request, next: Next) -
 /// The longest time of a call; `None` where progress is watched instead.
 fn time_limit(options: &ApiOptions, method: &Method, template: &str) -> Option<Duration> {
     match template {
-        paths::CHECK | paths::GC => Some(options.maintenance_timeout),
+        // By itself.
+        paths::CHECK | paths::GC => None,
         paths::FILE_DATA if *method == Method::PUT => None,
         _ => Some(options.request_timeout),
     }

@@ -6,29 +6,28 @@
 //!
 //! A store call may wait for the disk, so it never runs on a thread of the runtime. It cannot
 //! be called off: one whose caller has gone runs to its end and keeps its permit until then,
-//! so the bound on blocked threads holds whatever clients do.
+//! so the bound on blocked threads holds whatever clients do. A check or a garbage collection,
+//! which takes long, is told that its caller left, and ends by itself soon.
 
 use std::fmt;
 use std::sync::Arc;
 
-use slackwater_blockstore::{Result as StoreResult, Store};
+use slackwater_blockstore::{Progress, Result as StoreResult, Store};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::attempts::Attempts;
 use crate::audit::recorder::Recorder;
+use crate::convert;
 use crate::error::ProblemCode;
 use crate::failure::Failure;
 use crate::idempotency::Replays;
+use crate::maintenance::{Maintenance, Waiting};
 use crate::metrics::{ApiMetrics, MetricsSource};
 use crate::options::ApiOptions;
 use crate::routes::vmstore::session::Sessions;
 
 /// The state as handlers take it.
 pub(crate) type Shared = Arc<ApiState>;
-
-/// Checks and garbage collections at once: each loads the whole store, a second one would only
-/// slow the first.
-const MAINTENANCE_CALLS_MAX: usize = 1;
 
 /// Sums over all entries of a file at once: each may take tens of megabytes of memory, and seconds.
 const SUMS_MAX: usize = 1;
@@ -51,7 +50,8 @@ pub(crate) struct ApiState {
     bodies: Arc<Semaphore>,
     store_calls: Arc<Semaphore>,
     data_streams: Arc<Semaphore>,
-    maintenance_calls: Arc<Semaphore>,
+    /// The check or garbage collection under way: each loads the whole store, a second one would only slow the first.
+    pub(crate) maintenance: Arc<Maintenance>,
     sums: Arc<Semaphore>,
 }
 
@@ -87,7 +87,7 @@ impl ApiState {
             )),
             store_calls: Arc::new(Semaphore::new(options.store_calls_max)),
             data_streams: Arc::new(Semaphore::new(options.data_streams_max)),
-            maintenance_calls: Arc::new(Semaphore::new(MAINTENANCE_CALLS_MAX)),
+            maintenance: Arc::default(),
             sums: Arc::new(Semaphore::new(SUMS_MAX)),
             options,
         })
@@ -119,16 +119,29 @@ impl ApiState {
         }
     }
 
-    /// The same for a check or a garbage collection, of which one runs at a time.
-    pub(crate) async fn call_maintenance<T, W>(&self, work: W) -> Result<T, Failure>
+    /// The same for a check or a garbage collection, of which one runs at a time. It ends early if this future is dropped.
+    pub(crate) async fn call_maintenance<T, W>(
+        &self,
+        call: &'static str,
+        work: W,
+    ) -> Result<T, Failure>
     where
         T: Send + 'static,
-        W: FnOnce(&Store) -> StoreResult<T> + Send + 'static,
+        W: FnOnce(&Store, &Progress) -> StoreResult<T> + Send + 'static,
     {
-        let permit = Arc::clone(&self.maintenance_calls).try_acquire_owned().map_err(|_| {
-            Failure::new(ProblemCode::Busy, "a check or garbage collection is under way already")
-        })?;
-        self.run(permit, work).await
+        let turn = self.maintenance.begin(call, convert::timestamp(self.store.now()))?;
+        let progress = turn.progress();
+        let waiting = Waiting::new(call, Arc::clone(&progress));
+        let limit = self.options.maintenance_timeout;
+        let running = self.run(turn, move |store| work(store, &progress));
+        // Here, as a request with an idempotency key goes on when its caller does not wait any more.
+        let Ok(outcome) = tokio::time::timeout(limit, running).await else {
+            let detail =
+                format!("the {call} took longer than {} s, and was ended", limit.as_secs());
+            return Err(Failure::new(ProblemCode::Timeout, detail));
+        };
+        waiting.answered();
+        outcome
     }
 
     /// The same for a sum over all that a file or snapshot has, of which few run at a time.
@@ -175,15 +188,17 @@ impl ApiState {
         }
     }
 
-    async fn run<T, W>(&self, permit: OwnedSemaphorePermit, work: W) -> Result<T, Failure>
+    /// Runs it now; `held` is kept until its end, whatever becomes of the caller.
+    async fn run<T, W, H>(&self, held: H, work: W) -> Result<T, Failure>
     where
         T: Send + 'static,
+        H: Send + 'static,
         W: FnOnce(&Store) -> StoreResult<T> + Send + 'static,
     {
         let store = Arc::clone(&self.store);
         let task = tokio::task::spawn_blocking(move || {
             let result = work(&store);
-            drop(permit);
+            drop(held);
             result
         });
         match task.await {

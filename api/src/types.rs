@@ -430,6 +430,9 @@ pub struct Stats {
     pub reclaim_jobs_set_aside: u64,
     /// A sync failed: writes are refused until restart.
     pub poisoned: bool,
+    /// The check or garbage collection that is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maintenance: Option<Maintenance>,
 }
 
 /// Asks for a check of the store.
@@ -525,6 +528,30 @@ pub struct GcReport {
     pub segments: u64,
     /// Bytes that the segment files shrank by.
     pub freed_bytes: u64,
+    /// Bytes that the store occupied before it; release 0.2 does not tell.
+    #[serde(default)]
+    pub used_bytes_before: u64,
+    /// Bytes that it occupies after it, with what clients wrote at the same time.
+    #[serde(default)]
+    pub used_bytes: u64,
+}
+
+/// A check or a garbage collection that is under way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "server", derive(utoipa::ToSchema))]
+pub struct Maintenance {
+    /// `check` or `gc`.
+    pub call: String,
+    /// When it began.
+    pub started_at: Timestamp,
+    /// The part of it that is under way, such as `layers`; empty before the first one.
+    pub part: String,
+    /// What of the part is done: chunks of a check, map entries of a reclaim, segment files of a compaction. Other parts
+    /// do not count.
+    pub done: u64,
+    /// How much of it there is, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total: Option<u64>,
 }
 
 /// The answer of `/healthz` and `/readyz`: the status code says the same.

@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::flush::flush;
 use crate::id::SegmentId;
 use crate::index_copy;
+use crate::progress::Progress;
 use crate::reclaim;
 use crate::record::SegmentRecord;
 use crate::reserve;
@@ -341,21 +342,29 @@ const fn has_room(space: &Space) -> bool {
 /// a garbage collection leaves the rest to the background.
 const REFUSED_MOVES_MAX: usize = 8;
 
+/// [`gc_watched`] for one who waits to its end.
+pub(crate) fn gc(core: &Core) -> Result<GcReport> {
+    gc_watched(core, &Progress::default())
+}
+
 /// Reclaims, collapses, puts hashes into the index and compacts until nothing is left to do of what
 /// is there at the beginning. What fails holds up nothing else; the first such failure is the answer.
-pub(crate) fn gc(core: &Core) -> Result<GcReport> {
+pub(crate) fn gc_watched(core: &Core, progress: &Progress) -> Result<GcReport> {
     core.committer.healthy()?;
-    let mut report = GcReport::default();
+    let used_bytes_before = core.space().used_bytes;
+    let mut report = GcReport { used_bytes_before, ..GcReport::default() };
     let layers_before = core.committer.counters.read().layers;
     let failure = snapshot::expire_all(core).unwrap_or_else(Some);
     core.committer.healthy()?;
-    let failure = failure.or(reclaim_all(core, &mut report)?);
+    let failure = failure.or(reclaim_all(core, &mut report, progress)?);
     report.layers = layers_before.saturating_sub(core.committer.counters.read().layers);
     // The open segment may hold the dead chunks: seal it, and make the index durable behind it.
     seal(core)?;
     checkpoint(core)?;
     settle(core)?;
-    let failure = failure.or(compact_all(core, &mut report)?);
+    let failure = failure.or(compact_all(core, &mut report, progress)?);
+    progress.point()?;
+    progress.begin("index", 0);
     core.kv.compact()?;
     checkpoint(core)?;
     if core.copies.is_wanted() {
@@ -364,17 +373,20 @@ pub(crate) fn gc(core: &Core) -> Result<GcReport> {
         report.freed_bytes += renewed.bytes_freed.saturating_sub(renewed.bytes_written);
     }
     reserve::take(core);
+    report.used_bytes = core.space().used_bytes;
     failure.map_or(Ok(report), Err)
 }
 
 /// Compacts until none of the files that there are is worth it, as [`reclaim_all`] does with layers;
 /// answers the first failure of a file.
-fn compact_all(core: &Core, report: &mut GcReport) -> Result<Option<Error>> {
+fn compact_all(core: &Core, report: &mut GcReport, progress: &Progress) -> Result<Option<Error>> {
+    progress.begin("compaction", 0);
     let next = core.committer.leader.lock().log.next_number();
     let mut failed = HashSet::new();
     let mut failure = None;
     let mut refused = 0;
     while refused < REFUSED_MOVES_MAX {
+        progress.point()?;
         // Not held from one to the next: hashes go into the index in between.
         let attempt = {
             let _gc = core.gc.lock();
@@ -385,6 +397,7 @@ fn compact_all(core: &Core, report: &mut GcReport) -> Result<Option<Error>> {
             Some(Ok(done)) => {
                 let moved = done.files_removed + done.files_retired > 0;
                 refused = if moved { 0 } else { refused + 1 };
+                progress.advance(done.files_removed + done.files_retired);
                 report.segments += done.files_removed;
                 report.freed_bytes += done.bytes_freed.saturating_sub(done.bytes_written);
             }
@@ -403,15 +416,18 @@ fn compact_all(core: &Core, report: &mut GcReport) -> Result<Option<Error>> {
 /// Works off the queue of dead and collapsing layers, each job until it is done or has failed;
 /// answers the first failure. Layers that clients make meanwhile are left to cleaning, else this had
 /// no end under a steady load.
-fn reclaim_all(core: &Core, report: &mut GcReport) -> Result<Option<Error>> {
+fn reclaim_all(core: &Core, report: &mut GcReport, progress: &Progress) -> Result<Option<Error>> {
+    progress.begin("reclaim", 0);
     let next = core.committer.counters.read().next_layer;
     let mut failed = HashSet::new();
     let mut failure = None;
     loop {
+        progress.point()?;
         let may_run = |job: reclaim::Job| job.layer().get() < next && !failed.contains(&job);
         match reclaim::work_next(core, may_run)? {
             None => return Ok(failure),
             Some(worked) => {
+                progress.advance(worked.visited);
                 report.entries += worked.visited;
                 if let Some((job, error)) = worked.failed {
                     failed.insert(job);

@@ -160,6 +160,9 @@ pub enum Error {
         /// The failure that did it.
         reason: String,
     },
+    /// The caller does not want the result any more.
+    #[error("the work was ended before it was done, as its caller left")]
+    Cancelled,
     /// The store was closed.
     #[error("the store is closed")]
     Closed,
@@ -255,6 +258,8 @@ pub enum ErrorKind {
     Corrupt,
     /// Writes are refused until restart.
     Poisoned,
+    /// The caller left.
+    Cancelled,
     /// The store is closed.
     Closed,
     /// The disk or the index failed.
@@ -295,6 +300,7 @@ impl Error {
             | Self::Format { .. }
             | Self::IndexLost { .. } => ErrorKind::Corrupt,
             Self::Poisoned { .. } => ErrorKind::Poisoned,
+            Self::Cancelled => ErrorKind::Cancelled,
             Self::Closed | Self::Locked { .. } => ErrorKind::Closed,
             Self::Io { .. } | Self::Index { .. } | Self::RepairStopped { .. } => ErrorKind::Io,
         }

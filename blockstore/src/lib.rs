@@ -24,6 +24,7 @@
 //! - `reclaim`, `compact`, `background`: taking back what nothing names; `reclaimable`: how much that would be.
 //! - `scrub`: reading all that is stored, slowly, once a day.
 //! - `check`: the invariants I1 to I7; `repair`: back to them, and what that costs.
+//! - `care`: how they are asked for; `progress`: how far such work is, and its end.
 //! - [`kv`], [`disk`]: the seam at the bottom, each with a form that fails on demand.
 //!
 //! The invariants are listed in ARCHITECTURE.md, the bytes on the disk in FORMAT.md.
@@ -33,6 +34,7 @@ mod ancestry;
 mod aside;
 mod attributes;
 mod background;
+mod care;
 mod check;
 mod codec;
 mod commit;
@@ -66,6 +68,7 @@ mod open;
 mod options;
 mod own_runs;
 mod paths;
+mod progress;
 mod rebuild;
 mod reclaim;
 mod reclaimable;
@@ -100,6 +103,7 @@ pub use id::{
 pub use kind::{DeviceNumber, FileKind, SpecialFile};
 pub use name::{FilePath, Name, PATH_BYTES_MAX};
 pub use options::Options;
+pub use progress::{Progress, Step};
 pub use rebuild::Rebuilt;
 pub use rights::{EntryRights, Named, Rights};
 pub use store::Store;

@@ -25,6 +25,7 @@ use crate::kv::{Family, Write};
 use crate::name::Name;
 use crate::namespace;
 use crate::paths;
+use crate::progress::Progress;
 use crate::record::{Body, LayerRecord, Run, Target, key, split_two};
 use crate::segment_format::restore_block;
 use crate::store::Store;
@@ -85,10 +86,11 @@ pub(crate) fn repair(core: &Core, extent: GiveUp) -> Result<RepairReport> {
     }
     core.committer.healthy()?;
     let mut report = RepairReport::default();
+    let progress = Progress::default();
     let mut data = true;
     for round in 0..ROUNDS_MAX {
         let mut findings = Findings::with_fixes();
-        check::run(core, data, &mut findings);
+        check::run(core, data, &mut findings, &progress)?;
         if round == 0 {
             report.before = findings.report.clone();
         }
@@ -113,7 +115,7 @@ pub(crate) fn repair(core: &Core, extent: GiveUp) -> Result<RepairReport> {
             break;
         }
     }
-    report.after = check::check(core, true)?;
+    report.after = check::check(core, true, &progress)?;
     compact::checkpoint(core)?;
     Ok(report)
 }

@@ -299,7 +299,8 @@ mod tests {
         damage(&world, chunk);
         pass(&world);
         assert_eq!(crate::stats::stats(&world.core).damaged_chunks, 1);
-        let report = check::check(&world.core, false).unwrap();
+        let report =
+            check::check(&world.core, false, &crate::progress::Progress::default()).unwrap();
         assert_eq!((report.hits.len(), report.hits[0].path.as_str()), (1, "one"));
         assert_eq!((report.hits[0].offset_bytes, report.hits[0].length_bytes), (300 * 4096, 4096));
         // The block in the chunk before it is shared, the damaged one is not.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::background::{self, Background};
+use crate::background::Background;
 use crate::core::Core;
 use crate::disk::Disk;
 use crate::error::{Error, Result};
@@ -18,13 +18,13 @@ use crate::open::Opening;
 use crate::options::Options;
 use crate::time::Timestamp;
 use crate::types::{
-    Attributes, BlockMap, Change, CheckReport, CreateMode, Created, DiffPage, DirectoryPage,
-    FileInfo, GcReport, LabelChange, ReadReply, SetAttributes, Snapshot, SnapshotFilter,
-    SnapshotRequest, Source, Stability, Stats, Written,
+    Attributes, BlockMap, Change, CreateMode, Created, DiffPage, DirectoryPage, FileInfo,
+    LabelChange, ReadReply, SetAttributes, Snapshot, SnapshotFilter, SnapshotRequest, Source,
+    Stability, Stats, Written,
 };
 use crate::{
-    attributes, check, compact, data, diff, file_commit, namespace, open, paths, reserve, snapshot,
-    stats, write,
+    attributes, compact, data, diff, file_commit, namespace, open, paths, reserve, snapshot, stats,
+    write,
 };
 
 /// An open store. All methods are synchronous and may be called from many threads; those that
@@ -561,32 +561,6 @@ impl Store {
     #[must_use]
     pub fn stats(&self) -> Stats {
         stats::stats(&self.core)
-    }
-
-    /// Verifies the invariants on one moment of the index, while the store serves; with `data`
-    /// it also reads and hashes every live chunk.
-    ///
-    /// # Errors
-    /// When the index cannot be read at all; whatever is wrong in it is in the report.
-    pub fn check(&self, data: bool) -> Result<CheckReport> {
-        check::check(&self.core, data)
-    }
-
-    /// Reclaims, collapses and compacts until nothing is left to do of what is there now; what
-    /// clients delete meanwhile is left to the background.
-    ///
-    /// # Errors
-    /// The common ones.
-    pub fn gc(&self) -> Result<GcReport> {
-        background::gc(&self.core)
-    }
-
-    /// Makes the index durable, so that a start after a crash replays nothing up to here.
-    ///
-    /// # Errors
-    /// The common ones.
-    pub fn checkpoint(&self) -> Result<()> {
-        compact::checkpoint(&self.core)
     }
 }
 

@@ -18,6 +18,7 @@ use crate::kv::MemoryKv;
 use crate::name::{FilePath, Name};
 use crate::namespace::{self, Removal};
 use crate::options::Options;
+use crate::progress::Progress;
 use crate::record::{SegmentRecord, key};
 use crate::types::{Source, Stability};
 use crate::units::{BLOCK_BYTES, BLOCK_BYTES_U64};
@@ -161,7 +162,7 @@ impl World {
 
     /// Every invariant holds, data included.
     pub(crate) fn check(&self) {
-        let report = check(&self.core, true).unwrap();
+        let report = check(&self.core, true, &Progress::default()).unwrap();
         assert!(report.is_clean(), "{:#?}", report.problems);
     }
 

@@ -466,4 +466,8 @@ pub struct GcReport {
     pub segments: u64,
     /// Bytes that the segment files shrank by.
     pub freed_bytes: u64,
+    /// Bytes that the store occupied before it.
+    pub used_bytes_before: u64,
+    /// Bytes that it occupies after it, with what clients wrote at the same time.
+    pub used_bytes: u64,
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use reqwest::Method;
 use slackwater_api::paths;
 use slackwater_api::types::{CheckReport, CheckRequest, GcReport, Health, Stats};
 
@@ -9,8 +10,8 @@ use crate::error::ClientError;
 use crate::transport::{Call, Client};
 
 /// Time that a check or a garbage collection may take: they go through the whole store, and
-/// the appliance ends them itself when they take too long.
-const CARE_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+/// the appliance ends them itself after a day, or when the caller leaves.
+const CARE_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60 + 60);
 
 impl Client {
     /// `GET /healthz`: whether the process is up. Needs no token.
@@ -56,22 +57,24 @@ impl Client {
     }
 
     /// `POST /v1/check`: verifies the store's invariants while it serves; with `data`, reads
-    /// and hashes every block. Can take long, so it is not sent again once it may have arrived.
+    /// and hashes every block. Can take long, so it is not sent again once it may have arrived. It ends when the future
+    /// is dropped; [`Self::stats`] tells how far it is.
     ///
     /// # Errors
     /// [`ClientError`]; code `forbidden` without the role admin.
     pub async fn check(&self, data: bool) -> Result<CheckReport, ClientError> {
-        let call = Call::post(paths::CHECK, &CheckRequest { data })?;
+        // Without an idempotency key, with which it would go on after the caller left.
+        let call = Call::new(Method::POST, paths::CHECK.to_owned()).json(&CheckRequest { data })?;
         self.call(call.timeout(CARE_TIMEOUT).once()).await
     }
 
     /// `POST /v1/gc`: reclaims and compacts all that waits for it now. Can take long, so it is
-    /// not sent again once it may have arrived.
+    /// not sent again once it may have arrived. It ends when the future is dropped; what was freed by then stays freed.
     ///
     /// # Errors
     /// [`ClientError`]; code `forbidden` without the role admin.
     pub async fn gc(&self) -> Result<GcReport, ClientError> {
-        let call = Call::post(paths::GC, &serde_json::json!({}))?;
+        let call = Call::new(Method::POST, paths::GC.to_owned()).json(&serde_json::json!({}))?;
         self.call(call.timeout(CARE_TIMEOUT).once()).await
     }
 }

@@ -94,9 +94,7 @@ pub enum ClientError {
         timeout_seconds: u64,
     },
     /// The connection could not be made secure.
-    #[error(
-        "no secure connection to {url}: {reason}; name the certificate authority of the appliance, and see that its certificate is for this host name and not expired"
-    )]
+    #[error("no secure connection to {url}: {reason}; {}", tls_advice(source))]
     Tls {
         /// The address of the appliance.
         url: String,
@@ -219,7 +217,7 @@ impl ClientError {
         // The address is told in our own words; reqwest's would also carry the query.
         let source = source.without_url();
         let reason = innermost(&source);
-        if chain(&source).any(is_tls) {
+        if chain(&source).any(|error| tls_error(error).is_some()) {
             Self::Tls { url: base.to_owned(), reason, source }
         } else if source.is_connect() {
             Self::Unreachable { url: base.to_owned(), reason, source }
@@ -239,14 +237,48 @@ pub(crate) fn innermost(error: &(dyn Error + 'static)) -> String {
     chain(error).last().map(ToString::to_string).unwrap_or_default()
 }
 
-/// Whether the error is one of rustls, or carries one: an `io::Error` hides what it wraps from
-/// `source`, and may wrap another one.
-fn is_tls(error: &(dyn Error + 'static)) -> bool {
-    if error.is::<rustls::Error>() {
-        return true;
+/// The error of rustls that this is, or carries: an `io::Error` hides what it wraps from `source`, and may wrap another
+/// one.
+fn tls_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a rustls::Error> {
+    error.downcast_ref::<rustls::Error>().or_else(|| {
+        let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref)?;
+        tls_error(inner)
+    })
+}
+
+/// What to do where no secure connection comes about.
+fn tls_advice(source: &(dyn Error + 'static)) -> &'static str {
+    use rustls::CertificateError as Wrong;
+    let wrong = match chain(source).find_map(tls_error) {
+        Some(rustls::Error::InvalidCertificate(wrong)) => wrong,
+        Some(rustls::Error::InvalidMessage(_)) => {
+            return "is it TLS that is spoken there? an appliance without a certificate has an address of http://";
+        }
+        _ => {
+            return "name the certificate authority of the appliance, and see that its certificate is for this host name \
+                    and not expired";
+        }
+    };
+    match wrong {
+        Wrong::UnknownIssuer | Wrong::BadSignature => {
+            "its authority is not one that is trusted here: name the appliance's certificate authority"
+        }
+        Wrong::NotValidForName | Wrong::NotValidForNameContext { .. } => {
+            "its certificate is for other names: reach it by one of these, or make one for this name"
+        }
+        Wrong::Expired | Wrong::ExpiredContext { .. } => {
+            "its certificate has expired, or this machine's clock is wrong: renew it"
+        }
+        Wrong::NotValidYet | Wrong::NotValidYetContext { .. } => {
+            "its certificate is not valid yet: see to the clocks of both machines"
+        }
+        // Of the crate below rustls, which it does not show.
+        Wrong::Other(other) if other.to_string().contains("CaUsedAsEndEntity") => {
+            "its certificate is that of an authority, as `openssl req -x509` makes it, which is refused of a server: make \
+             another by `slackwaterd certificate`, or by openssl with `-addext basicConstraints=critical,CA:FALSE`"
+        }
+        _ => "see to the certificate of the appliance",
     }
-    let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-    inner.is_some_and(|inner| is_tls(inner))
 }
 
 #[cfg(test)]
@@ -286,9 +318,21 @@ mod tests {
     #[test]
     fn a_tls_error_is_seen_through_its_wrapping() {
         let wrapped = io::Error::other(rustls::Error::DecryptError);
-        assert!(is_tls(&wrapped));
-        assert!(is_tls(&io::Error::other(wrapped)));
-        assert!(is_tls(&rustls::Error::DecryptError));
-        assert!(!is_tls(&io::Error::other("plain")));
+        assert!(tls_error(&wrapped).is_some());
+        assert!(tls_error(&io::Error::other(wrapped)).is_some());
+        assert!(tls_error(&rustls::Error::DecryptError).is_some());
+        assert!(tls_error(&io::Error::other("plain")).is_none());
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_certificate_is_told() {
+        use rustls::CertificateError as Wrong;
+        let advice =
+            |wrong| tls_advice(&io::Error::other(rustls::Error::InvalidCertificate(wrong)));
+        assert!(advice(Wrong::UnknownIssuer).contains("authority"));
+        assert!(advice(Wrong::NotValidForName).contains("other names"));
+        assert!(advice(Wrong::Expired).contains("expired"));
+        assert!(advice(Wrong::NotValidYet).contains("clocks"));
+        assert!(tls_advice(&io::Error::other("plain")).contains("name the certificate authority"));
     }
 }

@@ -115,6 +115,21 @@ fn tokens_and_certificates_that_cannot_be_used_are_told() {
 }
 
 #[test]
+fn each_command_has_a_page_in_the_manual() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().to_str().unwrap();
+    assert_eq!(slackwater(&["manual", directory]).status.code(), Some(0));
+    let page = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    assert!(page("slackwater.1").contains("slackwater\\-file(1)"), "{}", page("slackwater.1"));
+    assert!(page("slackwater-file-create.1").contains("over\\-capacity"));
+    assert!(!folder.path().join("slackwater-manual.1").exists());
+    let missing = folder.path().join("missing");
+    let output = slackwater(&["manual", missing.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("missing"));
+}
+
+#[test]
 fn completions_come_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let output = slackwater(&["completions", shell]);

@@ -88,6 +88,22 @@ fn a_long_list_comes_in_pages_and_whole() {
     assert_eq!(appliance.ok(&["file", "ls", "--limit", "1002"]).lines().count(), 1003);
 }
 
+#[test]
+fn a_size_that_is_a_slip_is_asked_back() {
+    let appliance = Appliance::start();
+    let stats = appliance.json(&["stats"]);
+    let huge = (stats["capacity_bytes"].as_u64().unwrap().max(1 << 32) * 2000).to_string();
+    let refused = appliance.fails(2, &["file", "create", "huge.img", &huge]);
+    assert!(refused.contains("--over-capacity"), "{refused}");
+    appliance.ok(&["file", "create", "a.img", "1M"]);
+    appliance.fails(2, &["file", "resize", "a.img", &huge]);
+    assert_eq!(appliance.json(&["file", "stat", "a.img"])["size_bytes"], 1 << 20);
+    appliance.ok(&["file", "create", "huge.img", &huge, "--over-capacity"]);
+    appliance.ok(&["file", "resize", "a.img", &huge, "--over-capacity"]);
+    // What an export and an import allocate by the thousand is no slip.
+    appliance.ok(&["file", "create", "thin.img", "1T"]);
+}
+
 /// Takes two snapshots of `a.img`, the first one named and labelled, and gives their ids.
 fn two_snapshots(appliance: &Appliance) -> [String; 2] {
     appliance.ok(&["file", "create", "a.img", "1G"]);
@@ -159,7 +175,8 @@ fn snapshots_are_listed_shown_and_labelled() {
     appliance.ok(&["snapshot", "label", "first", "team=db", "tier-", "new=yes"]);
     let shown = appliance.json(&["snapshot", "show", &first]);
     assert_eq!(shown["labels"], serde_json::json!({ "team": "db", "new": "yes" }));
-    appliance.ok(&["snapshot", "label", &first, "only=this", "--replace"]);
+    let one = appliance.run(&["snapshot", "label", &first, "only=this", "--replace"]);
+    assert!(text(&one.stderr).ends_with("now has 1 label\n"), "{}", text(&one.stderr));
     let shown = appliance.ok(&["snapshot", "show", "first"]);
     assert!(shown.ends_with("label        only=this\n"), "{shown}");
 }
@@ -410,6 +427,17 @@ fn a_certificate_is_trusted_only_by_its_authority() {
     appliance.ok(&["--ca", ours_pem.to_str().unwrap(), "stats"]);
     let refused = appliance.fails(5, &["--ca", other_pem.to_str().unwrap(), "stats"]);
     assert!(refused.contains("secure") && refused.contains("--ca"), "{refused}");
+    // What `openssl req -x509` makes.
+    let mut params = rcgen::CertificateParams::new(["127.0.0.1".to_owned()]).unwrap();
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let authority = make("authority");
+    std::fs::write(&authority.cert, params.self_signed(&key).unwrap().pem()).unwrap();
+    std::fs::write(&authority.key, key.serialize_pem()).unwrap();
+    let pem = authority.cert.clone();
+    let shown = Appliance::with(ApiOptions::default(), Some(authority));
+    let refused = shown.fails(5, &["--ca", pem.to_str().unwrap(), "stats"]);
+    assert!(refused.contains("slackwaterd certificate"), "{refused}");
     let plain = appliance.url.replace("https:", "http:");
     let output = appliance::command(&plain, &["stats"]).output().unwrap();
     assert!(matches!(output.status.code(), Some(1 | 5)), "{}", text(&output.stderr));

@@ -332,6 +332,7 @@ fn a_backup_that_fails_leaves_what_was_there() {
         assert!(!output.status.success() && !output.stderr.is_empty(), "{keep} {files:?}");
     }
     assert_eq!(snapshot_count(&appliance), 1);
+    assert!(!directory.join("missing").exists());
 }
 
 /// A `sync` that notes what it was called with, and whether an image was begun by then.

@@ -7,7 +7,7 @@ mod held_port;
 #[path = "support/scripted.rs"]
 mod scripted;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use held_port::HeldPort;
@@ -143,9 +143,9 @@ async fn a_server_that_asks_for_an_hour_is_not_waited_for() {
         .unwrap();
     let busy = with_headers(409, "Retry-After: 3600\r\n", body.as_bytes());
     let server = Scripted::start([busy, json(200, FILE)]).await;
-    let begun = Instant::now();
-    client(&server).file("a.img").await.unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(3));
+    // Far longer than the pause of the policy, also on a busy machine, and far from an hour.
+    let client = client(&server);
+    tokio::time::timeout(Duration::from_secs(60), client.file("a.img")).await.unwrap().unwrap();
 }
 
 #[tokio::test]

@@ -16,7 +16,9 @@ mod images;
 mod proxy;
 
 use std::fs;
+use std::io::Write as _;
 use std::path::Path;
+use std::process::{Output, Stdio};
 
 use appliance::{Appliance, noise, text};
 use images::{
@@ -63,6 +65,87 @@ fn an_empty_image_and_one_of_holes_only_are_images_too() {
         let back = exported(&appliance, name, &format!("{name}-back"));
         assert_eq!(fs::metadata(back).unwrap().len(), size_bytes);
     }
+}
+
+/// Runs the command with these bytes as its standard input.
+fn piped(appliance: &Appliance, arguments: &[&str], input: Vec<u8>) -> Output {
+    let mut command = appliance.command(arguments);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A command that refuses does not read it.
+    let writer = std::thread::spawn(move || drop(stdin.write_all(&input)));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap();
+    output
+}
+
+#[test]
+fn an_image_goes_there_and_back_through_pipes() {
+    let appliance = Appliance::start();
+    // Data at odd places, over several requests, zeros before, between and after it.
+    let mut bytes = vec![0; 23 * 1024 * 1024 + 777];
+    for (seed, at, length) in [(1, 5000, 70_000), (2, 3_900_000, 9_000_000), (3, 20 << 20, 4096)] {
+        bytes[at..at + length].copy_from_slice(&noise(seed, length));
+    }
+    let output = piped(&appliance, &["import", "-", "d/a.img"], bytes.clone());
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "d/a.img\n");
+    let files = appliance.json(&["file", "ls"]);
+    assert_eq!(files.as_array().unwrap().len(), 1, "the partial one is gone: {files}");
+    assert!(files[0]["used_bytes"].as_u64().unwrap() < 10 * MIB, "zeros are holes: {files}");
+
+    appliance.ok(&["snapshot", "create", "d/a.img", "--name", "s"]);
+    let output = appliance.run(&["export", "s", "-", "--jobs", "3"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    assert!(output.stdout == bytes, "{} bytes came back", output.stdout.len());
+    let output = appliance.run(&["export", "--file", "d/a.img", "-"]);
+    assert!(output.stdout == bytes, "{} bytes came back", output.stdout.len());
+    assert_eq!(appliance.json(&["snapshot", "ls"]).as_array().unwrap().len(), 1);
+
+    for (size, name) in [(0, "empty"), (12_345, "zeros")] {
+        let output = piped(&appliance, &["--json", "import", "-", name], vec![0; size]);
+        let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&result["size_bytes"], sent(&result)), (&size.into(), 0), "{result}");
+        let output = appliance.run(&["export", "--file", name, "-"]);
+        assert!(output.status.success() && output.stdout == vec![0; size], "{name}");
+    }
+}
+
+#[test]
+fn a_pipe_is_refused_what_it_cannot_do_and_leaves_nothing_by_half() {
+    let appliance = Appliance::start();
+    appliance.ok(&["file", "create", "a.img", "1M"]);
+    appliance.ok(&["snapshot", "create", "a.img", "--name", "s"]);
+    for arguments in [
+        &["import", "-", "b.img", "--resume"][..],
+        &["import", "-", "b.img", "--base", "s"],
+        &["import", "-", "b.img", "--verify"],
+        &["export", "s", "-", "--resume"],
+        &["export", "s", "-", "--force"],
+        &["export", "s", "-", "--verify"],
+        &["--json", "export", "s", "-"],
+    ] {
+        appliance.fails(2, arguments);
+    }
+    let refused = piped(&appliance, &["import", "-", "a.img"], vec![1; 10]);
+    assert_eq!(refused.status.code(), Some(4), "{}", text(&refused.stderr));
+
+    // A reader that leaves early has no image.
+    let mut child = appliance.command(&["export", "--file", "a.img", "-"]);
+    let mut child = child.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("before the image was whole"));
+    assert_eq!(appliance.json(&["snapshot", "ls"]).as_array().unwrap().len(), 1);
+
+    // An input that fails is no end of the image.
+    let mut child = appliance.command(&["import", "-", "b.img"]);
+    let directory = fs::File::open(appliance.folder.path()).unwrap();
+    let output = child.stdin(directory).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", text(&output.stderr));
+    assert_eq!(appliance.json(&["file", "ls"]).as_array().unwrap().len(), 1, "only a.img");
 }
 
 #[test]

@@ -28,6 +28,7 @@ pub(crate) fn of_error(error: &Error) -> nfsstat3 {
         | ErrorKind::NotSynchronized
         | ErrorKind::NoSpace
         | ErrorKind::Busy
+        | ErrorKind::Cancelled
         | ErrorKind::Closed => tracing::debug!(%error, "a call failed"),
     }
     of_kind(kind)
@@ -50,7 +51,7 @@ pub(crate) const fn of_kind(kind: ErrorKind) -> nfsstat3 {
         ErrorKind::NoSpace => nfsstat3::NFS3ERR_NOSPC,
         // The store closes only when the server stops: a client that tries again later, as
         // JUKEBOX asks, meets the next server, where SERVERFAULT would be an EIO for its user.
-        ErrorKind::Busy | ErrorKind::Closed => nfsstat3::NFS3ERR_JUKEBOX,
+        ErrorKind::Busy | ErrorKind::Cancelled | ErrorKind::Closed => nfsstat3::NFS3ERR_JUKEBOX,
         ErrorKind::Corrupt | ErrorKind::Poisoned | ErrorKind::Io => nfsstat3::NFS3ERR_IO,
     }
 }

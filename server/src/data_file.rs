@@ -16,13 +16,26 @@ use std::path::Path;
 /// # Errors
 /// The disk is full or failed. The content is the old one, or the new one if only the last step failed.
 pub(crate) fn replace(directory: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+    replace_with(directory, name, content, |_| Ok(()))
+}
+
+/// The same for a file with other rights, which it has from the first moment on.
+///
+/// # Errors
+/// As of [`replace`]; or the rights cannot be given.
+pub(crate) fn replace_with(
+    directory: &Path,
+    name: &str,
+    content: &[u8],
+    give_rights: impl FnOnce(&File) -> io::Result<()>,
+) -> io::Result<()> {
     let new = directory.join(format!("{name}.new"));
     // One that was left may have the rights of another program.
     match std::fs::remove_file(&new) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    write_new(&new, content, |_| Ok(()))?;
+    write_new(&new, content, give_rights)?;
     std::fs::rename(&new, directory.join(name))?;
     sync(directory)
 }

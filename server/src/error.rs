@@ -56,6 +56,26 @@ pub enum ServerError {
         /// The store's error.
         source: slackwater_blockstore::Error,
     },
+    /// The data directory cannot be looked into.
+    #[error("cannot read the data directory, {}: {source}", data_dir.display())]
+    DataDir {
+        /// The data directory.
+        data_dir: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The data directory holds no store, but something else.
+    #[error(
+        "{} holds no store, but {found}: name an empty directory by --data-dir, or one that is not there yet, in which a \
+         store is made",
+        data_dir.display()
+    )]
+    Foreign {
+        /// The data directory.
+        data_dir: PathBuf,
+        /// Some of what is there.
+        found: String,
+    },
     /// The workers cannot be read.
     #[error("the workers, {}: {reason}", path.display())]
     Workers {
@@ -92,6 +112,17 @@ pub enum ServerError {
         /// What is wrong.
         source: io::Error,
     },
+    /// The manual pages cannot be written.
+    #[error("the manual pages cannot be written to {}: {source}", directory.display())]
+    Manual {
+        /// Where to.
+        directory: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A certificate cannot be made.
+    #[error("{0}")]
+    Certificate(String),
     /// There is no store to check.
     #[error("there is no store in {}: name its directory by --data-dir", data_dir.display())]
     NoStore {
@@ -149,7 +180,7 @@ impl ServerError {
     #[must_use]
     pub const fn exit_code(&self) -> u8 {
         match self {
-            Self::Config(_) => EXIT_CONFIGURATION,
+            Self::Config(_) | Self::Foreign { .. } => EXIT_CONFIGURATION,
             Self::NoStore { .. } => EXIT_NOT_FOUND,
             Self::InUse { .. } => EXIT_CONFLICT,
             Self::Problems => EXIT_PROBLEMS,
@@ -158,9 +189,12 @@ impl ServerError {
             | Self::Signals(_)
             | Self::Listen { .. }
             | Self::Open { .. }
+            | Self::DataDir { .. }
             | Self::ReferenceKey { .. }
             | Self::Workers { .. }
             | Self::TokenFile { .. }
+            | Self::Certificate(_)
+            | Self::Manual { .. }
             | Self::Rebuild(_)
             | Self::Check(_)
             | Self::Output(_)

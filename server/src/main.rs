@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use rustix::fs::Mode;
 use slackwater_server::config::{self, Command, ConfigCommand, ParsedCommandLine};
 use slackwater_server::error::ServerError;
-use slackwater_server::{check, heaps, run, token_command};
+use slackwater_server::{certificate_command, check, heaps, help_files, run, token_command};
 
 fn main() -> ExitCode {
     // Before any thread is there, and anything is open.
@@ -37,6 +37,10 @@ fn carry_out(parsed: &ParsedCommandLine) -> Result<(), ServerError> {
         None => run::run(config::load(parsed)?.config),
         // Not with the whole configuration: the token file may not be there yet.
         Some(Command::Token(command)) => token_command::run(parsed, command),
+        Some(Command::Completions { shell }) => help_files::completions(*shell),
+        Some(Command::Manual { directory }) => help_files::manual(directory),
+        // Before there is a configuration.
+        Some(Command::Certificate(arguments)) => certificate_command::run(arguments),
         Some(Command::Check(arguments)) => check::run(&config::load(parsed)?.config, *arguments),
         Some(Command::Config(ConfigCommand::Check)) => {
             let loaded = config::load(parsed)?;

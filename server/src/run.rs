@@ -26,7 +26,9 @@ use crate::metrics::Page;
 use crate::signals::{self, Stop};
 use crate::token_files::TokenFiles;
 use crate::welcome::Welcome;
-use crate::{admin_token, audit, logs, open_files, options, reference_key, systemd, workers};
+use crate::{
+    admin_token, audit, data_dir, logs, open_files, options, reference_key, systemd, workers,
+};
 
 /// Time for calls that are under way when the stop begins. Both servers bound their own
 /// drain below this; what outlives it waits for a disk that does not answer, and the client
@@ -109,6 +111,7 @@ async fn serve(
 /// Opens the store, which may take seconds after a crash, beside the runtime.
 async fn open(config: &Config) -> Result<Arc<Store>, ServerError> {
     let options = options::store(config);
+    data_dir::require_own(config)?;
     let data_dir = config.data_dir.clone();
     let opening = tokio::task::spawn_blocking(move || Store::open(options));
     opening

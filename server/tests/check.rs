@@ -6,7 +6,7 @@ mod common;
 use std::path::Path;
 use std::process::Output;
 
-use common::{Server, run_to_end, slackwaterd};
+use common::{Server, on_free_ports, run_to_end, slackwaterd};
 use tempfile::TempDir;
 
 fn check(data_dir: &Path, arguments: &[&str]) -> Output {
@@ -57,6 +57,31 @@ fn a_sound_store_has_no_problems() {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!((&report["clean"], &report["inodes"]), (&true.into(), &3.into()), "{report}");
     assert!(report.get("rebuilt").is_none(), "{report}");
+}
+
+/// The name of a directory that holds something else is a slip.
+#[test]
+fn a_directory_that_holds_something_else_is_refused_and_left_as_it_is() {
+    let directory = TempDir::new().unwrap();
+    let precious = directory.path().join("precious");
+    std::fs::create_dir(&precious).unwrap();
+    std::fs::write(directory.path().join("config.toml"), "capacity = \"1GiB\"\n").unwrap();
+    let data_dir = directory.path().to_str().unwrap();
+    let config = directory.path().join("config.toml");
+    let ports = ["--nfs-listen", "127.0.0.1:0", "--api-listen", "127.0.0.1:0"];
+    let output = run_to_end(
+        slackwaterd().args(ports).args(["--data-dir", data_dir]).arg("--config").arg(&config),
+    );
+    assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
+    let told = stderr(&output);
+    assert!(told.contains("precious") && !told.contains("config.toml"), "{told}");
+    assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 2, "nothing was made");
+    // What the configuration names may lie there, and so may what a new file system has.
+    std::fs::rename(&precious, directory.path().join("lost+found")).unwrap();
+    let mut command = slackwaterd();
+    command.args(on_free_ports(directory.path())).arg("--config").arg(&config);
+    let server = Server::start_with(&mut command);
+    assert!(server.stop().success());
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
     cache/guest/linux-image-.../                  the kernel, shared with tests/guest
     cache/units/debian-systemd-SUITE-ARCH.tar     Debian with systemd, made once
-    scratch/disk.img      that Debian, the programs in /usr/bin, the units, the checks
+    scratch/disk.img      that Debian, what `make install` installs, the checks
     scratch/console.log   what the kernel and systemd say
 
     this program <--ttyS1-- checks.service: "ok NAME", "failed NAME", or a line of why
@@ -50,8 +50,6 @@ MASKED = [
     "systemd-networkd-wait-online.service", "systemd-timesyncd.service",
 ]
 PROGRAMS = ["slackwaterd", "slackwater", "slackwater-driver"]
-UNITS = ["slackwaterd.service", "slackwater-driver.service"]
-BACKUP_UNITS = ["slackwater-backup.service", "slackwater-backup.timer"]
 DISK_BYTES = 4 << 30
 MEMORY_MEBIBYTES = 2048
 # What boots the machine; the rest is loaded by its own systemd and by the units.
@@ -115,20 +113,11 @@ def mounted(disk, directory):
 
 
 def install(root, programs, modules):
-    """The programs and units as README.md installs them, with the examples of their settings."""
-    for name in PROGRAMS:
-        # Line tables are most of a program, and the emulated machine would have to read them.
-        subprocess.run(["strip", "-o", root / "usr/bin" / name, programs / name], check=True)
-    deploy, system = PROJECT / "deploy", root / "etc/systemd/system"
-    for unit in UNITS:
-        shutil.copy(deploy / unit, system / unit)
-    for unit in BACKUP_UNITS:
-        shutil.copy(deploy / "backup" / unit, system / unit)
-    shutil.copy(deploy / "backup/slackwater-backup", root / "usr/bin")
-    settings = root / "etc/slackwater"
-    settings.mkdir()
-    shutil.copy(deploy / "config.example.toml", settings / "config.toml")
-    shutil.copy(deploy / "driver.example.toml", settings / "driver.toml")
+    """The programs and units as `make install` installs them, with the examples of their settings."""
+    environment = dict(os.environ, RELEASE=programs, DESTDIR=root, PREFIX="/usr/local", SYSCONFDIR="/etc")
+    environment.pop("UNITDIR", None)
+    for what in ["appliance", "worker"]:
+        subprocess.run([PROJECT / "deploy/install", what], check=True, env=environment)
     shutil.copytree(modules, root / "lib/modules" / modules.name, symlinks=True)
     subprocess.run(["chroot", root, "depmod", modules.name], check=True)
 

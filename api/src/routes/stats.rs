@@ -44,12 +44,14 @@ pub(crate) async fn stats(State(state): State<Shared>) -> Result<Json<Stats>, Fa
             convert::timestamp(store.now()),
         ))
     };
-    Ok(Json(state.call(read).await?))
+    let stats = state.call(read).await?;
+    Ok(Json(Stats { maintenance: state.maintenance.status(), ..stats }))
 }
 
 /// Verifies the store while it serves
 ///
-/// A broken invariant is not an error of the call: see `clean` in the report.
+/// A broken invariant is not an error of the call: see `clean` in the report. It can take hours; `maintenance` of
+/// `GET /v1/stats` tells how far it is. It ends when its caller hangs up, unless the request has an idempotency key.
 #[utoipa::path(
     post, path = paths::CHECK, tag = "appliance", operation_id = "check",
     request_body = CheckRequest,
@@ -63,13 +65,18 @@ pub(crate) async fn check(
     State(state): State<Shared>,
     OptionalJsonBody(request): OptionalJsonBody<CheckRequest>,
 ) -> Result<Json<CheckReport>, Failure> {
-    let report = state.call_maintenance(move |store| store.check(request.data)).await?;
+    let report = state
+        .call_maintenance("check", move |store, progress| {
+            store.check_watched(request.data, progress)
+        })
+        .await?;
     Ok(Json(CheckReport::from(report)))
 }
 
 /// Reclaims all space that can be reclaimed
 ///
-/// The appliance does so by itself in the background; this call waits for it.
+/// The appliance does so by itself in the background; this call waits for it. It ends when its caller hangs up, unless
+/// the request has an idempotency key; what was freed by then stays freed.
 #[utoipa::path(
     post, path = paths::GC, tag = "appliance", operation_id = "collectGarbage",
     responses(
@@ -78,7 +85,7 @@ pub(crate) async fn check(
     ),
 )]
 pub(crate) async fn gc(State(state): State<Shared>) -> Result<Json<GcReport>, Failure> {
-    let report = state.call_maintenance(|store| store.gc()).await?;
+    let report = state.call_maintenance("gc", |store, progress| store.gc_watched(progress)).await?;
     Ok(Json(convert::gc_report(report)))
 }
 

@@ -15,6 +15,7 @@ mod guessing;
 mod harness;
 mod hostile_worker;
 mod idempotency;
+mod maintenance;
 mod publishing;
 mod readable;
 mod schema;

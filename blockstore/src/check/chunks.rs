@@ -41,6 +41,8 @@ pub(super) fn check(check: &mut Check<'_>, findings: &mut Findings) -> Result<()
         }
         Ok(())
     })?;
+    let chunks = segments.iter().map(|(_, record)| u64::from(record.chunks)).sum();
+    check.progress.begin("chunks", chunks);
     named_beyond(check, &segments, findings)?;
     let limit = check.at_once(COUNTED_CHUNK_BYTES);
     let mut rest = segments.into_iter().peekable();

@@ -29,6 +29,10 @@ pub(super) fn check(check: &Check<'_>, findings: &mut Findings) {
         Err(error) => return findings.follows(format!("log: {error}")),
     };
     for name in files {
+        if check.progress.point().is_err() {
+            // The check answers that by itself.
+            return;
+        }
         let _gc = core.gc.lock();
         // Compaction, or a new copy of the index, may have removed it meanwhile.
         let is_named = is_named(core, name);

@@ -27,6 +27,7 @@ mod second_look;
 mod snapshots;
 mod stored;
 mod used;
+mod watched;
 
 use std::ops::ControlFlow;
 
@@ -34,11 +35,14 @@ pub(crate) use findings::{Findings, Fix};
 pub(crate) use hits::parts;
 pub(crate) use second_look::SecondLook;
 
+use watched::Watched;
+
 use crate::core::Core;
 use crate::error::Result;
 use crate::id::ChunkId;
 use crate::kv::{Family, KvRead};
 use crate::options::Options;
+use crate::progress::Progress;
 use crate::record::{Counters, key, number_of as number};
 use crate::types::{CheckReport, Hit};
 
@@ -55,16 +59,17 @@ pub(crate) struct Check<'a> {
     pub(crate) view: &'a dyn KvRead,
     /// Read and hash the chunks' bytes.
     pub(crate) data: bool,
+    progress: &'a Progress,
     memory_bytes: u64,
     /// What the counters should be.
     counted: Counters,
 }
 
 impl<'a> Check<'a> {
-    fn new(core: &'a Core, view: &'a dyn KvRead, data: bool) -> Self {
+    fn new(core: &'a Core, view: &'a dyn KvRead, data: bool, progress: &'a Progress) -> Self {
         let memory_bytes =
             core.options.memory_bytes.max(Options::MEMORY_BYTES_MIN) / MEMORY_DIVISOR;
-        Self { core, view, data, memory_bytes, counted: Counters::default() }
+        Self { core, view, data, progress, memory_bytes, counted: Counters::default() }
     }
 
     /// How many things of this size the budget holds.
@@ -94,17 +99,27 @@ fn behind(key: &[u8]) -> Vec<u8> {
 }
 
 /// Runs one part; what it cannot read is a finding, and the others go on.
-fn part(findings: &mut Findings, what: &str, run: impl FnOnce(&mut Findings) -> Result<()>) {
-    if let Err(error) = run(findings) {
+fn part(
+    check: &mut Check<'_>,
+    findings: &mut Findings,
+    what: &'static str,
+    run: impl FnOnce(&mut Check<'_>, &mut Findings) -> Result<()>,
+) -> Result<()> {
+    check.progress.begin(what, 0);
+    let outcome = run(check, findings);
+    // It reads nothing further then, which is no finding.
+    check.progress.point()?;
+    if let Err(error) = outcome {
         findings.unreadable(what, &error);
     }
+    Ok(())
 }
 
 /// See the module's text. With `data` every named chunk is read and hashed, too.
-pub(crate) fn check(core: &Core, data: bool) -> Result<CheckReport> {
+pub(crate) fn check(core: &Core, data: bool, progress: &Progress) -> Result<CheckReport> {
     core.readable()?;
     let mut findings = Findings::default();
-    run(core, data, &mut findings);
+    run(core, data, &mut findings, progress)?;
     Ok(findings.report)
 }
 
@@ -112,21 +127,34 @@ pub(crate) fn check(core: &Core, data: bool) -> Result<CheckReport> {
 pub(crate) fn hits_of(core: &Core, damaged: Vec<ChunkId>) -> Result<Vec<Hit>> {
     let view = core.kv.view();
     let mut findings = Findings { damaged, ..Findings::default() };
-    hits::check(&Check::new(core, view.as_ref(), false), &mut findings)?;
+    let progress = Progress::default();
+    hits::check(&Check::new(core, view.as_ref(), false, &progress), &mut findings)?;
     // Lost blocks are known.
     Ok(findings.report.hits.into_iter().filter(|hit| !hit.is_lost).collect())
 }
 
 /// The same into findings that may collect what would put things right.
-pub(crate) fn run(core: &Core, data: bool, findings: &mut Findings) {
+///
+/// # Errors
+/// `Cancelled`: the findings say nothing then.
+pub(crate) fn run(
+    core: &Core,
+    data: bool,
+    findings: &mut Findings,
+    progress: &Progress,
+) -> Result<()> {
     let view = core.kv.view();
-    let mut check = Check::new(core, view.as_ref(), data);
-    part(findings, "names", |findings| names::check(&mut check, findings));
-    part(findings, "snapshots", |findings| snapshots::check(&mut check, findings));
-    part(findings, "layers", |findings| layers::check(&mut check, findings));
-    part(findings, "used blocks", |findings| used::check(&check, findings));
-    part(findings, "chunks", |findings| chunks::check(&mut check, findings));
-    files::check(&check, findings);
+    let view = Watched { view: view.as_ref(), progress };
+    let check = &mut Check::new(core, &view, data, progress);
+    part(check, findings, "names", names::check)?;
+    part(check, findings, "snapshots", snapshots::check)?;
+    part(check, findings, "layers", layers::check)?;
+    part(check, findings, "used blocks", |check, findings| used::check(check, findings))?;
+    part(check, findings, "chunks", chunks::check)?;
+    progress.begin("files", 0);
+    files::check(check, findings);
+    progress.point()?;
+    progress.begin("copy of the index", 0);
     if let Some(error) = crate::index_copy::check(core) {
         findings
             .wrong(format!("the copy of the index: {error}; another is written by `gc`"), || {
@@ -134,10 +162,11 @@ pub(crate) fn run(core: &Core, data: bool, findings: &mut Findings) {
             });
     }
     if !findings.is_partial {
-        part(findings, "counters", |findings| counters(&check, findings));
+        part(check, findings, "counters", |check, findings| counters(check, findings))?;
     }
-    part(findings, "what damage hits", |findings| hits::check(&check, findings));
+    part(check, findings, "what damage hits", |check, findings| hits::check(check, findings))?;
     core.copies.note_index(findings.hopeless > 0);
+    Ok(())
 }
 
 /// The totals, and that numbers to be given out are free.

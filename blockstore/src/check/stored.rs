@@ -27,6 +27,7 @@ pub(super) fn check(
     let id = counted.id;
     // Compaction may have removed it since the view was taken, as none of its chunks lived.
     if check.core.kv.get(Family::Segment, &key::segment(id))?.is_none() {
+        check.progress.advance(u64::try_from(counted.counts.len()).unwrap_or(0));
         return Ok(stored);
     }
     let mut salvaged = None;
@@ -44,6 +45,7 @@ pub(super) fn check(
                 }
                 let named = entries.into_iter().zip(counts).zip(0_u64..);
                 for ((entry, _), step) in named.filter(|((_, count), _)| **count > 0) {
+                    check.progress.point()?;
                     chunk(check, (start.plus(step), entry), findings)?;
                 }
             }
@@ -55,6 +57,7 @@ pub(super) fn check(
                 page_is_damaged(check, (start, counts), (&error, entries), findings)?;
             }
         }
+        check.progress.advance(count);
     }
     Ok(stored)
 }
@@ -69,6 +72,7 @@ fn page_is_damaged(
     let before = findings.report.damaged_chunks;
     for (step, (count, entry)) in (0_u64..).zip(counts.iter().zip(left)) {
         if *count > 0 {
+            check.progress.point()?;
             chunk(check, (start.plus(step), entry), findings)?;
         }
     }

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -69,6 +70,7 @@ struct State {
     changes: u64,
     syncs: u64,
     capacity_bytes: Option<u64>,
+    read_time: Duration,
     reserved_bytes: u64,
     reserved_for_start_bytes: u64,
 }
@@ -94,6 +96,11 @@ impl MemoryDisk {
     /// Takes back a failure that has not struck yet, and answers whether there was one.
     pub fn disarm(&self) -> bool {
         self.state.lock().fault.take().is_some()
+    }
+
+    /// Each read takes so long from now on.
+    pub fn slow_down_reads(&self, read_time: Duration) {
+        self.state.lock().read_time = read_time;
     }
 
     /// Writes beyond this many bytes in all files fail with ENOSPC. Nothing is reserved then.
@@ -408,6 +415,10 @@ impl DiskFile for MemoryFile {
             _ => None,
         }) {
             return Err(self.fail("read")(eio()));
+        }
+        let read_time = self.disk.state.lock().read_time;
+        if read_time > Duration::ZERO {
+            std::thread::sleep(read_time);
         }
         let file = self.file.lock();
         let start = usize::try_from(offset_bytes).unwrap_or(usize::MAX);

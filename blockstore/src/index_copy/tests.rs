@@ -3,6 +3,7 @@
 use super::*;
 use crate::compact::{checkpoint, compact_once};
 use crate::disk::Fault;
+use crate::progress::Progress;
 use crate::testing::{World, blocks, options};
 
 const SEGMENT_BYTES: u64 = 64 << 10;
@@ -155,7 +156,7 @@ fn a_damaged_copy_is_found_and_written_anew() {
     go_on(&world);
     let copy = world.core.copies.state.lock().current.unwrap();
     world.disk.flip_bit(copy.name, 200);
-    let report = crate::check::check(&world.core, false).unwrap();
+    let report = crate::check::check(&world.core, false, &Progress::default()).unwrap();
     assert!(report.problems.iter().any(|p| p.contains(&copy.name.to_string())), "{report:?}");
     assert!(world.core.copies.is_due(&world.core, false));
     crate::background::gc(&world.core).unwrap();
@@ -183,7 +184,7 @@ fn that_the_index_could_not_be_made_anew_is_known_after_a_restart() {
     assert_eq!(retired(&world), []);
     assert!(world.core.copies.is_wanted());
     assert!(world.core.copies.is_due(&world.core, false));
-    let report = crate::check::check(&world.core, false).unwrap();
+    let report = crate::check::check(&world.core, false, &Progress::default()).unwrap();
     assert!(report.problems.iter().any(|p| p.contains("missing between")), "{report:?}");
     crate::background::gc(&world.core).unwrap();
     assert!(!world.core.copies.is_wanted());
@@ -233,7 +234,7 @@ fn a_retired_file_that_is_damaged_or_gone_is_told() {
             world.disk.flip_bit(spoiled, 70);
             world
         };
-        let report = crate::check::check(&world.core, false).unwrap();
+        let report = crate::check::check(&world.core, false, &Progress::default()).unwrap();
         let is_told = |text: &str| report.problems.iter().any(|p| p.contains(text));
         if is_gone {
             assert!(is_told("missing between"), "{report:?}");
@@ -283,7 +284,7 @@ fn an_index_that_is_to_be_made_anew_is_not_copied() {
     let key = key::inode(inode);
     let record = world.kv.entries(Family::Inode).into_iter().find(|(known, _)| *known == key);
     world.kv.tamper(Family::Inode, &key, None);
-    let report = crate::check::check(&world.core, false).unwrap();
+    let report = crate::check::check(&world.core, false, &Progress::default()).unwrap();
     assert!(report.problems.iter().any(|problem| problem.contains("--rebuild")), "{report:?}");
     assert!(!world.core.copies.is_due(&world.core, false));
     crate::background::gc(&world.core).unwrap();

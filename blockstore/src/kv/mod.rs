@@ -4,6 +4,7 @@
 //! flushed, and fails on demand). Neither has a log of its own: the segments are the log, and
 //! the index is replayed from them.
 
+mod manifest;
 mod memory;
 mod rocks;
 

@@ -4,6 +4,7 @@
 //! at one point, so the stored log position always matches the stored entries.
 
 use std::fmt;
+use std::io;
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -13,6 +14,7 @@ use rocksdb::{
     SnapshotWithThreadMode, WriteBatch, WriteBufferManager, WriteOptions,
 };
 
+use super::manifest::Torn;
 use super::{Batch, Family, Kv, KvRead, Step, Visit, VisitSkipping};
 use crate::error::{Error, Result};
 
@@ -75,18 +77,22 @@ impl RocksKv {
         options.set_keep_log_file_num(2);
         options.set_manifest_preallocation_size(MANIFEST_STEP_BYTES);
         options.set_paranoid_checks(true);
-        let families = Family::ALL.iter().map(|&family| {
-            ColumnFamilyDescriptor::new(family.name(), family_options(family, &cache, memory_bytes))
-        });
-        let default = ColumnFamilyDescriptor::new("default", Options::default());
-        let db = DB::open_cf_descriptors(&options, path, families.chain([default]))
-            .map_err(not_opened)?;
+        let open = || {
+            let families = Family::ALL.iter().map(|&family| {
+                let options = family_options(family, &cache, memory_bytes);
+                ColumnFamilyDescriptor::new(family.name(), options)
+            });
+            let default = ColumnFamilyDescriptor::new("default", Options::default());
+            DB::open_cf_descriptors(&options, path, families.chain([default]))
+        };
+        let db = mended(path, open).map_err(not_opened)?;
         let write_buffer_bytes =
             u64::try_from(write_buffer_bytes(memory_bytes)).unwrap_or(u64::MAX);
         Ok(Self { db, cache, write_buffers, write_buffer_bytes })
     }
 
-    /// Entries of one family of an index that nobody has open, which is not changed.
+    /// Entries of one family of an index that nobody has open, which is not changed; but a manifest that a power cut tore
+    /// is mended.
     pub(crate) fn peek<const N: usize>(
         path: &Path,
         family: Family,
@@ -96,7 +102,8 @@ impl RocksKv {
         options.set_max_open_files(OPEN_FILES_MAX);
         options.set_paranoid_checks(true);
         let families = ["default", family.name()];
-        let db = DB::open_cf_for_read_only(&options, path, families, false).map_err(not_opened)?;
+        let open = || DB::open_cf_for_read_only(&options, path, families, false);
+        let db = mended(path, open).map_err(not_opened)?;
         let missing = || Error::corrupt("index", format!("family {} is missing", family.name()));
         let handle = db.cf_handle(family.name()).ok_or_else(missing)?;
         let mut values = [const { None }; N];
@@ -111,6 +118,50 @@ impl RocksKv {
             .cf_handle(family.name())
             .ok_or_else(|| Error::corrupt("index", format!("family {} is missing", family.name())))
     }
+}
+
+/// Opens it, if need be once more without the end of the manifest that a power cut tore. That older state of the index is
+/// as good: the log makes up for what it lacks.
+fn mended(
+    path: &Path,
+    open: impl Fn() -> std::result::Result<DB, rocksdb::Error>,
+) -> std::result::Result<DB, rocksdb::Error> {
+    open().or_else(|error| match error.kind() {
+        ErrorKind::Corruption if was_mended(path) => open(),
+        _ => Err(error),
+    })
+}
+
+/// Whether a power cut had torn the manifest, and that was cut off.
+fn was_mended(path: &Path) -> bool {
+    let mend = || {
+        let Some(torn) = Torn::find(path)? else { return Ok(false) };
+        torn.cut()?;
+        let is_whole = has_all_tables(path);
+        if !is_whole {
+            torn.put_back()?;
+        }
+        Ok(is_whole)
+    };
+    mend().unwrap_or_else(|error: io::Error| {
+        // What RocksDB said of it is the answer.
+        tracing::warn!(%error, path = %path.display(), "cannot mend the index's manifest");
+        false
+    })
+}
+
+/// Whether all tables that the manifest names are there.
+fn has_all_tables(path: &Path) -> bool {
+    let mut options = Options::default();
+    // Without a limit all are opened at once.
+    options.set_max_open_files(-1);
+    options.set_paranoid_checks(true);
+    DB::list_cf(&options, path).is_ok_and(|families| {
+        DB::open_cf_for_read_only(&options, path, families, false).is_ok_and(|db| {
+            let is_there = |name: &str| path.join(name.trim_start_matches('/')).exists();
+            db.live_files().is_ok_and(|files| files.iter().all(|file| is_there(&file.name)))
+        })
+    })
 }
 
 /// A database that is damaged, or of which a file is gone, tells so in several ways.
@@ -433,6 +484,55 @@ mod tests {
             };
             assert_eq!(last(&rocks), last(&memory), "{floor} {from}, but multiples of {to}");
         }
+    }
+
+    /// The place of a record that lies over the begin of a sector, in what was written from `from` on.
+    fn sector_inside_a_record(manifest: &Path, from: usize) -> Option<usize> {
+        let bytes = std::fs::read(manifest).unwrap();
+        (from.next_multiple_of(512)..bytes.len()).step_by(512).find(|&at| {
+            let mut torn = bytes.clone();
+            let end = torn.len().min(at + 512);
+            torn[at..end].fill(0);
+            std::fs::write(manifest, &torn).unwrap();
+            let is_torn = Torn::find(manifest.parent().unwrap()).unwrap().is_some();
+            std::fs::write(manifest, &bytes).unwrap();
+            is_torn
+        })
+    }
+
+    #[test]
+    fn a_manifest_without_a_sector_opens_at_the_state_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path();
+        let write = |number: u8| Write {
+            family: Family::Inode,
+            key: vec![number],
+            value: Some(vec![number; 100]),
+        };
+        let rocks = RocksKv::open(path, 16 << 20).unwrap();
+        rocks.apply(&vec![write(1)]).unwrap();
+        rocks.flush().unwrap();
+        let manifest = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+        let manifest = manifest
+            .filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("MANIFEST"))
+            .max();
+        let manifest = manifest.unwrap();
+        let synced = usize::try_from(std::fs::metadata(&manifest).unwrap().len()).unwrap();
+        rocks.apply(&Family::ALL.map(|family| Write { family, ..write(2) }).to_vec()).unwrap();
+        rocks.flush().unwrap();
+        drop(rocks);
+        let at = sector_inside_a_record(&manifest, synced).expect("a flush writes over a sector");
+        let mut torn = std::fs::read(&manifest).unwrap();
+        let end = torn.len().min(at + 512);
+        torn[at..end].fill(0);
+        std::fs::write(&manifest, &torn).unwrap();
+        let unmended = DB::open_cf_for_read_only(&Options::default(), path, ["default"], false);
+        assert_eq!(unmended.unwrap_err().kind(), ErrorKind::Corruption);
+        let rocks = RocksKv::open(path, 16 << 20).unwrap();
+        assert_eq!(rocks.get(Family::Inode, &[1]).unwrap(), Some(vec![1; 100]));
+        assert_eq!(rocks.get(Family::Inode, &[2]).unwrap(), None);
+        drop(rocks);
+        RocksKv::open(path, 16 << 20).unwrap();
     }
 
     #[test]

@@ -33,7 +33,7 @@ const EXIT_CODES: &str = "Exit codes: 0 done, 1 failure, 2 wrong usage or settin
 const ATTACH_STATE_DIR: &str = "/var/lib/slackwater-attach";
 
 /// Why `--json` is refused.
-const NO_JSON: &str = "run, engine-config and completions have no answer in JSON; the daemon logs in JSON by --log-format json";
+const NO_JSON: &str = "run, engine-config, completions and manual have no answer in JSON; the daemon logs in JSON by --log-format json";
 
 /// Time for threads that still run at the end; they wait for an appliance that does not answer.
 const RUNTIME_END_LIMIT: Duration = Duration::from_secs(1);
@@ -94,6 +94,9 @@ enum Command {
     Image(image::ImageCommand),
     /// Print the completion script of a shell
     Completions(completions::CompletionsArguments),
+    /// Write the manual pages; `make install-worker` calls it
+    #[command(hide = true)]
+    Manual(completions::ManualArguments),
     /// Serve the export to the kernel; the daemon starts it by itself
     #[command(hide = true)]
     ServeExport(serve_export::ServeExportArguments),
@@ -147,8 +150,11 @@ fn definition() -> clap::Command {
 fn carry_out(line: CommandLine, arguments: &[OsString]) -> Result<(), DriverError> {
     // These need no settings, and no runtime.
     let command = match line.command.unwrap_or(Command::Run) {
-        Command::Completions(_) if line.json => return Err(DriverError::Usage(NO_JSON.to_owned())),
+        Command::Completions(_) | Command::Manual(_) if line.json => {
+            return Err(DriverError::Usage(NO_JSON.to_owned()));
+        }
         Command::Completions(arguments) => return completions::run(&arguments),
+        Command::Manual(arguments) => return completions::manual(&arguments),
         Command::ServeExport(chosen) if chosen.keep => {
             logged(&line.settings.or(Settings::defaults()))?;
             return serve_export::keep(arguments);
@@ -208,7 +214,7 @@ async fn dispatch(command: Command, settings: Settings, format: Format) -> Resul
             Ok(())
         }
         // Done before.
-        Command::Completions(_) | Command::RunTool(_) => Ok(()),
+        Command::Completions(_) | Command::Manual(_) | Command::RunTool(_) => Ok(()),
     }
 }
 

@@ -369,6 +369,7 @@ async fn an_idle_connection_does_not_hold_up_the_end() {
     half.send(&[0x80, 0, 0, 100, 1, 2, 3]).await;
     let start = std::time::Instant::now();
     server.end().await.unwrap();
-    assert!(start.elapsed() < Duration::from_secs(5));
+    // For a call that is under way it waits so long.
+    assert!(start.elapsed() < Duration::from_secs(10));
     assert!(idle.is_closed().await);
 }

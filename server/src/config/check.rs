@@ -107,6 +107,7 @@ impl TryFrom<Settings> for Config {
             insecure_any_client: given(settings.insecure_any_client, "insecure-any-client")?,
             log: given(settings.log, "log")?.value().clone(),
             log_format: given(settings.log_format, "log-format")?,
+            files: Vec::new(),
             findings: Vec::new(),
         };
         refuse_open_addresses(&config)?;

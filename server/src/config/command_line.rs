@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
+use clap_complete::Shell;
 use slackwater_api::Role;
 
 use super::settings::Settings;
@@ -38,6 +39,11 @@ const EXIT_CODES: &str = "Exit codes: 0 stopped as asked, 1 failure, 2 wrong usa
 /// A command other than to serve.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum Command {
+    /// Make a certificate for TLS, and an authority by which clients know it
+    ///
+    /// The directory then has cert.pem and key.pem for the server, ca.pem for clients, and ca-key.pem, which signs. An
+    /// authority that is there signs again, so clients need not be changed.
+    Certificate(CertificateArguments),
     /// Verify, or repair, the store of --data-dir while no server has it open; exit code 6 if
     /// something is wrong (after a repair: still)
     Check(CheckArguments),
@@ -47,6 +53,37 @@ pub enum Command {
     /// Change the token file of the REST API
     #[command(subcommand)]
     Token(TokenCommand),
+    /// Print the completion script of a shell
+    Completions {
+        /// The shell
+        shell: Shell,
+    },
+    /// Write the manual pages; `make install` calls it
+    #[command(hide = true)]
+    Manual {
+        /// A directory that is there
+        directory: PathBuf,
+    },
+}
+
+/// What is certified, and where it goes.
+#[derive(Args, Clone, Debug, PartialEq, Eq)]
+pub struct CertificateArguments {
+    /// Names and addresses by which clients reach the server; localhost, 127.0.0.1 and ::1 are added
+    #[arg(required = true, value_name = "NAME")]
+    pub names: Vec<String>,
+
+    /// Where the files go; made if it is not there
+    #[arg(long, value_name = "DIR")]
+    pub directory: PathBuf,
+
+    /// Days for which the certificate is good
+    #[arg(long, value_name = "DAYS", default_value_t = 825, value_parser = clap::value_parser!(u16).range(1..=3650))]
+    pub days: u16,
+
+    /// Replace a certificate that is there
+    #[arg(long)]
+    pub renew: bool,
 }
 
 /// What to check, and how to tell.
@@ -110,13 +147,18 @@ pub struct ParsedCommandLine {
 }
 
 impl ParsedCommandLine {
+    /// The command line, with the options on either side of a command such as `config check`.
+    #[must_use]
+    pub fn definition() -> clap::Command {
+        CommandLine::command().mut_args(|argument| argument.global(true))
+    }
+
     /// Reads the arguments (the program's name first) and the environment.
     ///
     /// # Errors
     /// What clap finds wrong, or the help or version text that was asked for.
     pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, clap::Error> {
-        // Global, so that an option may stand on either side of `config check`.
-        let mut command = CommandLine::command().mut_args(|argument| argument.global(true));
+        let mut command = Self::definition();
         let matches = command.try_get_matches_from_mut(arguments)?;
         let mut line =
             CommandLine::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;

@@ -27,7 +27,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 pub use command_line::{
-    CheckArguments, Command, CommandLine, ConfigCommand, ParsedCommandLine, TokenCommand,
+    CertificateArguments, CheckArguments, Command, CommandLine, ConfigCommand, ParsedCommandLine,
+    TokenCommand,
 };
 pub use error::ConfigError;
 pub use findings::Finding;
@@ -110,6 +111,8 @@ pub struct Config {
     pub log: LogFilter,
     /// And in which form.
     pub log_format: LogFormat,
+    /// The files that it names: itself, tokens, certificates, passwords. They may lie in the data directory.
+    pub files: Vec<PathBuf>,
     /// What is unsafe about it.
     pub findings: Vec<Finding>,
 }
@@ -151,7 +154,8 @@ pub fn load(parsed: &ParsedCommandLine) -> Result<Loaded, ConfigError> {
     findings.extend(findings::of_nfs(&config));
     findings.extend(findings::of_tokens(&config));
     findings.extend(findings::of_rest(&config));
-    Ok(Loaded { config: Config { findings, ..config }, shown })
+    let files = effective.files().chain(parsed.line.config.clone()).collect();
+    Ok(Loaded { config: Config { files, findings, ..config }, shown })
 }
 
 /// The token files that a command line asks for, whether they are there or not.

@@ -237,6 +237,13 @@ impl Settings {
         }
     }
 
+    /// The files that this layer names.
+    pub(super) fn files(&self) -> impl Iterator<Item = PathBuf> {
+        let files = [&self.tls_cert, &self.tls_key, &self.vmstore_password_file];
+        let tokens = self.token_file.iter().flatten();
+        files.into_iter().flatten().chain(tokens).cloned()
+    }
+
     /// This layer, with `lower` for what it leaves open. A list is taken whole, never joined.
     #[must_use]
     pub fn or(self, lower: Self) -> Self {

@@ -113,6 +113,9 @@ pub(crate) enum Command {
     Doctor(doctor::DoctorArguments),
     /// Print the completion script of a shell
     Completions(completions::CompletionsArguments),
+    /// Write the manual pages; `make install` calls it
+    #[command(hide = true)]
+    Manual(completions::ManualArguments),
 }
 
 #[cfg(test)]

@@ -3,10 +3,11 @@
 use clap::Args;
 use slackwater_client::types::CheckReport;
 
+use crate::care;
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::interrupt::Notice;
 use crate::output::{fields, printable};
-use crate::progress;
 use crate::size::human;
 
 /// Verifies the store's invariants; problems are listed on standard output.
@@ -17,11 +18,13 @@ pub(crate) struct CheckArguments {
     data: bool,
 }
 
-pub(crate) async fn run(context: &Context, arguments: CheckArguments) -> Result<(), Failure> {
-    let waiting = progress::spinner(context.output, "checking");
-    let report = context.client.check(arguments.data).await;
-    waiting.finish_and_clear();
-    let report = report?;
+pub(crate) async fn run(
+    context: &Context,
+    arguments: CheckArguments,
+    notice: &Notice,
+) -> Result<(), Failure> {
+    let call = context.client.check(arguments.data);
+    let report = care::wait(context, "checking", notice, call).await?;
     context.output.result(&report, || describe(&report))?;
     if report.clean { Ok(()) } else { Err(Failure::Problems) }
 }

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Holes stay holes. With a base, an image that holds the base is brought forward by what
-//! changed since; one that does not is refused before it is touched. An interrupted export is resumed by comparing hashes, block for block.
+//! changed since; one that does not is refused before it is touched. An interrupted export is resumed by comparing
+//! hashes, block for block. To standard output: `pipe.rs`.
 
 use std::ffi::OsString;
 use std::fs;
@@ -26,6 +27,7 @@ use crate::held;
 use crate::image::Image;
 use crate::interrupt::Notice;
 use crate::name;
+use crate::pipe;
 use crate::progress;
 use crate::size::human;
 use crate::transfer::{
@@ -40,7 +42,7 @@ const TEMPORARY_LABEL: &str = "slackwater.export";
 pub(crate) struct ExportArguments {
     /// Id or name of the snapshot; with --file, path of a file
     source: String,
-    /// The raw image to be made
+    /// The raw image to be made; `-`: standard output, where holes are zeros
     output: PathBuf,
     /// SOURCE is a file: a snapshot of it is taken for the export, and deleted after it
     #[arg(long, conflicts_with = "resume", conflicts_with = "base")]
@@ -67,6 +69,9 @@ pub(crate) async fn run(
     arguments: ExportArguments,
     notice: &Notice,
 ) -> Result<(), Failure> {
+    if pipe::is_named(&arguments.output) {
+        return to_pipe(context, &arguments, notice).await;
+    }
     let begun = Instant::now();
     let place = Place::of(&arguments.output)?;
     place.check(&arguments)?;
@@ -96,6 +101,34 @@ pub(crate) async fn run(
     context.output.result(&result, || {
         format!("{}\n", crate::output::printable(&place.whole.display().to_string()))
     })
+}
+
+/// To standard output.
+async fn to_pipe(
+    context: &Context,
+    arguments: &ExportArguments,
+    notice: &Notice,
+) -> Result<(), Failure> {
+    pipe::refuse(&[
+        ("--base", arguments.base.is_some()),
+        ("--resume", arguments.resume),
+        ("--force", arguments.force),
+        ("--verify", arguments.verify),
+    ])?;
+    pipe::check_output(context)?;
+    let snapshot = source(context, arguments).await?;
+    if arguments.file {
+        notice.set(format!("its snapshot is left: slackwater snapshot rm {}", snapshot.id));
+    }
+    let outcome = pipe::export(context, &snapshot, arguments.jobs).await;
+    // Nothing can go on with it, so it goes whatever became of the export.
+    if arguments.file && context.client.delete_snapshot(snapshot.id).await.is_err() {
+        let id = snapshot.id;
+        context.output.remark(&format!("its snapshot is left: slackwater snapshot rm {id}"));
+    }
+    let (whole, fetched) = (human(snapshot.size_bytes), human(outcome?));
+    context.output.remark(&format!("exported {whole}, {fetched} of it fetched"));
+    Ok(())
 }
 
 /// How to go on, and what an export of a file leaves behind.

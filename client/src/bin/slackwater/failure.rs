@@ -20,7 +20,7 @@ Exit codes:
   4    conflict: the name is taken, or the object is in use or of another kind
   5    the appliance cannot be reached, or does not answer in time
   6    check or doctor found problems
-  130  interrupted by Ctrl-C (143: by SIGTERM); what was begun can be resumed";
+  130  interrupted by Ctrl-C (143: by SIGTERM); how to go on is told";
 
 /// An exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +90,10 @@ impl Failure {
         Self::Local { action, path: path.into(), source }
     }
 
+    pub(crate) fn input(source: io::Error) -> Self {
+        Self::local("read", "standard input", source)
+    }
+
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::Client(error) => exit_of_client(error),
@@ -120,7 +124,7 @@ impl Failure {
             ClientError::Unreachable { .. } => Some(
                 "the address is set by --api URL or SLACKWATER_API; `slackwater doctor` tells more",
             ),
-            ClientError::Tls { .. } => Some("name the authority's certificate by --ca FILE"),
+            ClientError::Tls { .. } => Some("--ca FILE or SLACKWATER_CA names an authority"),
             ClientError::Timeout { .. } => Some("--timeout SECONDS allows more time"),
             ClientError::Api { code: ProblemCode::Unauthenticated, .. } => Some(TOKEN_ADVICE),
             ClientError::Api { code: ProblemCode::Forbidden, .. } => Some(

@@ -15,6 +15,12 @@ use crate::size::{SIZE_HELP, Size, human};
 /// Where drivers have their disks, and what keeps published snapshots.
 const DRIVER_DIRECTORIES: [&str; 2] = ["workers/", "published/"];
 
+/// Files of up to so many times the capacity of the appliance are made without a question.
+const CAPACITIES_MAX: u64 = 1000;
+
+/// And files of up to this size.
+const SURELY_MEANT_BYTES: u64 = 1 << 40;
+
 /// What to do with files.
 #[derive(Debug, Subcommand)]
 pub(crate) enum FileCommand {
@@ -24,6 +30,9 @@ pub(crate) enum FileCommand {
         path: String,
         #[arg(help = SIZE_HELP)]
         size: Size,
+        /// Allow a size of over a thousand times what the appliance can hold
+        #[arg(long)]
+        over_capacity: bool,
     },
     /// List files, in order of their paths
     Ls(ListArguments),
@@ -62,6 +71,9 @@ pub(crate) struct ResizeArguments {
     /// Allow a smaller size: what lies beyond is lost
     #[arg(long)]
     shrink: bool,
+    /// Allow a size of over a thousand times what the appliance can hold
+    #[arg(long)]
+    over_capacity: bool,
 }
 
 #[derive(Debug, Args)]
@@ -83,7 +95,12 @@ pub(crate) struct ListArguments {
 
 pub(crate) async fn run(context: &Context, command: FileCommand) -> Result<(), Failure> {
     match command {
-        FileCommand::Create { path, size } => create(context, &path, size).await,
+        FileCommand::Create { path, size, over_capacity } => {
+            if !over_capacity {
+                ask_back(context, size.bytes()).await?;
+            }
+            create(context, &path, size).await
+        }
         FileCommand::Ls(arguments) => list(context, &arguments).await,
         FileCommand::Stat { paths } => stat(context, &paths).await,
         FileCommand::Resize(arguments) => resize(context, &arguments).await,
@@ -96,6 +113,23 @@ async fn create(context: &Context, path: &str, size: Size) -> Result<(), Failure
     let file = context.client.create_file(&context.path(path)?, size.bytes()).await?;
     context.output.remark(&format!("made a sparse file of {}", human(file.size_bytes)));
     context.output.result(&file, || format!("{}\n", file.path))
+}
+
+/// Refuses a size that is likely a slip of the unit: files are sparse, but not by so much.
+async fn ask_back(context: &Context, size_bytes: u64) -> Result<(), Failure> {
+    // Of a file that no store is too small for, the appliance need not be asked.
+    if size_bytes <= SURELY_MEANT_BYTES {
+        return Ok(());
+    }
+    let capacity_bytes = context.client.stats().await?.capacity_bytes;
+    if size_bytes / CAPACITIES_MAX <= capacity_bytes {
+        return Ok(());
+    }
+    Err(Failure::Usage(format!(
+        "a file of {} is over {CAPACITIES_MAX} times what the appliance can hold ({}): add --over-capacity if that is meant",
+        human(size_bytes),
+        human(capacity_bytes)
+    )))
 }
 
 async fn list(context: &Context, arguments: &ListArguments) -> Result<(), Failure> {
@@ -202,9 +236,12 @@ fn describe(told: &Told<File>) -> String {
 async fn resize(context: &Context, arguments: &ResizeArguments) -> Result<(), Failure> {
     let path = context.path(&arguments.path)?;
     let size_bytes = arguments.size.bytes();
-    if !arguments.shrink {
+    if !arguments.shrink || !arguments.over_capacity {
         let file = context.client.file(&path).await?;
-        if size_bytes < file.size_bytes {
+        if size_bytes > file.size_bytes && !arguments.over_capacity {
+            ask_back(context, size_bytes).await?;
+        }
+        if size_bytes < file.size_bytes && !arguments.shrink {
             return Err(Failure::Usage(format!(
                 "{path} has {}: what lies beyond {} would be lost; add --shrink if that is meant",
                 human(file.size_bytes),

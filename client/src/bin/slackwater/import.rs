@@ -2,7 +2,7 @@
 //!
 //! Only data travels: holes of the image are passed over, zeros are left out. With a base, the
 //! file begins as a clone of a snapshot, and only what differs is sent. That, and an interrupted
-//! import that is resumed, compares the hashes of both sides, block for block.
+//! import that is resumed, compares the hashes of both sides, block for block. From standard input: `pipe.rs`.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::image::Image;
 use crate::interrupt::Notice;
 use crate::name;
+use crate::pipe;
 use crate::progress;
 use crate::size::human;
 use crate::transfer::{
@@ -26,7 +27,7 @@ use crate::transfer::{
 /// Copies a raw image (a file or a block device) into a new file; holes stay holes.
 #[derive(Debug, Args)]
 pub(crate) struct ImportArguments {
-    /// The raw image
+    /// The raw image; `-`: standard input, whose zeros become holes
     image: PathBuf,
     /// Path of the file on the appliance
     path: String,
@@ -52,6 +53,16 @@ pub(crate) async fn run(
 ) -> Result<(), Failure> {
     let begun = Instant::now();
     let path = context.path(&arguments.path)?;
+    if pipe::is_named(&arguments.image) {
+        pipe::refuse(&[
+            ("--base", arguments.base.is_some()),
+            ("--resume", arguments.resume),
+            ("--verify", arguments.verify),
+        ])?;
+        pipe::check_input()?;
+        let (size_bytes, sent_bytes) = pipe::import(context, &path, arguments.jobs, notice).await?;
+        return tell(context, &path, (size_bytes, sent_bytes), begun);
+    }
     let image = {
         let local = arguments.image.clone();
         Arc::new(blocking(move || Image::open(&local)).await?)
@@ -66,16 +77,26 @@ pub(crate) async fn run(
     let outcome = transfer_all(context, &arguments, &path, &image, is_there).await;
     let moved_bytes =
         outcome.inspect_err(|_| context.output.remark(&format!("slackwater: {resume}")))?;
+    tell(context, &path, (image.size_bytes(), moved_bytes), begun)
+}
+
+/// What was done.
+fn tell(
+    context: &Context,
+    path: &str,
+    (size_bytes, moved_bytes): (u64, u64),
+    begun: Instant,
+) -> Result<(), Failure> {
     let elapsed_milliseconds = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
     let result = serde_json::json!({
         "path": path,
-        "size_bytes": image.size_bytes(),
+        "size_bytes": size_bytes,
         "transferred_bytes": moved_bytes,
         "elapsed_milliseconds": elapsed_milliseconds,
     });
     context.output.remark(&format!(
         "imported {}, {} of it sent",
-        human(image.size_bytes()),
+        human(size_bytes),
         human(moved_bytes)
     ));
     context.output.result(&result, || format!("{path}\n"))

@@ -4,12 +4,14 @@
 //! arguments -> context -> one file a command -> client library -> REST
 //!                              |
 //!              name size output failure    what goes in and comes out
-//!              transfer image blocks       the engine of import and export
+//!              transfer image blocks       the engine of import and export; pipe: without a file
+//!              care                        waits for check and gc
 //! ```
 
 mod arguments;
 mod audit;
 mod blocks;
+mod care;
 mod check;
 mod clone;
 mod completions;
@@ -27,6 +29,7 @@ mod mount_path;
 mod name;
 mod output;
 mod pages;
+mod pipe;
 mod progress;
 mod reclaimable;
 mod rpc;
@@ -89,9 +92,10 @@ async fn dispatch(
     command: Command,
     notice: &interrupt::Notice,
 ) -> Result<(), Failure> {
-    // These two work without an appliance.
+    // These work without an appliance.
     let command = match command {
         Command::Completions(arguments) => return completions::run(arguments),
+        Command::Manual(arguments) => return completions::manual(&arguments),
         Command::Doctor(arguments) => return doctor::run(global, arguments).await,
         other => other,
     };
@@ -104,11 +108,11 @@ async fn dispatch(
         Command::Export(arguments) => export::run(&context, arguments, notice).await,
         Command::Stats => stats::run(&context).await,
         Command::Top(arguments) => top::run(&context, arguments).await,
-        Command::Check(arguments) => check::run(&context, arguments).await,
-        Command::Gc => gc::run(&context).await,
+        Command::Check(arguments) => check::run(&context, arguments, notice).await,
+        Command::Gc => gc::run(&context, notice).await,
         Command::MountPath => mount_path::run(&context).await,
         Command::Worker(command) => worker::run(&context, command).await,
         Command::Audit(arguments) => audit::run(&context, arguments).await,
-        Command::Doctor(_) | Command::Completions(_) => Ok(()),
+        Command::Doctor(_) | Command::Completions(_) | Command::Manual(_) => Ok(()),
     }
 }

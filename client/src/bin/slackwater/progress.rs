@@ -20,10 +20,19 @@ pub(crate) fn bar(output: Output, verb: &'static str, size_bytes: u64) -> Progre
     bar
 }
 
-/// A spinner beside `verb`.
+/// A spinner that counts bytes, where nobody knows how many there will be.
+pub(crate) fn counter(output: Output, verb: &'static str) -> ProgressBar {
+    let counter = ProgressBar::with_draw_target(None, target(output));
+    counter.set_style(style("{spinner} {prefix} for {elapsed}: {binary_bytes} read, {msg} moved"));
+    counter.set_prefix(verb);
+    counter.enable_steady_tick(TICK);
+    counter
+}
+
+/// A spinner beside `verb`, with room for how far it is.
 pub(crate) fn spinner(output: Output, verb: &'static str) -> ProgressBar {
     let spinner = ProgressBar::with_draw_target(None, target(output));
-    spinner.set_style(style("{spinner} {prefix} for {elapsed}"));
+    spinner.set_style(style("{spinner} {prefix} for {elapsed}{msg}"));
     spinner.set_prefix(verb);
     spinner.enable_steady_tick(TICK);
     spinner

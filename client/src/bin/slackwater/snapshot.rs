@@ -300,7 +300,12 @@ async fn label(
     if context.output.is_json() {
         return context.output.json(&snapshot);
     }
-    context.output.remark(&format!("{id} now has {} labels", snapshot.labels.len()));
+    let labels = match snapshot.labels.len() {
+        0 => "no labels".to_owned(),
+        1 => "1 label".to_owned(),
+        number => format!("{number} labels"),
+    };
+    context.output.remark(&format!("{id} now has {labels}"));
     Ok(())
 }
 

@@ -88,6 +88,11 @@ impl Tally {
         self.bar.set_message(human(all));
     }
 
+    /// Notes how far the whole is.
+    pub(crate) fn advance(&self, bytes: u64) {
+        self.bar.inc(bytes);
+    }
+
     pub(crate) fn moved_bytes(&self) -> u64 {
         self.moved_bytes.load(Ordering::Relaxed)
     }
@@ -168,7 +173,7 @@ impl Planner {
             })
             .try_buffer_unordered(jobs)
             .try_for_each(async |advance_bytes| {
-                tally.bar.inc(advance_bytes);
+                tally.advance(advance_bytes);
                 Ok(())
             })
             .await
@@ -237,7 +242,7 @@ fn find_data(image: &Image, from_bytes: u64) -> Result<Vec<ByteRange>, Failure> 
 }
 
 /// Copies over small gaps in one, splits what is large, keeps holes as they are.
-fn coalesce(extents: &[DiffExtent]) -> Vec<(ByteRange, Task)> {
+pub(crate) fn coalesce(extents: &[DiffExtent]) -> Vec<(ByteRange, Task)> {
     let mut works: Vec<(ByteRange, Task)> = Vec::new();
     let mut open: Option<Range<u64>> = None;
     for extent in extents {
