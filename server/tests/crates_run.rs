@@ -70,8 +70,11 @@ fn has_ended(folder: &Path) -> bool {
     }
 }
 
-fn is_attached(device: &str) -> bool {
-    Path::new("/sys/block").join(Path::new(device).file_name().unwrap()).join("loop").exists()
+/// Whether the loop device has a file of the folder. Another program may have it with one of its own by now.
+fn is_attached(device: &str, folder: &Path) -> bool {
+    let entry = Path::new("/sys/block").join(Path::new(device).file_name().unwrap());
+    let file = fs::read_to_string(entry.join("loop/backing_file"));
+    file.is_ok_and(|file| file.starts_with(folder.to_str().unwrap()))
 }
 
 #[test]
@@ -118,12 +121,19 @@ fn as_root_a_killed_run_leaves_nothing_that_the_next_does_not_remove() {
         assert!(Instant::now() < deadline, "a process of {} still runs", folder.display());
         std::thread::sleep(Duration::from_millis(10));
     }
-    assert!(folder.join("disk").exists() && is_attached(device));
+    assert!(folder.join("disk").exists() && is_attached(device, &folder));
 
     let next = run.command(FAILS, &[]).output().unwrap();
     assert_eq!(next.status.code(), Some(101), "{}", String::from_utf8_lossy(&next.stderr));
     let second = String::from_utf8(next.stdout).unwrap();
     assert_ne!(Path::new(second.trim_end()), folder);
-    assert!(!folder.exists() && !is_attached(device));
+    let said = String::from_utf8_lossy(&next.stderr);
+    assert!(!folder.exists(), "the folder is left: {said}");
+    // While another program looks at the device, its end waits for that.
+    let deadline = Instant::now() + END_TIME;
+    while is_attached(device, &folder) {
+        assert!(Instant::now() < deadline, "{device} is left: {said}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
     assert!(!Path::new(second.trim_end()).exists(), "a run left its own folder");
 }
