@@ -10,6 +10,8 @@
 //!                                              whose names are not known
 //! label  slackwater:images       =  IMAGES     for these images: PUBLISHER=NAME each, a space in between; `*` is the
 //!                                              name of those whose names are not known, or beyond IMAGES_BYTES_MAX
+//! label  slackwater:taken-by     =  NAME       the token of that name took it of a worker's file, to keep: that worker
+//!                                              does not end it
 //! label  slackwater:published-at =  TIME       when a caller published it last, or at most an hour before; with `~` before
 //!                                              it if the clock had not run steadily then
 //! ```
@@ -39,6 +41,8 @@ const PUBLISHED: &str = "slackwater:published";
 const IMAGES: &str = "slackwater:images";
 
 const PUBLISHED_AT: &str = "slackwater:published-at";
+
+const TAKEN_BY: &str = "slackwater:taken-by";
 
 /// Most bytes of names of images: what a label's value has, less those that say of publishers that they have more.
 const IMAGES_BYTES_MAX: usize = 3072;
@@ -297,6 +301,17 @@ fn refused(what: &str, got: &str) -> Failure {
         "the {what} `{}` begins with `{PREFIX}`, which is for the appliance alone: choose another one; chains are registered by POST /v1/chains",
         shown.escape_debug()
     ))
+}
+
+/// The labels of a snapshot that this token takes, to keep, of a file of a worker.
+pub(crate) fn with_taker(mut labels: Labels, taker: &str) -> Labels {
+    labels.insert(TAKEN_BY.to_owned(), taker.to_owned());
+    labels
+}
+
+/// Which token took the snapshot with these labels, of a file of a worker, to keep.
+pub(crate) fn taker(labels: &Labels) -> Option<&str> {
+    labels.get(TAKEN_BY).map(String::as_str)
 }
 
 /// Whether the snapshot with these labels is registered as a chain.

@@ -4,7 +4,7 @@
 //! caller                      reads                                changes
 //! token, or none is asked     all                                  all, as its role allows
 //! worker that joined          its files, published/, the           its files, published/SNAPSHOT, snapshots of its
-//!                             snapshots that `readable` says       files; registers chains
+//!                             snapshots that `readable` says       files, but those that a token keeps; registers chains
 //! ```
 //! A worker's files are those below `workers/ID/`, where ID is that of its driver. What is published keeps snapshots for
 //! all workers: each may add what it made or pulled, and take it away again.
@@ -15,7 +15,8 @@
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use slackwater_blockstore::{
-    FilePath, Name, Snapshot as StoreSnapshot, SnapshotId as StoreSnapshotId, Store,
+    DeletionPolicy, FilePath, Labels, Name, Snapshot as StoreSnapshot,
+    SnapshotId as StoreSnapshotId, Store,
 };
 use uuid::Uuid;
 
@@ -23,6 +24,7 @@ use crate::auth::{Caller, Machine};
 use crate::error::ProblemCode;
 use crate::failure::Failure;
 use crate::readable::WorkerReads;
+use crate::reserved;
 use crate::state::Shared;
 use crate::types::SnapshotId;
 
@@ -197,7 +199,24 @@ impl Scope {
         })
     }
 
-    /// Whether a snapshot may be deleted or labelled: it is one of a file that may be changed.
+    /// The labels of a snapshot that this caller is to take. One that a token takes to keep, of a worker's file, is not
+    /// the worker's to end: it may be what is left when a worker deletes all that it can. One that goes with its last
+    /// clone is a driver's, which may have a credential later.
+    pub(crate) fn labels_of_snapshot(
+        &self,
+        caller: &str,
+        path: &FilePath,
+        deletion: DeletionPolicy,
+        labels: Labels,
+    ) -> Labels {
+        let is_kept = deletion == DeletionPolicy::Keep;
+        match *self == Self::All && is_kept && begins_with(path, &[WORKERS.as_bytes()]) {
+            true => reserved::with_taker(labels, caller),
+            false => labels,
+        }
+    }
+
+    /// Whether a snapshot may be deleted or labelled: it is one of a file that may be changed, and no token keeps it.
     ///
     /// # Errors
     /// It is not.
@@ -205,9 +224,19 @@ impl Scope {
         let Self::Worker { id, .. } = self else {
             return Ok(());
         };
-        match snapshot.path.starts_with(format!("{WORKERS}/{id}/").as_bytes()) {
-            true => Ok(()),
-            false => Err(self.refused("change", &format!("snapshot {}", snapshot.id))),
+        if !snapshot.path.starts_with(format!("{WORKERS}/{id}/").as_bytes()) {
+            return Err(self.refused("change", &format!("snapshot {}", snapshot.id)));
+        }
+        match reserved::taker(&snapshot.labels) {
+            None => Ok(()),
+            Some(taker) => Err(self.forbidden(|name, _| {
+                let taker = if taker.is_empty() { "a caller without a token" } else { taker };
+                format!(
+                    "worker `{name}` may not change snapshot {}: it is of the worker's files, and `{taker}` took it to \
+                     keep; a token changes or deletes it",
+                    snapshot.id
+                )
+            })),
         }
     }
 

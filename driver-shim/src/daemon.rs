@@ -212,8 +212,9 @@ impl Servers {
         }
         if let Some(listener) = containerd {
             let (worker, stop) = (worker.clone(), stop.clone());
+            let api = config.containerd_api.clone();
             tasks.spawn(async move {
-                let served = containerd::serve(worker, listener, stop.asked()).await;
+                let served = containerd::serve(worker, api, listener, stop.asked()).await;
                 ("containerd", served.map_err(|error| error.to_string()))
             });
         }

@@ -16,6 +16,8 @@ use tonic::{Code, Status};
 use support::snapshots::{Snapshots, labels};
 use support::{Appliance, Machine, mounts_below};
 
+#[path = "containerd/diff.rs"]
+mod diff;
 mod support;
 
 /// Longest time of a test: far more than it takes on a busy machine.
@@ -23,13 +25,18 @@ const TEST_TIME: Duration = Duration::from_secs(400);
 
 /// Runs a test with a snapshotter of its own.
 fn with_snapshotter(test: impl AsyncFnOnce(&Snapshots, &Machine)) {
+    with_snapshotter_for("nowhere", test);
+}
+
+/// The same for a containerd that listens, or not, at this name in the machine's directory.
+fn with_snapshotter_for(api: &str, test: impl AsyncFnOnce(&Snapshots, &Machine)) {
     let appliance = Appliance::start();
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let bounded = runtime.block_on(async {
         let machine = Machine::start(&appliance).await;
-        let snapshots =
-            Snapshots::serve(machine.worker.clone(), &machine.path().join("c.sock")).await;
+        let (socket, api) = (machine.path().join("c.sock"), machine.path().join(api));
+        let snapshots = Snapshots::serve_for(machine.worker.clone(), &socket, &api).await;
         let bounded = tokio::time::timeout(TEST_TIME, test(&snapshots, &machine)).await;
         snapshots.stop().await;
         drop(machine);

@@ -35,6 +35,11 @@ proptest! {
 }
 
 #[test]
+fn the_inputs_kept_for_worker_calls_find_nothing() {
+    replay("worker_calls", fuzzing::worker_calls);
+}
+
+#[test]
 fn the_inputs_kept_for_nfs_records_find_nothing() {
     replay("nfs_records", fuzzing::records);
 }

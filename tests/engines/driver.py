@@ -43,7 +43,8 @@ class Driver:
             [*wrapper, program, "--api", api_url, "--nfs", nfs_address, "--state-dir", self.state,
              "--cache-dir", self.cache, "--docker-socket", self.docker_socket,
              "--docker-api", directory / "docker.sock",
-             "--containerd-socket", self.containerd_socket, "--attach", "fuse",
+             "--containerd-socket", self.containerd_socket,
+             "--containerd-api", directory / "containerd.sock", "--attach", "fuse",
              "--cache-size", CACHE, *arguments, "run"],
             directory / "driver.log",
         )

@@ -6,6 +6,7 @@ import pathlib
 import shutil
 
 import newer
+from process import run
 from scenario import require
 
 # After the keys of a release that stand in no table.
@@ -37,12 +38,14 @@ _CONFIGURATION_3 = """
 version = 3
 disabled_plugins = ["io.containerd.nri.v1.nri"]
 """ + _COMMON + """
-[plugins."io.containerd.cri.v1.images"]
-  snapshotter = "{snapshotter}"
-  disable_snapshot_annotations = false
 [plugins."io.containerd.cri.v1.runtime".cni]
   bin_dirs = ["{root}/cni"]
   conf_dir = "{root}/cni"
+"""
+_SNAPSHOTTER_3 = """
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "{snapshotter}"
+  disable_snapshot_annotations = false
 [[plugins."io.containerd.transfer.v1.local".unpack_config]]
   platform = "linux"
   snapshotter = "{snapshotter}"
@@ -67,8 +70,12 @@ class Release:
     # Below the engines' cache, as newer.py makes it; None: Debian's, on the path.
     directory: str | None
     _configuration: str
+    # How the driver is its snapshotter.
+    _snapshotter: str = ""
     # What is added to the driver's plugin.
     _exports: str = ""
+    # The driver prints the tables of both.
+    _is_printed: bool = False
 
     def program(self, name):
         """What is run by that name."""
@@ -92,9 +99,23 @@ class Release:
     def configuration(self, driver_socket, **values):
         """The text of its configuration; with a driver's socket, that is a snapshotter."""
         text = self._configuration.format(**values)
+        if self._is_printed:
+            return text + printed(driver_socket, values["socket"])
+        text += self._snapshotter.format(**values)
         return text + _PLUGIN.format(address=driver_socket) + self._exports if driver_socket else text
 
 
+def printed(driver_socket, socket):
+    """What `engine-config cri` says of containerd 2, to be pasted, without its version."""
+    said = run(os.environ["SLACKWATER_DRIVER"], "--containerd-socket", driver_socket, "--containerd-api", socket,
+               "engine-config", "cri")
+    part = next(part for part in said.split("# ---- ") if "containerd 2" in part.splitlines()[0])
+    lines = part.splitlines()[1:]
+    require("version = 3" in lines, f"engine-config prints another version: {part}")
+    return "\n".join(line for line in lines if line != "version = 3") + "\n"
+
+
 DEBIAN = Release("containerd 1.6", None, _CONFIGURATION_2)
-NEWER = Release("containerd 2.4", newer.directory_name(), _CONFIGURATION_3)
+NEWER = Release("containerd 2.4", newer.directory_name(), _CONFIGURATION_3, _SNAPSHOTTER_3)
+NEWER_AS_PRINTED = dataclasses.replace(NEWER, _is_printed=True)
 NEWER_WITH_SOURCES = dataclasses.replace(NEWER, _exports=_ANNOTATIONS)

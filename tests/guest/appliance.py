@@ -8,6 +8,7 @@ it does not outlive the test.
 import json
 import os
 import pathlib
+import ssl
 import subprocess
 import time
 import urllib.error
@@ -25,10 +26,6 @@ STOP_LIMIT_SECONDS = 150
 REQUEST_LIMIT_SECONDS = 300
 # What the command behind it is killed by when the process that started it is gone, however that ended.
 LEASH = ("setpriv", "--pdeathsig", "KILL", "--")
-
-
-# Whatever the machine's settings say: the appliance is on loopback, and its token goes nowhere else.
-_WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class ApplianceError(Exception):
@@ -49,7 +46,7 @@ class Appliance:
     """One data directory and the server process that owns it."""
 
     def __init__(self, program, data_dir, log_path, client="127.0.0.0/8:rw",
-                 squash="no_root_squash", capacity=CAPACITY, token=None):
+                 squash="no_root_squash", capacity=CAPACITY, token=None, authority=None):
         self._program = program
         self._data_dir = data_dir
         self.log_path = log_path
@@ -62,6 +59,14 @@ class Appliance:
         # Of this appliance alone: it reads the file again when it changes.
         self._token_file = log_path.with_suffix(".tokens")
         self._process = None
+        # Whatever the machine's settings say: it is on loopback, and its token goes nowhere else.
+        handlers = [urllib.request.ProxyHandler({})]
+        # REST speaks TLS where the server is started with a certificate; this authority's, then.
+        self._scheme = "http" if authority is None else "https"
+        if authority is not None:
+            context = ssl.create_default_context(cafile=authority)
+            handlers.append(urllib.request.HTTPSHandler(context=context))
+        self._rest = urllib.request.build_opener(*handlers)
 
     def start(self, *arguments):
         """Starts the server, with more arguments if they are given, and returns when it serves."""
@@ -130,10 +135,10 @@ class Appliance:
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
         request = urllib.request.Request(
-            f"http://127.0.0.1:{self.api_port}{path}", method=method, data=body, headers=headers
+            f"{self._scheme}://127.0.0.1:{self.api_port}{path}", method=method, data=body, headers=headers
         )
         try:
-            with _WITHOUT_PROXY.open(request, timeout=REQUEST_LIMIT_SECONDS) as answer:
+            with self._rest.open(request, timeout=REQUEST_LIMIT_SECONDS) as answer:
                 return answer.read()
         except urllib.error.HTTPError as error:
             detail = error.read().decode("utf-8", "replace")

@@ -27,6 +27,7 @@ import scenarios.space
 import scenarios.rest
 import scenarios.others
 import scenarios.driver
+import scenarios.kernel_tls
 import scenarios.restart
 import scenarios.end
 
@@ -146,7 +147,7 @@ def run(options, chosen, scratch):
                 f"(umask 077; echo {TOKEN} >/run/token; "
                 f"echo 'Authorization: Bearer {TOKEN}' >/run/authorization)"
             )
-            world = World(server, guest, pool, scratch)
+            world = World(server, guest, pool, scratch, options.cache)
             passed, failed = run_all(world, chosen)
         except (appliance.ApplianceError, machine.GuestLost, OSError) as error:
             say(f"FAIL  {error}")

@@ -12,6 +12,7 @@
 Invariant: a directory of the cache is complete or absent (unpacked aside, then renamed).
 """
 
+import lzma
 import pathlib
 import re
 import shutil
@@ -39,6 +40,9 @@ E2FSPROGS = ["mkfs.ext4", "e2fsck", "debugfs", "resize2fs"]
 # What the driver calls besides those, and what calls the driver over its Unix sockets.
 DRIVER_TOOLS = ["mount", "umount", "losetup", "fsfreeze", "unshare", "curl"]
 
+# Without the sandbox user apt complains when it may not read the caller's directory.
+APT_GET = ["apt-get", "-o", "APT::Sandbox::User=root", "-qq"]
+
 # A mirror that does not answer must not eat the time of the tests.
 DOWNLOAD_LIMIT_SECONDS = 300
 
@@ -47,7 +51,7 @@ class ImageError(Exception):
     """The guest cannot be built on this machine; the text says why."""
 
 
-def _output(command, **options):
+def output(command, **options):
     """Runs a command and returns its standard output; its standard error becomes the exception."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
     if done.returncode != 0:
@@ -58,14 +62,12 @@ def _output(command, **options):
 def _unpacked(cache, package):
     """The directory in the cache that holds the package, downloaded first if it is not there."""
     with tempfile.TemporaryDirectory(dir=cache, prefix="download-") as scratch:
-        # Without the sandbox user apt complains when it may not read the caller's directory.
-        command = ["apt-get", "-o", "APT::Sandbox::User=root", "-qq", "download", package]
-        _output(command, cwd=scratch, timeout=DOWNLOAD_LIMIT_SECONDS)
+        output([*APT_GET, "download", package], cwd=scratch, timeout=DOWNLOAD_LIMIT_SECONDS)
         archive = next(pathlib.Path(scratch).glob("*.deb"))
         home = cache / archive.stem
         if not home.exists():
             tree = pathlib.Path(scratch) / "tree"
-            _output(["dpkg-deb", "-x", archive, tree])
+            output(["dpkg-deb", "-x", archive, tree])
             try:
                 tree.rename(home)
             except OSError:
@@ -90,7 +92,7 @@ def fetch(cache):
     cache.mkdir(parents=True, exist_ok=True)
     home = _cached(cache, KERNEL_GLOB)
     if home is None:
-        depends = _output(["apt-cache", "depends", KERNEL_META_PACKAGE])
+        depends = output(["apt-cache", "depends", KERNEL_META_PACKAGE])
         match = re.search(r"Depends: (linux-image-\S+)", depends)
         if match is None:
             raise ImageError(f"{KERNEL_META_PACKAGE} names no kernel: {depends!r}")
@@ -103,9 +105,15 @@ def fetch(cache):
     return kernel, modules, mount_nfs
 
 
+def _module(path):
+    """The bytes of a module, as the kernel takes them; newer packages have it compressed."""
+    data = path.read_bytes()
+    return lzma.decompress(data) if path.suffix == ".xz" else data
+
+
 def module_order(directory, wanted):
     """The files of the wanted modules and all they depend on, each after what it needs."""
-    files = {path.stem.replace("-", "_"): path for path in directory.rglob("*.ko")}
+    files = {path.name.split(".")[0].replace("-", "_"): path for path in directory.rglob("*.ko*")}
     ordered = []
 
     def visit(name):
@@ -113,7 +121,7 @@ def module_order(directory, wanted):
         if path is None or path in ordered:
             return  # built in, or already placed
         # The kernel's build writes "depends=a,b" into the section .modinfo, ended by a zero byte.
-        depends = re.search(rb"\0depends=([^\0]*)\0", path.read_bytes())
+        depends = re.search(rb"\0depends=([^\0]*)\0", _module(path))
         for needed in (depends.group(1).decode() if depends else "").split(","):
             visit(needed.replace("-", "_"))
         ordered.append(path)
@@ -170,9 +178,9 @@ def _write_etc(root):
     (etc / "group").write_text("root:x:0:\nuser:x:1000:\nother:x:1001:\nteam:x:2000:user\n")
 
 
-def build(scratch, modules, programs, pool):
+def build(scratch, modules, programs, pool, wanted=(), add=lambda root: None):
     """Writes the initramfs into `scratch` and returns its path; `programs` go to /tools, `pool`
-    becomes /pool."""
+    becomes /pool. It loads the modules `wanted`, too, and has what `add` puts into its tree."""
     root = scratch / "root"
     for name in ["bin", "tools", "modules", "proc", "sys", "dev", "run", "tmp", "etc"]:
         (root / name).mkdir(parents=True)
@@ -185,12 +193,14 @@ def build(scratch, modules, programs, pool):
         install(root, which(tool), f"usr/sbin/{tool}")
     for program in programs:
         install(root, program, f"tools/{program.name}")
-    for number, module in enumerate(module_order(modules, MODULES)):
-        shutil.copy(module, root / "modules" / f"{number:02}-{module.name}")
+    for number, module in enumerate(module_order(modules, [*MODULES, *wanted])):
+        name = module.name.removesuffix(".xz")
+        (root / "modules" / f"{number:02}-{name}").write_bytes(_module(module))
     for script in INSIDE.iterdir():
         shutil.copy(script, root / script.name)
     (root / "init").chmod(0o755)
     (root / "agent").chmod(0o755)
+    add(root)
     image = scratch / "initramfs"
     pack(root, image)
     return image

@@ -34,6 +34,8 @@ class World:
     # The bytes of /pool in the guest: data that both sides know.
     pool: bytes
     scratch: typing.Any
+    # Where packages are kept from run to run.
+    cache: typing.Any
     facts: dict = dataclasses.field(default_factory=dict)
 
     def guest(self, script):

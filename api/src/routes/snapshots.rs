@@ -11,6 +11,7 @@ use slackwater_blockstore::{
 };
 
 use crate::audit::record::About;
+use crate::auth::Caller;
 use crate::convert::{self, parse_snapshot_id};
 use crate::error::ProblemCode;
 use crate::extract::{JsonBody, Segment};
@@ -141,7 +142,8 @@ fn parse_cursor(text: &str) -> Result<StoreSnapshotId, QueryError> {
 ///
 /// Takes the same short time whatever the size. What was written before the call is in it. A
 /// named snapshot is safe to ask for again: the second request is refused with `exists`, and
-/// the problem names the snapshot that holds the name in `existing_snapshot_id`.
+/// the problem names the snapshot that holds the name in `existing_snapshot_id`. What a token takes of a worker's file
+/// with the policy `keep`, that worker neither deletes nor relabels; the appliance notes that in one label of its own.
 #[utoipa::path(
     post, path = paths::SNAPSHOTS, tag = "snapshots", operation_id = "createSnapshot",
     request_body = CreateSnapshot,
@@ -155,6 +157,7 @@ fn parse_cursor(text: &str) -> Result<StoreSnapshotId, QueryError> {
 pub(crate) async fn create(
     State(state): State<Shared>,
     Extension(about): Extension<About>,
+    Extension(caller): Extension<Caller>,
     scope: Scope,
     JsonBody(request): JsonBody<CreateSnapshot>,
 ) -> Result<(StatusCode, [(HeaderName, String); 1], Json<Snapshot>), Failure> {
@@ -163,11 +166,12 @@ pub(crate) async fn create(
     let path = scope.changes(&request.path)?;
     about.say(format!("of {}", request.path));
     let name = request.name.clone();
+    let deletion = convert::store_deletion_policy(request.deletion_policy);
     let request = SnapshotRequest {
         expires_at: expiry(&request, state.store.now_for_ends())?,
         name: request.name,
-        labels: request.labels,
-        deletion: convert::store_deletion_policy(request.deletion_policy),
+        labels: scope.labels_of_snapshot(&caller.name, &path, deletion, request.labels),
+        deletion,
     };
     match state.call(move |store| store.snapshot(&path, request)).await {
         Ok(snapshot) => {
@@ -261,7 +265,7 @@ async fn refuse_change(state: &Shared, scope: &Scope, id: StoreSnapshotId) -> Re
 
 /// Deletes a snapshot
 ///
-/// Its clones keep working. A worker does not delete one that others publish.
+/// Its clones keep working. A worker does not delete one that others publish, or that a token took to keep.
 #[utoipa::path(
     delete, path = paths::SNAPSHOT, tag = "snapshots", operation_id = "deleteSnapshot",
     params(("id" = String, Path, format = Uuid, description = "The snapshot's id")),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::http::header;
+use axum::http::{Method, header};
 use serde_json::json;
 use slackwater_api::block_map::BlockMap;
 use slackwater_api::error::ProblemCode;
@@ -13,6 +13,7 @@ use slackwater_api::{ApiOptions, ReferenceKey};
 use slackwater_blockstore::disk::MemoryDisk;
 
 use crate::harness::{Face, memory_store, noise};
+use crate::workers::{call, disk, face as face_with_tokens, joined};
 
 const UNKNOWN: &str = "6f1f3c1e-5d0c-4d55-9d61-2f5b6f0f6c11";
 
@@ -306,4 +307,53 @@ async fn a_reference_is_always_the_same_and_needs_the_key() {
     let snapshot = taken(&face).await;
     refer(&face, &snapshot.id.to_string()).await.problem(ProblemCode::NoSpace);
     refer(&face, UNKNOWN).await.problem(ProblemCode::NotFound);
+}
+
+/// What is left when a machine that was taken over deletes all that it can.
+#[tokio::test]
+async fn what_a_token_keeps_of_a_workers_file_is_not_the_workers_to_end() {
+    let (face, admin) = (face_with_tokens(), "root-secret");
+    let one = joined(&face, "one", 1).await;
+    let (path, by_worker) = disk(&face, &one, 1).await;
+    let take = async |caller: &str, policy: &str| -> Snapshot {
+        let body = json!({"path": path, "deletion_policy": policy, "labels": {"k": "v"}});
+        let taken = call(&face, caller, Method::POST, "/v1/snapshots", Some(body)).await;
+        taken.expect(201).parse()
+    };
+    let kept = take(admin, "keep").await;
+    assert_eq!(kept.labels.len(), 1, "what the appliance notes is not shown: {:?}", kept.labels);
+    let route = format!("/v1/snapshots/{}", kept.id);
+    let labels = json!({"labels": {}});
+    for (method, body) in [(Method::DELETE, None), (Method::PATCH, Some(labels.clone()))] {
+        let refused = call(&face, &one, method.clone(), &route, body).await;
+        let problem = refused.problem(ProblemCode::Forbidden);
+        assert!(problem.detail.contains("`root` took it to keep"), "{}", problem.detail);
+    }
+    // It reads it, and a clone of its own that it deletes again ends nothing.
+    let clone = format!("{path}-clone");
+    let body = json!({"snapshot_id": kept.id, "path": clone});
+    call(&face, &one, Method::POST, "/v1/clones", Some(body)).await.expect(201);
+    let of_clone = format!("/v1/files/{}", clone.replace('/', "%2F"));
+    call(&face, &one, Method::DELETE, &of_clone, None).await.expect(204);
+    let of_file = format!("/v1/files/{}", path.replace('/', "%2F"));
+    call(&face, &one, Method::DELETE, &of_file, None).await.expect(204);
+    assert_eq!(call(&face, admin, Method::GET, &route, None).await.parse::<Snapshot>(), kept);
+    // What a token relabels stays kept.
+    call(&face, admin, Method::PATCH, &route, Some(labels)).await.expect(200);
+    call(&face, &one, Method::DELETE, &route, None).await.problem(ProblemCode::Forbidden);
+    call(&face, admin, Method::DELETE, &route, None).await.expect(204);
+    let own = format!("/v1/snapshots/{}", by_worker.id);
+    call(&face, &one, Method::DELETE, &own, None).await.expect(204);
+}
+
+/// A driver that had a token, and joins later, deletes what it took before.
+#[tokio::test]
+async fn what_goes_with_its_last_clone_is_the_workers_also_if_a_token_took_it() {
+    let face = face_with_tokens();
+    let one = joined(&face, "one", 1).await;
+    let (path, _) = disk(&face, &one, 1).await;
+    let body = json!({"path": path, "deletion_policy": "on_zero_clones"});
+    let taken = call(&face, "root-secret", Method::POST, "/v1/snapshots", Some(body)).await;
+    let route = format!("/v1/snapshots/{}", taken.expect(201).parse::<Snapshot>().id);
+    call(&face, &one, Method::DELETE, &route, None).await.expect(204);
 }

@@ -18,7 +18,7 @@ use crate::engine::containerd::Containerd;
 use crate::engine::daemon::Daemon;
 use crate::engine::docker::Docker;
 use crate::error::DriverError;
-use crate::settings::{Settings, Target};
+use crate::settings::{CONTAINERD_API, Settings, Target};
 
 /// Time to wait for each answer: a diagnosis is to be quick.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -30,18 +30,15 @@ const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(300);
 /// The first release of Docker without graphdriver plugins.
 const DOCKER_WITHOUT_PLUGINS: u32 = 28;
 
-/// Where containerd listens.
-const CONTAINERD_SOCKET: &str = "/run/containerd/containerd.sock";
-
 /// What is asked, besides the settings.
 #[derive(Clone, Debug, Args)]
 pub(super) struct DoctorArguments {
     /// Docker, such as unix:///var/run/docker.sock [default: docker-api of the settings]
     #[arg(long, value_name = "ADDRESS")]
     docker_host: Option<String>,
-    /// containerd
-    #[arg(long, value_name = "PATH", default_value = CONTAINERD_SOCKET)]
-    containerd: PathBuf,
+    /// containerd [default: containerd-api of the settings]
+    #[arg(long, value_name = "PATH")]
+    containerd: Option<PathBuf>,
 }
 
 /// How a need is met.
@@ -291,10 +288,7 @@ async fn listening(what: &str, socket: &Path) -> Line {
 
 /// The engines that run here: only those whose socket the settings name must be configured.
 async fn engines(arguments: &DoctorArguments, settings: &Settings) -> Vec<Line> {
-    vec![
-        docker(arguments, settings).await,
-        containerd(arguments, settings.containerd_socket.as_deref()).await,
-    ]
+    vec![docker(arguments, settings).await, containerd(arguments, settings).await]
 }
 
 async fn docker(arguments: &DoctorArguments, settings: &Settings) -> Line {
@@ -339,11 +333,13 @@ fn major(version: &str) -> Option<u32> {
     version.split('.').next()?.parse().ok()
 }
 
-async fn containerd(arguments: &DoctorArguments, socket: Option<&Path>) -> Line {
+async fn containerd(arguments: &DoctorArguments, settings: &Settings) -> Line {
     let what = "containerd";
-    let needed = if socket.is_some() { Level::Fail } else { Level::Warn };
+    let needed = if settings.containerd_socket.is_some() { Level::Fail } else { Level::Warn };
     let ask = async {
-        let containerd = Containerd::connect(&arguments.containerd, "default").await?;
+        let given = arguments.containerd.as_deref().or(settings.containerd_api.as_deref());
+        let path = given.unwrap_or(Path::new(CONTAINERD_API));
+        let containerd = Containerd::connect(path, "default").await?;
         containerd.snapshotters().await
     };
     match tokio::time::timeout(TIMEOUT, ask).await {

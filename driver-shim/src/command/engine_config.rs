@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::doctor::plugin_name;
 use super::print;
-use crate::settings::Settings;
+use crate::settings::{CONTAINERD_API, Settings};
 
 /// Where Docker looks for a plugin of this name.
 const DOCKER_SOCKET: &str = "/run/docker/plugins/slackwater.sock";
@@ -47,6 +47,7 @@ struct Paths {
     docker_socket: String,
     plugin: String,
     containerd_socket: String,
+    containerd_api: String,
     state_dir: String,
     platform: String,
 }
@@ -59,6 +60,7 @@ pub(super) fn run(arguments: &EngineConfigArguments, settings: &Settings) {
         docker_socket: text(settings.docker_socket.as_deref(), DOCKER_SOCKET),
         plugin: plugin_name(settings.docker_socket.as_deref()),
         containerd_socket: text(settings.containerd_socket.as_deref(), CONTAINERD_SOCKET),
+        containerd_api: text(settings.containerd_api.as_deref(), CONTAINERD_API),
         state_dir: text(settings.state_dir.as_deref(), STATE_DIR),
         platform: format!("linux/{}", crate::image::containerd::architecture()),
     };
@@ -109,11 +111,12 @@ docker info --format '{{{{.Driver}}}}'     # {plugin}
 
 fn docker_containerd(paths: &Paths) -> String {
     let containerd = proxy_plugin(paths, Exports::Plain);
+    let differ = differ(paths);
     format!(
         r#"# Docker from 24 on, with the containerd image store (from 29 on it is the default).
 #
 # The driver serves the snapshotter:
-#   slackwater-driver --containerd-socket {socket} ...
+#   slackwater-driver --containerd-socket {socket} --containerd-api {api} ...
 
 # ---- /etc/docker/daemon.json
 {{
@@ -121,16 +124,22 @@ fn docker_containerd(paths: &Paths) -> String {
   "storage-driver": "slackwater"
 }}
 
-# ---- /etc/containerd/config.toml, of the containerd that Docker uses (dockerd
-#      --containerd=/run/containerd/containerd.sock, as the packages have it); write version = 3
-#      for containerd 2
-version = 2
+# ---- /etc/containerd/config.toml, of the containerd that Docker uses: dockerd is started with
+#      --containerd={api}, as the packages have it. A dockerd that starts a containerd of
+#      its own has no such file. Write version = 2 for containerd 1.7, and leave out
+#      the tables of the differ before 1.7.4
+version = 3
 {containerd}
+{differ}
 # ---- then
 systemctl restart containerd docker
 docker info --format '{{{{.Driver}}}}'     # slackwater
+
+# Size of a disk: the driver's disk-size. `docker run --storage-opt size=...` does nothing on a
+# containerd image store, and Docker says nothing.
 "#,
         socket = paths.containerd_socket,
+        api = paths.containerd_api,
     )
 }
 
@@ -160,20 +169,18 @@ ctr run --snapshotter slackwater IMAGE NAME
 
 fn containerd_2(paths: &Paths) -> String {
     let containerd = proxy_plugin(paths, Exports::Annotations);
-    let platform = &paths.platform;
+    let (differ, unpack) = (differ(paths), unpack_config(paths));
     format!(
         r#"# containerd 2.
 #
 # The driver serves the snapshotter:
-#   slackwater-driver --containerd-socket {socket} ...
+#   slackwater-driver --containerd-socket {socket} --containerd-api {api} ...
 
 # ---- /etc/containerd/config.toml
 version = 3
 {containerd}
-[[plugins."io.containerd.transfer.v1.local".unpack_config]]
-  platform = "{platform}"
-  snapshotter = "slackwater"
-  differ = "walking"
+{differ}
+{unpack}
 
 # ---- then
 systemctl restart containerd
@@ -184,17 +191,19 @@ ctr run --snapshotter slackwater IMAGE NAME
 # parents, and then no layer is found on the appliance.
 "#,
         socket = paths.containerd_socket,
+        api = paths.containerd_api,
     )
 }
 
 fn cri(paths: &Paths) -> String {
     let old = proxy_plugin(paths, Exports::Plain);
     let new = proxy_plugin(paths, Exports::Annotations);
+    let (differ, unpack) = (differ(paths), unpack_config(paths));
     format!(
         r#"# Kubernetes (the CRI plugin of containerd), on every node.
 #
 # The driver serves the snapshotter:
-#   slackwater-driver --containerd-socket {socket} ...
+#   slackwater-driver --containerd-socket {socket} --containerd-api {api} ...
 
 # ---- /etc/containerd/config.toml of containerd 1.7 (1.6 has no exports; leave them out)
 version = 2
@@ -206,16 +215,24 @@ version = 2
 # ---- /etc/containerd/config.toml of containerd 2
 version = 3
 {new}
+{differ}
 [plugins."io.containerd.cri.v1.images"]
   snapshotter = "slackwater"
   disable_snapshot_annotations = false
+
+{unpack}
 
 # ---- then
 systemctl restart containerd kubelet
 
 # The images of the node must be pulled again; the pause image too.
+#
+# The thresholds of kubelet for images (imageGCHighThresholdPercent, imagefs.available) measure the
+# disk of {state_dir}, on which this worker caches blocks. The appliance's room is in its own metrics.
 "#,
         socket = paths.containerd_socket,
+        api = paths.containerd_api,
+        state_dir = paths.state_dir,
     )
 }
 
@@ -247,6 +264,43 @@ fn proxy_plugin(paths: &Paths, exports: Exports) -> String {
     text
 }
 
+/// What makes layers of this driver's snapshots. containerd's own differ makes all others, and unpacks.
+fn differ(paths: &Paths) -> String {
+    let socket = &paths.containerd_socket;
+    format!(
+        r#"[proxy_plugins.slackwater-diff]
+  type = "diff"
+  address = "{socket}"
+
+# Commits and builds read what changed, and not the image. While the driver is down, containerd
+# commits nothing, and unpacks nothing but by its transfer service, for other snapshotters either.
+[plugins."io.containerd.service.v1.diff-service"]
+  default = ["slackwater-diff", "walking"]
+"#
+    )
+}
+
+/// What containerd 2 unpacks with.
+fn unpack_config(paths: &Paths) -> String {
+    let platform = &paths.platform;
+    let entry = |snapshotter: &str| {
+        format!(
+            r#"[[plugins."io.containerd.transfer.v1.local".unpack_config]]
+  platform = "{platform}"
+  snapshotter = "{snapshotter}"
+  differ = "walking""#
+        )
+    };
+    let (overlayfs, own) = (entry("overlayfs"), entry("slackwater"));
+    format!(
+        r#"# This takes the place of containerd's own list, which has overlayfs, and erofs since 2.3: add an
+# entry for each other snapshotter that you pull for.
+{overlayfs}
+
+{own}"#
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -256,6 +310,7 @@ mod tests {
             docker_socket: "/run/docker/plugins/x.sock".to_owned(),
             plugin: "x".to_owned(),
             containerd_socket: "/run/x.sock".to_owned(),
+            containerd_api: "/run/y.sock".to_owned(),
             state_dir: "/state".to_owned(),
             platform: "linux/amd64".to_owned(),
         }
@@ -278,6 +333,26 @@ mod tests {
             let table: toml::Table = file(&text, "/etc/containerd/config.toml").parse().unwrap();
             let plugin = &table["proxy_plugins"]["slackwater"];
             assert_eq!(plugin["address"].as_str(), Some("/run/x.sock"));
+        }
+        let cri = cri(&paths()).split("# ---- ").map(str::to_owned).collect::<Vec<_>>();
+        let of_cri = cri.iter().find(|part| part.contains("version = 3")).unwrap();
+        for text in
+            [containerd_2(&paths()), docker_containerd(&paths()), format!("# ---- {of_cri}")]
+        {
+            let table: toml::Table = file(&text, "/etc/containerd").parse().unwrap();
+            let differ = &table["proxy_plugins"]["slackwater-diff"];
+            assert_eq!(differ["type"].as_str(), Some("diff"));
+            assert_eq!(differ["address"].as_str(), Some("/run/x.sock"));
+            let order = &table["plugins"]["io.containerd.service.v1.diff-service"]["default"];
+            assert_eq!(order.as_array().unwrap().len(), 2);
+            let Some(transfer) = table["plugins"].get("io.containerd.transfer.v1.local") else {
+                assert!(text.contains("daemon.json"));
+                continue;
+            };
+            let unpack = transfer["unpack_config"].as_array().unwrap().iter();
+            let names: Vec<_> =
+                unpack.map(|entry| entry["snapshotter"].as_str().unwrap()).collect();
+            assert_eq!(names, ["overlayfs", "slackwater"]);
         }
         let second: toml::Table = file(&containerd_2(&paths()), "/etc/containerd").parse().unwrap();
         assert_eq!(

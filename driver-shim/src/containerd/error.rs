@@ -3,6 +3,7 @@
 use slackwater_archive::{ArchiveError, REFERENCE_LINK_TARGET};
 use tonic::{Code, Status};
 
+use crate::engine::EngineError;
 use crate::worker::{Key, WorkerError};
 
 /// Why a call failed. The text is what a user of containerd reads.
@@ -131,6 +132,25 @@ pub enum CallError {
     /// The worker cannot do it.
     #[error(transparent)]
     Worker(#[from] WorkerError),
+    /// Another differ of containerd is to make the layer.
+    #[error("left to containerd's next differ: {reason}")]
+    OtherDiffer {
+        /// Why.
+        reason: String,
+    },
+    /// The trees cannot be packed.
+    #[error("left to containerd's next differ: {source}")]
+    Pack {
+        /// Why not.
+        source: ArchiveError,
+    },
+    /// containerd does not take the layer.
+    #[error("the layer cannot be written: {source}")]
+    Engine {
+        /// Why not.
+        #[from]
+        source: EngineError,
+    },
     /// A task of the driver ended without an answer.
     #[error("the driver gave up an operation ({source}): see its log")]
     Task {
@@ -165,7 +185,9 @@ impl CallError {
             | Self::Reference { .. } => Code::FailedPrecondition,
             Self::Remote { .. } => Code::AlreadyExists,
             Self::Read { .. } | Self::Write { .. } | Self::Task { .. } => Code::Internal,
-            Self::Slow { .. } => Code::Unavailable,
+            Self::OtherDiffer { .. } | Self::Pack { .. } => Code::Unimplemented,
+            Self::Engine { source: EngineError::Grpc { source } } => source.code(),
+            Self::Slow { .. } | Self::Engine { .. } => Code::Unavailable,
             Self::Worker(error) => worker_code(error),
         }
     }

@@ -10,6 +10,10 @@
 //!    |   link_target            what lets containerd unpack a reference
 //!    |
 //! worker/
+//!
+//! diff        the layer of what a snapshot has and another has not, written into containerd's content store
+//!    \
+//!   form      tar, gzip, zstd
 //! ```
 //!
 //! - A name is opaque: it is a key of the worker's volumes and never part of a path.
@@ -18,8 +22,10 @@
 //! - A layer's snapshot is shared under its chain id only if every layer below it is true to its
 //!   chain id too ([`ChainId`](slackwater_client::types::ChainId)).
 
+mod diff;
 mod error;
 mod filter;
+mod form;
 mod labels;
 mod link_target;
 pub mod proto;
@@ -27,5 +33,6 @@ mod remote;
 mod server;
 mod snapshotter;
 
+pub use diff::DIFF_SERVICE;
 pub use error::{CallError, ServeError};
 pub use server::{SERVICE, serve};

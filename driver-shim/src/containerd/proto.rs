@@ -82,6 +82,51 @@ pub struct CommitRequest {
     pub parent: String,
 }
 
+/// Asks for the layer of what differs between two trees, `containerd.services.diff.v1.DiffRequest`.
+#[derive(Clone, PartialEq, Message)]
+pub struct DiffRequest {
+    /// The older tree; none: an empty one.
+    #[prost(message, repeated, tag = "1")]
+    pub left: Vec<Mount>,
+    /// The newer tree.
+    #[prost(message, repeated, tag = "2")]
+    pub right: Vec<Mount>,
+    /// The layer's form; empty: a tar, compressed by gzip.
+    #[prost(string, tag = "3")]
+    pub media_type: String,
+    /// The name of the write to the content store; empty: any.
+    #[prost(string, tag = "4")]
+    pub r#ref: String,
+    /// Labels of the layer in the content store.
+    #[prost(map = "string, string", tag = "5")]
+    pub labels: HashMap<String, String>,
+    /// The time that nothing of the layer is later than, for builds that give the same bytes.
+    #[prost(message, optional, tag = "6")]
+    pub source_date_epoch: Option<Timestamp>,
+}
+
+/// `containerd.types.Descriptor`: names a content.
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
+pub struct Descriptor {
+    /// What it is.
+    #[prost(string, tag = "1")]
+    pub media_type: String,
+    /// Its digest.
+    #[prost(string, tag = "2")]
+    pub digest: String,
+    /// Its bytes.
+    #[prost(int64, tag = "3")]
+    pub size: i64,
+}
+
+/// The layer.
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
+pub struct DiffResponse {
+    /// Where it is in the content store.
+    #[prost(message, optional, tag = "3")]
+    pub diff: Option<Descriptor>,
+}
+
 /// A moment, `google.protobuf.Timestamp`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Message)]
 pub struct Timestamp {

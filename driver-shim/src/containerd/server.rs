@@ -1,7 +1,8 @@
-//! The gRPC face: which path is which call, and how much is taken in.
+//! The gRPC face of both services: which path is which call, and how much is taken in.
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,7 +16,9 @@ use tonic::transport::Server;
 use tonic::{Code, Status};
 use tonic_prost::ProstCodec;
 
+use super::diff::{Caller, DIFF_SERVICE, Differ};
 use super::error::{CallError, ServeError};
+use super::proto::DiffRequest;
 use super::snapshotter::Snapshotter;
 use crate::metrics::Metrics;
 use crate::worker::{Engine, Worker};
@@ -31,20 +34,27 @@ const REQUEST_BYTES_MAX: usize = 2 << 20;
 const CALLS_MAX: usize = 128;
 
 /// Serves the snapshotter on a socket until `stop` completes; then takes no more calls and
-/// returns when those in flight are answered. What is mounted stays mounted.
+/// returns when those in flight are answered. What is mounted stays mounted. Layers that are made of snapshots go to the
+/// containerd that listens at `api`.
 ///
 /// # Errors
 /// [`ServeError`] when the socket fails.
 pub async fn serve(
     worker: Worker,
+    api: PathBuf,
     listener: UnixListener,
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let snapshotter = Arc::new(Snapshotter::new(worker));
+    let differ = Differ::new(worker.clone(), api);
+    let snapshotter = Snapshotter::new(worker);
     snapshotter.forget_unfinished().await;
+    let services = Arc::new((snapshotter, differ));
     let service = tower::service_fn(move |request: Request<Body>| {
-        let snapshotter = Arc::clone(&snapshotter);
-        async move { Ok::<_, Infallible>(route(&snapshotter, request).await) }
+        let services = Arc::clone(&services);
+        async move {
+            let (snapshotter, differ) = &*services;
+            Ok::<_, Infallible>(route(snapshotter, differ, request).await)
+        }
     });
     let accept = move |context: &mut std::task::Context<'_>| {
         listener.poll_accept(context).map(|accepted| Some(accepted.map(|(stream, _)| stream)))
@@ -55,11 +65,23 @@ pub async fn serve(
     Ok(())
 }
 
-async fn route(snapshotter: &Snapshotter, request: Request<Body>) -> Response<Body> {
+async fn route(
+    snapshotter: &Snapshotter,
+    differ: &Differ,
+    request: Request<Body>,
+) -> Response<Body> {
     let path = request.uri().path().to_owned();
     let metrics = snapshotter.metrics();
-    let call = path.strip_prefix('/').and_then(|path| path.strip_prefix(SERVICE));
-    match call {
+    let call_of = |service| path.strip_prefix('/').and_then(|path| path.strip_prefix(service));
+    match call_of(DIFF_SERVICE) {
+        Some("/Diff") => return diff(differ, request).await,
+        // Its own differ unpacks.
+        Some(_) => {
+            return Status::unimplemented("this driver compares, and unpacks nothing").into_http();
+        }
+        None => {}
+    }
+    match call_of(SERVICE) {
         Some("/Prepare") => {
             unary(metrics, "Prepare", request, |body| snapshotter.prepare(body)).await
         }
@@ -99,6 +121,24 @@ where
     });
     let codec = ProstCodec::<Answer, Question>::default();
     Grpc::new(codec).max_decoding_message_size(REQUEST_BYTES_MAX).unary(service, request).await
+}
+
+/// Diff: as other calls, and it tells for whom.
+async fn diff(differ: &Differ, request: Request<Body>) -> Response<Body> {
+    let service = tower::service_fn(|request: tonic::Request<DiffRequest>| {
+        let began = Instant::now();
+        let text = |key: &str| {
+            request.metadata().get(key).and_then(|value| value.to_str().ok()).map(str::to_owned)
+        };
+        let namespace = text("containerd-namespace").unwrap_or_default();
+        let caller = Caller { namespace, lease: text("containerd-lease") };
+        async move {
+            let answer = differ.diff(caller, request.into_inner()).await;
+            logged(differ.metrics(), "Diff", began, answer).map(tonic::Response::new)
+        }
+    });
+    let mut grpc = Grpc::new(ProstCodec::default()).max_decoding_message_size(REQUEST_BYTES_MAX);
+    grpc.unary(service, request).await
 }
 
 /// List: one request, a stream of answers.

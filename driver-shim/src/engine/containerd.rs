@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use axum::http::uri::PathAndQuery;
+use bytes::Bytes;
+use futures_util::Stream;
 use hyper_util::rt::TokioIo;
 use prost::Message;
 use slackwater_client::types::Timestamp;
@@ -28,9 +30,9 @@ use crate::image::digest::Digest;
 const CONTENT_BYTES_MAX: usize = 8 << 20;
 
 /// How long what was written is kept if this process dies before its image is made.
-const LEASE_DURATION: Duration = Duration::from_secs(3600);
+pub const LEASE_DURATION: Duration = Duration::from_secs(3600);
 
-const PEER: &str = "containerd";
+pub(super) const PEER: &str = "containerd";
 
 /// containerd, in one of its namespaces.
 #[derive(Clone, Debug)]
@@ -184,48 +186,54 @@ impl Containerd {
             reference: format!("slackwater-{digest}"),
             total: i64::try_from(bytes.len()).unwrap_or(i64::MAX),
             expected: digest.to_string(),
-            data: bytes.to_vec(),
+            offset: 0,
+            data: Bytes::copy_from_slice(bytes),
             labels,
         };
-        let path = "/containerd.services.content.v1.Content/Write";
-        let mut client = Grpc::new(self.channel.clone());
-        client.ready().await.map_err(unready)?;
-        let request = self.request(futures_util::stream::iter([message]));
-        let codec = ProstCodec::<WriteRequest, WriteResponse>::default();
-        let answer = client.streaming(request, PathAndQuery::from_static(path), codec).await;
-        let drained = match answer {
-            Ok(answer) => {
-                let mut stream = answer.into_inner();
-                loop {
-                    match stream.message().await {
-                        Ok(Some(_)) => {}
-                        Ok(None) => break Ok(()),
-                        Err(status) => break Err(status),
-                    }
-                }
-            }
-            Err(status) => Err(status),
-        };
-        match drained {
+        match self.send(futures_util::stream::iter([message])).await {
             Err(status) if status.code() != Code::AlreadyExists => Err(status.into()),
             _ => Ok(digest),
         }
     }
 
-    /// The same, with all that is written from now on kept until [`Self::end_lease`], or for an
-    /// hour: without it containerd may take back what no image names yet.
+    /// Sends the messages of one write, and waits for the end of the answers.
+    pub(super) async fn send(
+        &self,
+        messages: impl Stream<Item = WriteRequest> + Send + 'static,
+    ) -> Result<(), tonic::Status> {
+        let path = "/containerd.services.content.v1.Content/Write";
+        let mut client = Grpc::new(self.channel.clone());
+        client.ready().await.map_err(unready)?;
+        let request = self.request(messages);
+        let codec = ProstCodec::<WriteRequest, WriteResponse>::default();
+        let answer = client.streaming(request, PathAndQuery::from_static(path), codec).await?;
+        let mut answers = answer.into_inner();
+        while answers.message().await?.is_some() {}
+        Ok(())
+    }
+
+    /// The same, with all that is written from now on kept until [`Self::end_lease`], or for so long: without it
+    /// containerd may remove what no image names yet.
     ///
     /// # Errors
     /// What the call was refused with.
-    pub async fn leased(&self, now: Timestamp) -> Result<Self, EngineError> {
+    pub async fn leased(&self, now: Timestamp, duration: Duration) -> Result<Self, EngineError> {
         let id = format!("slackwater-{}", Uuid::new_v4());
-        let nanos = u64::try_from(LEASE_DURATION.as_nanos()).unwrap_or(u64::MAX);
+        let nanos = u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX);
         let expires = Timestamp::from_nanos(now.as_nanos().saturating_add(nanos));
         let labels = HashMap::from([("containerd.io/gc.expire".to_owned(), expires.to_string())]);
         let request = CreateLeaseRequest { id: id.clone(), labels };
         let _: Nothing =
             self.unary("/containerd.services.leases.v1.Leases/Create", request).await?;
         Ok(Self { lease: Some(metadata(&id)?), ..self.clone() })
+    }
+
+    /// The same, with all that is written from now on kept by this lease, which another program ends.
+    ///
+    /// # Errors
+    /// The text is no name of a lease.
+    pub fn under_lease(&self, lease: &str) -> Result<Self, EngineError> {
+        Ok(Self { lease: Some(metadata(lease)?), ..self.clone() })
     }
 
     /// Ends the lease, once an image names what was written.
@@ -267,7 +275,11 @@ impl Containerd {
         request
     }
 
-    async fn unary<Q, A>(&self, path: &'static str, message: Q) -> Result<A, tonic::Status>
+    pub(super) async fn unary<Q, A>(
+        &self,
+        path: &'static str,
+        message: Q,
+    ) -> Result<A, tonic::Status>
     where
         Q: Message + Send + Sync + 'static,
         A: Message + Default + Send + Sync + 'static,

@@ -5,6 +5,7 @@ pub mod containerd;
 pub mod daemon;
 pub mod docker;
 pub mod http;
+pub mod ingest;
 mod proto;
 
 use std::io;

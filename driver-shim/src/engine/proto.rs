@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use bytes::Bytes;
 use prost::Message;
 
 /// `containerd.types.Descriptor`: names a content.
@@ -69,6 +70,12 @@ pub(crate) struct ReadResponse {
     pub(crate) data: Vec<u8>,
 }
 
+/// `WriteAction.STAT`: look at a write.
+pub(crate) const STAT: i32 = 0;
+
+/// `WriteAction.WRITE`: write.
+pub(crate) const WRITE: i32 = 1;
+
 /// `WriteAction.COMMIT`: write, then make it a content.
 pub(crate) const WRITE_AND_COMMIT: i32 = 2;
 
@@ -83,8 +90,10 @@ pub(crate) struct WriteRequest {
     pub(crate) total: i64,
     #[prost(string, tag = "4")]
     pub(crate) expected: String,
-    #[prost(bytes = "vec", tag = "6")]
-    pub(crate) data: Vec<u8>,
+    #[prost(int64, tag = "5")]
+    pub(crate) offset: i64,
+    #[prost(bytes = "bytes", tag = "6")]
+    pub(crate) data: Bytes,
     #[prost(map = "string, string", tag = "7")]
     pub(crate) labels: HashMap<String, String>,
 }
@@ -94,6 +103,38 @@ pub(crate) struct WriteRequest {
 pub(crate) struct WriteResponse {
     #[prost(string, tag = "6")]
     pub(crate) digest: String,
+}
+
+/// `containerd.services.content.v1.Info`.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ContentInfo {
+    #[prost(string, tag = "1")]
+    pub(crate) digest: String,
+    #[prost(map = "string, string", tag = "5")]
+    pub(crate) labels: HashMap<String, String>,
+}
+
+/// The answer to a request for it.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ContentInfoResponse {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) info: Option<ContentInfo>,
+}
+
+/// `google.protobuf.FieldMask`.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(crate) struct FieldMask {
+    #[prost(string, repeated, tag = "1")]
+    pub(crate) paths: Vec<String>,
+}
+
+/// Changes the labels of a content.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct UpdateContentRequest {
+    #[prost(message, optional, tag = "1")]
+    pub(crate) info: Option<ContentInfo>,
+    #[prost(message, optional, tag = "2")]
+    pub(crate) update_mask: Option<FieldMask>,
 }
 
 /// `containerd.services.leases.v1.CreateRequest`.

@@ -11,7 +11,7 @@ use super::layout::Export;
 use super::media;
 use super::name;
 use super::reference::{self, ReferenceLayer, diff_ids};
-use crate::engine::containerd::{Containerd, Target};
+use crate::engine::containerd::{Containerd, LEASE_DURATION, Target};
 use crate::engine::daemon::Daemon;
 use crate::error::DriverError;
 use crate::trust::annotation;
@@ -169,7 +169,7 @@ impl Images<'_> {
         }
         config["rootfs"] = json!({ "type": "layers", "diff_ids": ids });
         let config = to_bytes(target, &config)?;
-        let leased = self.containerd.leased(now()).await?;
+        let leased = self.containerd.leased(now(), LEASE_DURATION).await?;
         for layer in &layers {
             leased.write(&layer.archive, HashMap::new()).await?;
         }

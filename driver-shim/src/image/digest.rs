@@ -59,19 +59,25 @@ pub fn chain_ids(diff_ids: &[String]) -> Vec<String> {
 }
 
 /// Passes bytes on, and knows their digest and number.
-pub(super) struct HashingWriter<W> {
+pub(crate) struct HashingWriter<W> {
     inner: W,
     context: Context,
     length_bytes: u64,
 }
 
 impl<W: Write> HashingWriter<W> {
-    pub(super) fn new(inner: W) -> Self {
+    pub(crate) fn new(inner: W) -> Self {
         Self { inner, context: Context::new(&SHA256), length_bytes: 0 }
     }
 
-    pub(super) fn finish(self) -> (Digest, u64) {
-        (Digest::from_ring(&self.context.finish()), self.length_bytes)
+    pub(crate) fn finish(self) -> (Digest, u64) {
+        let (_, digest, length_bytes) = self.into_parts();
+        (digest, length_bytes)
+    }
+
+    /// What the bytes were passed on to, their digest and their number.
+    pub(crate) fn into_parts(self) -> (W, Digest, u64) {
+        (self.inner, Digest::from_ring(&self.context.finish()), self.length_bytes)
     }
 }
 

@@ -171,6 +171,8 @@ pub struct Config {
     pub docker_api: String,
     /// Where containerd's is.
     pub containerd_socket: Option<PathBuf>,
+    /// Where containerd itself listens.
+    pub containerd_api: PathBuf,
     /// Where the commands are.
     pub control_socket: PathBuf,
     /// Where the metrics page is served.
@@ -223,6 +225,7 @@ impl Config {
             docker_socket: settings.docker_socket.clone(),
             docker_api: docker_api(settings)?,
             containerd_socket: settings.containerd_socket.clone(),
+            containerd_api: given(settings.containerd_api.clone(), "containerd-api")?,
             control_socket: in_state(&settings.control_socket, "control.sock"),
             metrics_listen: settings.metrics_listen,
             log: given(settings.log.clone(), "log")?,

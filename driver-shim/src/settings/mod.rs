@@ -29,6 +29,9 @@ pub(crate) use config::read_token;
 pub use config::{Config, Target};
 pub use size::{Size, SizeError};
 
+/// Where containerd itself listens, as its packages have it.
+pub(crate) const CONTAINERD_API: &str = "/run/containerd/containerd.sock";
+
 /// One layer of settings; `None` leaves a setting to the layer below.
 #[derive(Args, Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -147,6 +150,11 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_CONTAINERD_SOCKET", value_name = "PATH")]
     pub containerd_socket: Option<PathBuf>,
 
+    /// Where containerd itself listens, which is given the layers that this driver makes of its snapshots [default:
+    /// /run/containerd/containerd.sock]
+    #[arg(long, env = "SLACKWATER_CONTAINERD_API", value_name = "PATH")]
+    pub containerd_api: Option<PathBuf>,
+
     /// Socket between the daemon and its commands [default: control.sock in --state-dir]
     #[arg(long, env = "SLACKWATER_CONTROL_SOCKET", value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
@@ -180,6 +188,7 @@ impl Settings {
             push: Some(Push::References),
             attach: Some(AttachChoice::Auto),
             docker_api: Some("/var/run/docker.sock".to_owned()),
+            containerd_api: Some(CONTAINERD_API.into()),
             log: "info".parse().ok(),
             log_format: Some(LogFormat::Text),
             ..Self::default()
@@ -212,6 +221,7 @@ impl Settings {
             docker_socket: self.docker_socket.or(lower.docker_socket),
             docker_api: self.docker_api.or(lower.docker_api),
             containerd_socket: self.containerd_socket.or(lower.containerd_socket),
+            containerd_api: self.containerd_api.or(lower.containerd_api),
             control_socket: self.control_socket.or(lower.control_socket),
             metrics_listen: self.metrics_listen.or(lower.metrics_listen),
             log: self.log.or(lower.log),

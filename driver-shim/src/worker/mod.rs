@@ -43,6 +43,7 @@ mod reap;
 mod references;
 mod sealing;
 mod state;
+mod trees;
 mod volume;
 
 use std::collections::HashMap;
@@ -67,6 +68,7 @@ pub use self::mounting::{Pin, View};
 pub(crate) use self::publications::publisher;
 pub use self::publications::{Chosen, Published, Unpublished};
 pub use self::reap::Reconciled;
+pub use self::trees::Tree;
 pub use self::volume::{
     Access, Archive, ContainerdExtra, Content, DockerExtra, Engine, Extra, Key, Kind, MountedAs,
     Push, SnapshotRef, Usage, Volume,

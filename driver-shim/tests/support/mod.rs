@@ -39,6 +39,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+pub mod content;
 #[path = "../../../tests/held_port.rs"]
 pub mod held_port;
 pub mod registry;

@@ -9,7 +9,8 @@ use slackwater_driver::containerd::proto::{
     CleanupRequest, CommitRequest, FieldMask, Info, InfoResponse, KeyRequest, ListRequest,
     ListResponse, Mount, MountsResponse, PrepareRequest, UpdateRequest, UsageResponse,
 };
-use slackwater_driver::containerd::{SERVICE, serve};
+use slackwater_driver::containerd::proto::{Descriptor, DiffRequest, DiffResponse};
+use slackwater_driver::containerd::{DIFF_SERVICE, SERVICE, serve};
 use slackwater_driver::worker::Worker;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
@@ -43,6 +44,12 @@ fn bound(mounts: &[Mount]) -> (PathBuf, bool) {
 
 impl Snapshots {
     pub async fn serve(worker: Worker, socket: &Path) -> Self {
+        Self::serve_for(worker, socket, Path::new("/nowhere")).await
+    }
+
+    /// Serves for the containerd that listens at `api`.
+    pub async fn serve_for(worker: Worker, socket: &Path, api: &Path) -> Self {
+        let api = api.to_owned();
         let _ = std::fs::remove_file(socket);
         let listener = UnixListener::bind(socket).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -50,7 +57,7 @@ impl Snapshots {
             let stopped = async move {
                 let _ = stopped.await;
             };
-            serve(worker, listener, stopped).await.unwrap();
+            serve(worker, api, listener, stopped).await.unwrap();
         });
         let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display())).unwrap();
         Self { channel: endpoint.connect().await.unwrap(), stop, task }
@@ -72,6 +79,35 @@ impl Snapshots {
         let path = PathAndQuery::try_from(format!("/{SERVICE}/{call}")).unwrap();
         let codec = ProstCodec::<Question, Answer>::default();
         grpc.unary(Request::new(question), path, codec).await.map(tonic::Response::into_inner)
+    }
+
+    /// A layer, for this namespace and lease.
+    pub async fn diff(
+        &self,
+        namespace: &str,
+        lease: Option<&str>,
+        request: DiffRequest,
+    ) -> Result<Descriptor, Status> {
+        let mut grpc = Grpc::new(self.channel.clone());
+        grpc.ready().await.unwrap();
+        let path = PathAndQuery::try_from(format!("/{DIFF_SERVICE}/Diff")).unwrap();
+        let mut request = Request::new(request);
+        request.metadata_mut().insert("containerd-namespace", namespace.parse().unwrap());
+        if let Some(lease) = lease {
+            request.metadata_mut().insert("containerd-lease", lease.parse().unwrap());
+        }
+        let codec = ProstCodec::<DiffRequest, DiffResponse>::default();
+        let answer = grpc.unary(request, path, codec).await?.into_inner();
+        Ok(answer.diff.unwrap())
+    }
+
+    /// Asks to unpack a layer.
+    pub async fn apply(&self) -> Result<(), Status> {
+        let mut grpc = Grpc::new(self.channel.clone());
+        grpc.ready().await.unwrap();
+        let path = PathAndQuery::try_from(format!("/{DIFF_SERVICE}/Apply")).unwrap();
+        let codec = ProstCodec::<DiffRequest, ()>::default();
+        grpc.unary(Request::new(DiffRequest::default()), path, codec).await.map(drop)
     }
 
     pub async fn prepare_labelled(

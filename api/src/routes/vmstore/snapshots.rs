@@ -23,12 +23,16 @@ use crate::routes::vmstore::{
     CINDER_CLONE, CINDER_SNAPSHOT, SNAPSHOT, SNAPSHOTS, VmstoreUuid, path_below_export,
     require_type_id,
 };
+use crate::scope::Scope;
 use crate::state::Shared;
 
 const SNAPSHOT_SPEC_TYPE: &str = ".CinderSnapshotSpec";
 const CLONE_SPEC_TYPE: &str = ".CinderCloneSpec";
 const SNAPSHOT_TYPE: &str = "com.tintri.api.rest.v310.dto.domain.Snapshot";
 const PAGE_TYPE: &str = "com.tintri.api.rest.v310.dto.Page";
+
+/// Who takes the snapshots of this face, for what tells that.
+const TAKER: &str = "VMstore login";
 
 const NANOS_PER_MILLISECOND: u64 = 1_000_000;
 
@@ -131,13 +135,14 @@ pub(crate) async fn create(
 ) -> Result<Json<[String; 1]>, Failure> {
     require_type_id(spec.type_id.as_deref(), SNAPSHOT_SPEC_TYPE)?;
     let path = path_below_export(&state, &spec.file)?;
+    let deletion = deletion(spec.deletion_policy.as_deref())?;
     let request = SnapshotRequest {
         name: None,
-        deletion: deletion(spec.deletion_policy.as_deref())?,
+        deletion,
         expires_at: spec
             .retention_minutes
             .and_then(|minutes| expiry(state.store.now_for_ends(), minutes)),
-        labels: labels(spec),
+        labels: Scope::All.labels_of_snapshot(TAKER, &path, deletion, labels(spec)),
     };
     let of = path.to_string();
     let snapshot = state.call(move |store| store.snapshot(&path, request)).await?;

@@ -63,6 +63,8 @@ pub struct World {
     pub shared: Vec<String>,
     /// The one among them that it may end, as it has no clone.
     loose: String,
+    /// The one of its files that an administrator took, to keep.
+    kept: String,
     /// Snapshots of its files, also those that are gone.
     pub own: Vec<String>,
 }
@@ -88,6 +90,7 @@ impl World {
             private_ids: Vec::new(),
             shared: Vec::new(),
             loose: String::new(),
+            kept: String::new(),
             own: Vec::new(),
         };
         world.add_private().await;
@@ -185,6 +188,7 @@ impl World {
             let taken = snapshot(&self.face, caller, "/v1/snapshots", request).await;
             self.own.push(taken);
         }
+        self.kept.clone_from(&self.own[1]);
     }
 
     /// All that is private and that the attacker knows of.
@@ -277,10 +281,11 @@ impl World {
         let mut snapshots = Vec::new();
         for mut taken in page.items {
             let id = taken.id.to_string();
-            if taken.path.starts_with(&own) || id == self.loose {
+            let is_kept = id == self.kept;
+            if (taken.path.starts_with(&own) && !is_kept) || id == self.loose {
                 continue;
             }
-            if self.shared.contains(&id) {
+            if is_kept || self.shared.contains(&id) {
                 // Workers make clones of what they read, and register it.
                 taken.clone_count = 0;
                 taken.publishers.remove("attacker");

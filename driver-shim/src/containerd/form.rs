@@ -1,0 +1,117 @@
+//! Forms of layers: a tar as it is, or compressed.
+
+use std::io::{self, Write};
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use zstd::stream::write::Encoder as ZstdEncoder;
+
+/// The media types of the OCI image specification, "Layer Media Types".
+const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
+const GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+
+/// Levels of compression: the usual ones of gzip and zstd, so that layers are as large as those of other programs.
+const GZIP_LEVEL: u32 = 6;
+const ZSTD_LEVEL: i32 = 3;
+
+/// How a layer is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    Tar,
+    Gzip,
+    Zstd,
+}
+
+impl Form {
+    /// The form of a media type, if it is one that is written here. Empty: gzip, as containerd takes it.
+    pub(super) fn of(media_type: &str) -> Option<Self> {
+        match media_type {
+            TAR => Some(Self::Tar),
+            "" | GZIP => Some(Self::Gzip),
+            ZSTD => Some(Self::Zstd),
+            _ => None,
+        }
+    }
+
+    pub(super) fn media_type(self) -> &'static str {
+        match self {
+            Self::Tar => TAR,
+            Self::Gzip => GZIP,
+            Self::Zstd => ZSTD,
+        }
+    }
+}
+
+/// Writes in a form.
+pub(super) enum Encoder<W: Write> {
+    Tar(W),
+    Gzip(GzEncoder<W>),
+    Zstd(ZstdEncoder<'static, W>),
+}
+
+impl<W: Write> Encoder<W> {
+    pub(super) fn new(form: Form, inner: W) -> io::Result<Self> {
+        Ok(match form {
+            Form::Tar => Self::Tar(inner),
+            Form::Gzip => Self::Gzip(GzEncoder::new(inner, Compression::new(GZIP_LEVEL))),
+            Form::Zstd => Self::Zstd(ZstdEncoder::new(inner, ZSTD_LEVEL)?),
+        })
+    }
+
+    /// Writes the end.
+    pub(super) fn finish(self) -> io::Result<W> {
+        match self {
+            Self::Tar(inner) => Ok(inner),
+            Self::Gzip(encoder) => encoder.finish(),
+            Self::Zstd(encoder) => encoder.finish(),
+        }
+    }
+}
+
+impl<W: Write> Write for Encoder<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Tar(inner) => inner.write(bytes),
+            Self::Gzip(encoder) => encoder.write(bytes),
+            Self::Zstd(encoder) => encoder.write(bytes),
+        }
+    }
+
+    /// Does nothing: bytes that were compressed together so far would be cut there.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn each_form_gives_the_same_bytes_again() {
+        let bytes: Vec<u8> =
+            (0..300_000_u32).flat_map(|number| (number / 7).to_le_bytes()).collect();
+        for form in [Form::Tar, Form::Gzip, Form::Zstd] {
+            assert_eq!(Form::of(form.media_type()), Some(form));
+            let mut encoder = Encoder::new(form, Vec::new()).unwrap();
+            encoder.write_all(&bytes).unwrap();
+            encoder.flush().unwrap();
+            let encoded = encoder.finish().unwrap();
+            let mut decoded = Vec::new();
+            match form {
+                Form::Tar => decoded.clone_from(&encoded),
+                Form::Gzip => {
+                    flate2::read::GzDecoder::new(&encoded[..]).read_to_end(&mut decoded).unwrap();
+                }
+                Form::Zstd => decoded = zstd::decode_all(&encoded[..]).unwrap(),
+            }
+            assert!(decoded == bytes, "{form:?}");
+            assert_eq!(encoded.len() < bytes.len() / 2, form != Form::Tar, "{form:?}");
+        }
+        assert_eq!(Form::of(""), Some(Form::Gzip));
+        assert_eq!(Form::of("application/vnd.oci.image.layer.nondistributable.v1.tar"), None);
+    }
+}
