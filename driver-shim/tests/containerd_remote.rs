@@ -149,6 +149,14 @@ fn what_one_worker_unpacked_the_others_have() {
         let root = others.prepare("container", &two).await.unwrap();
         assert_eq!(fs::read_to_string(root.join("layer 22")).unwrap(), two);
         assert_eq!(fs::read_to_string(root.join("layer 11")).unwrap(), one);
+        // It has mounted neither layer, and knows what each adds.
+        for (made, adopted) in [(&below, &one), (&above, &two)] {
+            let [made, adopted] =
+                [snapshots.usage(made).await.unwrap(), others.usage(adopted).await.unwrap()];
+            assert_eq!((made.inodes, made), (1, adopted));
+        }
+        fs::write(root.join("own"), "x").unwrap();
+        assert_eq!(others.usage("container").await.unwrap().inodes, 1);
 
         // Its own snapshots go with it; the shared one does not.
         for key in ["container", &two, &one] {

@@ -19,6 +19,9 @@ use support::{Appliance, Machine, mounts_below};
 /// Longest time in which unreferenced files are deleted, also on a busy machine.
 const REAP_TIME: Duration = Duration::from_secs(60);
 
+/// A file that is seen in figures beside what a journal takes.
+const LARGE_BYTES: usize = 24 << 20;
+
 /// Where the tools are of a test that runs itself again with others.
 const TOOLS: &str = "SLACKWATER_TEST_TOOLS";
 
@@ -128,7 +131,12 @@ async fn a_capture_is_of_its_moment_and_lives_when_bound() {
     let live = create(worker, "live", None).await;
     let path = worker.acquire(&live, Access::ReadWrite).await.unwrap();
     std::fs::write(path.join("file"), "before").unwrap();
+    std::fs::write(path.join("large"), vec![7; LARGE_BYTES]).unwrap();
     let captured = worker.capture(&live).await.unwrap();
+    // What it holds stays its own.
+    let usage = worker.usage(&live).await.unwrap();
+    let least_bytes = (LARGE_BYTES - (1 << 20)) as u64;
+    assert!(usage.size_bytes >= least_bytes && usage.inodes == 2, "{usage:?}");
     std::fs::write(path.join("file"), "after").unwrap();
     let bound = create(worker, "bound", None).await;
     worker.bind(&bound, captured.id).await.unwrap();

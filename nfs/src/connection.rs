@@ -206,7 +206,15 @@ async fn open(shared: &Shared, stream: TcpStream, peer: &mut Peer) -> Result<Ope
     let opened = greeting::begin(stream, peer.port, offered, &shared.patience).await;
     match &opened {
         Ok(opened) if opened.is_encrypted() => shared.metrics.tls_connections.add(1),
-        Ok(_) if !is_own => peer.note_plain_text(offered),
+        Ok(opened) if !is_own => {
+            let is_refused = peer.note_plain_text(offered);
+            // One that says nothing is a port scan, or a look whether the server is there.
+            if is_refused && !opened.bytes.is_empty() {
+                tracing::warn!(client = %peer.address,
+                    "a client in plain text is refused, as nfs-tls is `required`; Linux's own client asks to mount \
+                     (MNT) in plain text, also with xprtsec=tls");
+            }
+        }
         Err(GreetingError::Handshake(_) | GreetingError::TooSlow { .. }) => {
             shared.metrics.tls_handshakes_failed.add(1);
         }

@@ -55,11 +55,14 @@ impl Peer {
         Self { address: ip, has_privileged_port, access, port }
     }
 
-    /// Notes that its connection is in plain text: it may do nothing, if TLS is required of its machine.
-    pub(crate) const fn note_plain_text(&mut self, offered: &NfsTls) {
-        if offered.is_required && !self.address.is_loopback() {
+    /// Notes that its connection is in plain text: it may do nothing, if TLS is required of its machine. Tells
+    /// whether that is so.
+    pub(crate) const fn note_plain_text(&mut self, offered: &NfsTls) -> bool {
+        let is_refused = offered.is_required && !self.address.is_loopback();
+        if is_refused {
             self.access = None;
         }
+        is_refused
     }
 
     /// It, as one that mounts.

@@ -21,7 +21,7 @@ use slackwater_api::ReferenceKey;
 use crate::data_file;
 use crate::error::ServerError;
 
-const NAME: &str = "reference-key";
+pub(crate) const NAME: &str = "reference-key";
 
 /// How often a key is tried again when there was no room for it.
 const AGAIN: Duration = Duration::from_secs(10);

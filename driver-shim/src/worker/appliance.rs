@@ -10,6 +10,7 @@ use slackwater_client::{ClientError, ProblemCode};
 use uuid::Uuid;
 
 use super::state::{Change, FileKind, OwnFile};
+use super::usage::INODES_LABEL;
 use super::volume::SnapshotRef;
 use super::{Worker, WorkerError, now};
 
@@ -120,12 +121,23 @@ impl Worker {
         Ok(self.client().stats().await?.now.unwrap_or_else(now))
     }
 
+    /// The labels of a snapshot that this worker takes, of a disk with so many inodes in use.
+    pub(super) fn labels_of_snapshot(&self, inodes: Option<u64>) -> Labels {
+        let own = (WORKER_LABEL.to_owned(), self.worker_id().to_string());
+        let inodes = inodes.map(|inodes| (INODES_LABEL.to_owned(), inodes.to_string()));
+        inodes.into_iter().chain([own]).collect()
+    }
+
     /// Takes a snapshot of a disk that lives until its last clone goes, or an hour without one.
-    pub(super) async fn take_snapshot(&self, disk: Uuid) -> Result<Snapshot, ClientError> {
+    pub(super) async fn take_snapshot(
+        &self,
+        disk: Uuid,
+        inodes: Option<u64>,
+    ) -> Result<Snapshot, ClientError> {
         let request = CreateSnapshot {
             path: self.disk_path(disk),
             name: None,
-            labels: Labels::from([(WORKER_LABEL.to_owned(), self.worker_id().to_string())]),
+            labels: self.labels_of_snapshot(inodes),
             deletion_policy: DeletionPolicy::OnZeroClones,
             expires_at: None,
             expires_in_seconds: Some(UNHELD_AGE_MAX.as_secs()),

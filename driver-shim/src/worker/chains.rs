@@ -16,13 +16,10 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use slackwater_client::query::AddChain;
-use slackwater_client::types::{
-    ChainId, Labels, RegisterChain, RegistryBlob, Snapshot, SnapshotId,
-};
+use slackwater_client::types::{ChainId, RegisterChain, RegistryBlob, Snapshot, SnapshotId};
 use slackwater_client::{ClientError, ProblemCode};
 use uuid::Uuid;
 
-use super::appliance::WORKER_LABEL;
 use super::volume::{SnapshotRef, Volume};
 use super::{Worker, WorkerError};
 use crate::trust::sharing::BelowIs;
@@ -178,12 +175,13 @@ impl Worker {
         &self,
         disk: Uuid,
         registration: &Registration,
+        inodes: Option<u64>,
     ) -> Result<Snapshot, ClientError> {
         let request = RegisterChain {
             path: self.disk_path(disk),
             chain_id: registration.chain.clone(),
             blob: registration.blob.clone(),
-            labels: Labels::from([(WORKER_LABEL.to_owned(), self.worker_id().to_string())]),
+            labels: self.labels_of_snapshot(inodes),
         };
         self.client().register_chain(&request).await
     }

@@ -112,7 +112,7 @@ impl Worker {
 
     /// Whether a snapshot holds the same as a disk of this worker does now.
     async fn has_the_bytes_of(&self, other: SnapshotId, disk: Uuid) -> Result<bool, WorkerError> {
-        let own = self.take_snapshot(disk).await?;
+        let own = self.take_snapshot(disk, None).await?;
         let is_same = self.are_same(&own, other).await;
         // What cannot be deleted now has no clone, and goes by itself.
         if let Err(error) = self.client().delete_snapshot(own.id).await {

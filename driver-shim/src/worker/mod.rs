@@ -44,6 +44,7 @@ mod references;
 mod sealing;
 mod state;
 mod trees;
+mod usage;
 mod volume;
 
 use std::collections::HashMap;
@@ -132,6 +133,8 @@ struct Inner {
     in_progress: Mutex<std::collections::HashSet<Uuid>>,
     /// Snapshots that were captured and may still be bound.
     captured: Mutex<HashMap<SnapshotId, std::time::Instant>>,
+    /// What is known of snapshots.
+    figures: Mutex<HashMap<SnapshotId, usage::Figures>>,
     /// References that were written and may come back at once.
     written: references::Written,
     metrics: Metrics,
@@ -155,6 +158,7 @@ impl Inner {
             pinned: Mutex::default(),
             in_progress: Mutex::default(),
             captured: Mutex::default(),
+            figures: Mutex::default(),
             written: references::Written::default(),
             metrics: Metrics::default(),
             undeleted: reap::Undeleted::default(),

@@ -4,14 +4,15 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use slackwater_attach::AttachError;
+use slackwater_client::ProblemCode;
 use slackwater_client::types::{Snapshot, SnapshotId};
-use slackwater_client::{ProblemCode, RetryPolicy};
 use uuid::Uuid;
 
 use super::appliance::{Making, existing_id};
 use super::chains::Registration;
 use super::mounting::Resolved;
 use super::state::{Change, FileKind};
+use super::usage::{inodes_told, used_inodes};
 use super::volume::{Content, Extra, Key, SnapshotRef, Usage, Volume};
 use super::{Worker, WorkerError, now};
 
@@ -27,9 +28,6 @@ const THAW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often a snapshot is taken because the one that was registered as its chain went away.
 const CHAIN_ATTEMPTS_MAX: u32 = 5;
-
-/// Inodes that an empty ext4 counts as used.
-const EMPTY_DISK_INODES: u64 = 10;
 
 impl Worker {
     /// Makes a volume an immutable snapshot. With a chain id, which says what the volume holds, the
@@ -159,8 +157,7 @@ impl Worker {
             // What the file system itself takes is nobody's own.
             Some(Resolved::Empty) | None => self.counted_empty_disk(snapshot.size_bytes).await?,
         };
-        let usage =
-            Usage { size_bytes: self.own_bytes(&snapshot, below).await?, ..Usage::default() };
+        let usage = self.usage_of(&snapshot, below, inodes_told(&snapshot)).await?;
         let bound = SnapshotRef { id, size_bytes: snapshot.size_bytes };
         self.become_snapshot(key, bound, &making, usage).await?;
         Ok(bound)
@@ -207,11 +204,7 @@ impl Worker {
         // Others look for one of the usual size.
         let chain = chain.filter(|_| size_bytes == self.disk_size_bytes());
         let (snapshot, making) = self.snapshot_and_hold(&target, disk, chain.as_ref()).await?;
-        let usage = Usage {
-            size_bytes: self.own_bytes(&snapshot, Some(from)).await?,
-            inodes: disk_inodes.saturating_sub(self.inodes_of(from)),
-            disk_inodes,
-        };
+        let usage = self.usage_of(&snapshot, Some(from), disk_inodes).await?;
         let sealed = SnapshotRef { id: snapshot.id, size_bytes };
         self.become_snapshot(key, sealed, &making, usage).await?;
         Ok(sealed)
@@ -355,9 +348,11 @@ impl Worker {
     ) -> Result<(Snapshot, Result<(), AttachError>), WorkerError> {
         let attach = self.attach().await?;
         attach.freeze(target).await?;
+        // Those who take the snapshot over have mounted nothing of it.
+        let inodes = used_inodes(target).ok();
         let taken = match chain {
-            Some(registration) => self.register(disk, registration).await,
-            None => self.take_snapshot(disk).await,
+            Some(registration) => self.register(disk, registration, inodes).await,
+            None => self.take_snapshot(disk, inodes).await,
         };
         let thawed = attach.thaw(target).await;
         if let Err(error) = &thawed {
@@ -386,60 +381,4 @@ impl Worker {
             tokio::time::sleep(USERS_WAIT_STEP).await;
         }
     }
-
-    /// Bytes of a snapshot beyond those of the one below it.
-    async fn own_bytes(
-        &self,
-        snapshot: &Snapshot,
-        below: Option<SnapshotRef>,
-    ) -> Result<u64, WorkerError> {
-        let Some(below) = below else {
-            return Ok(snapshot.used_bytes);
-        };
-        match self.client().snapshot(below.id).await {
-            Ok(below) => Ok(snapshot.used_bytes.saturating_sub(below.used_bytes)),
-            Err(error) if self.is_out_of_reach(&error) => Ok(snapshot.used_bytes),
-            Err(source) => Err(source.into()),
-        }
-    }
-
-    /// Inodes in use on the disk of a snapshot, as far as a volume remembers them.
-    pub(super) fn inodes_of(&self, snapshot: SnapshotRef) -> u64 {
-        let holder = self
-            .inner
-            .state
-            .matching(|volume| volume.snapshot() == Some(snapshot))
-            .into_iter()
-            .find_map(|volume| volume.usage.filter(|usage| usage.disk_inodes > 0));
-        holder.map_or(EMPTY_DISK_INODES, |usage| usage.disk_inodes)
-    }
-
-    /// What a volume holds of its own. From memory for a snapshot; for a disk, one short question
-    /// to the appliance.
-    ///
-    /// # Errors
-    /// `NotFound`, `Appliance`.
-    pub async fn usage(&self, key: &Key) -> Result<Usage, WorkerError> {
-        let volume = self.existing(key)?;
-        let (name, from) = match volume.content {
-            Content::Inherited => return Ok(Usage::default()),
-            Content::Snapshot { .. } => return Ok(volume.usage.unwrap_or_default()),
-            Content::Disk { name, from, .. } => (name, from),
-        };
-        let once = self.client().with_retry(RetryPolicy::never());
-        let file = once.file(&self.disk_path(name)).await?;
-        let disk_inodes = match volume.mounted {
-            Some(_) => used_inodes(&self.disk_target(name)).unwrap_or_default(),
-            None => 0,
-        };
-        let inodes = disk_inodes.saturating_sub(self.inodes_of(from));
-        Ok(Usage { size_bytes: file.unique_bytes, inodes, disk_inodes })
-    }
-}
-
-/// Inodes in use on a mounted file system.
-fn used_inodes(target: &Path) -> Result<u64, WorkerError> {
-    let statistics = rustix::fs::statvfs(target)
-        .map_err(|error| WorkerError::Local { path: target.to_owned(), source: error.into() })?;
-    Ok(statistics.f_files.saturating_sub(statistics.f_ffree))
 }

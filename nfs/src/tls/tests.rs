@@ -207,7 +207,8 @@ fn plain_text_is_refused_to_other_machines_where_tls_is_required() {
     ] {
         let mut peer = Peer::new(address.parse().unwrap(), Port::Nfs(1), &options);
         assert!(peer.access.is_some());
-        peer.note_plain_text(&identity(is_required).0);
-        assert_eq!(peer.access.is_some(), may, "{address} {is_required}");
+        let is_refused = peer.note_plain_text(&identity(is_required).0);
+        let expected = (may, !may);
+        assert_eq!((peer.access.is_some(), is_refused), expected, "{address} {is_required}");
     }
 }

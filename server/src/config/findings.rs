@@ -14,6 +14,7 @@ use slackwater_nfs::ClientRule;
 use super::settings::Settings;
 use super::tokens::{ADMIN_TOKEN_FILE, TokenFile};
 use super::{Config, exposure};
+use crate::reference_key;
 
 /// Permission bits that expose a secret: any for others, and writing for the group. A group
 /// that may read is a common way to share a key among services.
@@ -32,6 +33,8 @@ pub enum Finding {
     Exposed(PathBuf),
     /// The data directory, which others reach.
     OpenDataDir(PathBuf),
+    /// A data directory whose machines mount by address, and are refused from the start on.
+    FromOlderRelease(PathBuf),
     /// A token file that holds no secrets, and that others can change.
     Changeable(PathBuf),
     /// A token file with secrets, where their hashes would do.
@@ -62,6 +65,13 @@ impl fmt::Display for Finding {
                     "other users of this machine may enter {path}, where the disks are: chmod 700 {path}"
                 )
             }
+            Self::FromOlderRelease(path) => write!(
+                f,
+                "no release newer than 0.2 has served {}, and 0.2 let machines mount by address: such mounts get errors \
+                 from the start of this release on, and lose what they did not sync, unless --insecure-address-only is true: see \
+                 `From release 0.2` in OPERATION.md",
+                path.display()
+            ),
             Self::Changeable(path) => {
                 let path = path.display();
                 write!(f, "others may change {path} and so let themselves in: chmod go-w {path}")
@@ -126,6 +136,15 @@ pub(super) fn find(
 /// That others reach the data directory. One that is made by the server is its owner's alone.
 pub(super) fn of_data_dir(path: &Path) -> Option<Finding> {
     has_bits(path, ENTERING_BITS).then(|| Finding::OpenDataDir(path.to_owned()))
+}
+
+/// That no release newer than 0.2 has served the data directory, and how that lets machines mount ends. Each newer one
+/// has made the key of references there; after going back to 0.2 this is not noticed.
+pub(super) fn of_older_release(config: &Config) -> Option<Finding> {
+    let has = |name: &str| config.data_dir.join(name).exists();
+    let is_older = has("FORMAT") && !has(reference_key::NAME);
+    (is_older && !config.insecure_address_only)
+        .then(|| Finding::FromOlderRelease(config.data_dir.clone()))
 }
 
 /// What is unsafe about NFS: that machines mount the whole export by their address alone, on loopback too, where each
@@ -214,6 +233,25 @@ mod tests {
         }
         let told = of_data_dir(path).unwrap().to_string();
         assert!(told.contains("chmod 700") && told.contains(&path.display().to_string()), "{told}");
+    }
+
+    #[test]
+    fn a_data_directory_of_an_older_release_is_told_before_its_mounts_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let found = |insecure_address_only| {
+            let settings = Settings {
+                data_dir: Some(directory.path().to_owned()),
+                insecure_address_only: Some(insecure_address_only),
+                ..Settings::default()
+            };
+            of_older_release(&Config::try_from(settings).unwrap()).map(|found| found.to_string())
+        };
+        assert_eq!(found(false), None, "a new one");
+        file(&directory, "FORMAT", 0o600);
+        assert!(found(false).unwrap().contains("--insecure-address-only"));
+        assert_eq!(found(true), None);
+        file(&directory, reference_key::NAME, 0o600);
+        assert_eq!(found(false), None);
     }
 
     #[test]

@@ -151,6 +151,7 @@ pub fn load(parsed: &ParsedCommandLine) -> Result<Loaded, ConfigError> {
     let config = Config::try_from(effective.clone())?;
     let mut findings = findings::find(&effective, &config.token_files, file);
     findings.extend(findings::of_data_dir(&config.data_dir));
+    findings.extend(findings::of_older_release(&config));
     findings.extend(findings::of_nfs(&config));
     findings.extend(findings::of_tokens(&config));
     findings.extend(findings::of_rest(&config));

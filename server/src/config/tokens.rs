@@ -208,7 +208,7 @@ impl<'a> Line<'a> {
 pub(crate) fn plain(text: &str) -> Result<Secret, String> {
     if let Some(reason) = weakness(text, TOKEN_CHARACTERS_MIN) {
         return Err(format!(
-            "the secret is weak: {reason} (`slackwaterd token add` makes a good one)"
+            "the secret is weak: {reason} (`openssl rand -hex 32` makes a good one, and for this release `slackwaterd token add`)"
         ));
     }
     if !text.bytes().all(is_bearer_byte) {
