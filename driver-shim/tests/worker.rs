@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use slackwater_client::query::{ListFiles, ListSnapshots};
 use slackwater_client::types::{ChainId, CreateSnapshot};
 use slackwater_driver::worker::{
-    Access, Chosen, Content, DockerExtra, Extra, Key, Registration, SnapshotRef, Worker,
+    Access, Chosen, Content, DockerExtra, Engine, Extra, Key, Registration, SnapshotRef, Worker,
     WorkerError,
 };
 use support::{Appliance, Machine, mounts_below};
@@ -226,6 +226,8 @@ fn a_capture_whose_freeze_lost_writes_is_refused() {
         assert_eq!(calls.lines().collect::<Vec<_>>(), expected);
         // It is told once, and remembered; the disk can be written and removed.
         let error = worker.capture(&live).await.unwrap_err();
+        assert!(matches!(error, WorkerError::Damaged { .. }), "{error}");
+        let error = worker.tree_at(Engine::Docker, &path).await.unwrap_err();
         assert!(matches!(error, WorkerError::Damaged { .. }), "{error}");
         std::fs::write(path.join("file"), "y").unwrap();
         worker.release(&live).await.unwrap();

@@ -36,7 +36,7 @@ use crate::engine::containerd::Containerd;
 use crate::engine::ingest::{Piece, Whole};
 use crate::image::digest::HashingWriter;
 use crate::metrics::Metrics;
-use crate::worker::{Engine, Tree, Worker, now};
+use crate::worker::{Engine, Tree, Worker, WorkerError, now};
 
 /// The name of the service, the first part of each path.
 pub const DIFF_SERVICE: &str = "containerd.services.diff.v1.Diff";
@@ -155,6 +155,8 @@ impl Differ {
         match self.worker.tree_at(Engine::Containerd, path).await {
             Ok(Some(tree)) => Ok(tree),
             Ok(None) => Err(other(format!("{} is not mounted by this driver", path.display()))),
+            // containerd's own differ would read it, and not know.
+            Err(error @ WorkerError::Damaged { .. }) => Err(error.into()),
             Err(error) => Err(left(&error)),
         }
     }
@@ -194,7 +196,7 @@ fn other(reason: impl Into<String>) -> CallError {
 
 /// The same for what this driver is to do and cannot.
 fn left(error: &dyn std::error::Error) -> CallError {
-    tracing::warn!(%error, "containerd makes a layer itself, which reads both trees: see containerd-api");
+    tracing::warn!(%error, "containerd makes a layer itself, which reads both trees");
     other(error.to_string())
 }
 

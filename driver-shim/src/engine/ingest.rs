@@ -4,7 +4,7 @@
 //! a thread that packs --pieces--> WRITE at 0, WRITE at 256 KiB, ... --> COMMIT with size and digest
 //!                     no end  --> Abort
 //! ```
-//! containerd takes an offset of 0 for a beginning anew, so each message tells how much was sent before it.
+//! To containerd an offset of 0 means that the write starts over, so each message tells how much was sent before it.
 
 use std::collections::HashMap;
 

@@ -26,9 +26,9 @@ pub struct Tree {
 #[derive(Debug)]
 enum Mounted {
     /// A disk that may be written.
-    Disk(#[allow(dead_code, reason = "held")] Pin),
+    Disk(Pin),
     /// A snapshot.
-    Snapshot(#[allow(dead_code, reason = "held")] View),
+    Snapshot(View),
 }
 
 impl Mounted {
@@ -61,7 +61,7 @@ impl Worker {
     /// The tree of an engine's volume that is mounted here; `None` if none is.
     ///
     /// # Errors
-    /// `NotFound`, `UnknownSnapshot`, `Appliance`, `Attach`, `State`, `Local`.
+    /// `Damaged`, `NotFound`, `UnknownSnapshot`, `Appliance`, `Attach`, `State`, `Local`.
     pub async fn tree_at(&self, engine: Engine, path: &Path) -> Result<Option<Tree>, WorkerError> {
         let volumes = self.list(engine);
         let mounted = if let Some(name) = self.name_below::<Uuid>("mounts", path) {
@@ -69,6 +69,10 @@ impl Worker {
             let Some(volume) = volumes.iter().find(|volume| is_it(&volume.content)) else {
                 return Ok(None);
             };
+            // Nothing is made of a disk whose writes were lost, as with a commit.
+            if volume.is_damaged {
+                return Err(WorkerError::Damaged { key: volume.key.clone() });
+            }
             Mounted::Disk(self.pin(&volume.key, Access::ReadWrite).await?)
         } else if let Some(id) = self.name_below::<SnapshotId>("views", path)
             && volumes.iter().any(|volume| volume.mounted == Some(MountedAs::View(id)))
