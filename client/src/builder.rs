@@ -23,6 +23,10 @@ const CONNECT_TIMEOUT_MAX: Duration = Duration::from_secs(5);
 /// calls that may rightly take hours.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
+/// An idle connection is not used again after this: `slackwaterd` closes one after 75 s, and a call that meets
+/// the close is lost.
+const IDLE_TIME_MAX: Duration = Duration::from_secs(60);
+
 /// Idle connections that are kept to one appliance: as many as a transfer has in flight.
 const IDLE_CONNECTIONS_MAX: usize = 16;
 
@@ -104,6 +108,7 @@ impl ClientBuilder {
             .connect_timeout(self.timeout.min(CONNECT_TIMEOUT_MAX))
             .tcp_keepalive(KEEPALIVE)
             .pool_max_idle_per_host(IDLE_CONNECTIONS_MAX)
+            .pool_idle_timeout(IDLE_TIME_MAX)
             // Transfers run side by side: connections of their own are not held up by each
             // other, nor by HTTP/2's windows.
             .http1_only()

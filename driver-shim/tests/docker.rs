@@ -237,6 +237,67 @@ async fn what_dockerd_has_forgotten_goes_with_its_image() {
     await_files(&appliance, &machine, "", 0).await;
 }
 
+/// The driver was killed after it had made a layer, and before dockerd had the answer, or while it was sent a tar.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_layer_that_dockerd_gave_up_goes_with_the_one_below() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let socket = machine.path().join("plugin.sock");
+    let plugin = Plugin::serve(&machine.worker, &socket);
+    let (image, unheard, cut, whole) = (id('d'), id('1'), id('2'), id('3'));
+    let tar = layer(&[("own", "one")]);
+    plugin.create(&image, "");
+    plugin.apply(&image, "", &base());
+    plugin.create(&unheard, &image);
+    let removal = json!({ "ID": image });
+    let refusal = plugin.refused("Remove", &removal);
+    assert!(refusal.contains(&unheard), "it may be sent its tar still: {refusal}");
+    plugin.create(&cut, &image);
+    plugin.apply_cut(&cut, &image, &tar[..512]);
+    plugin.stop().await;
+
+    let plugin = Plugin::serve(&machine.worker, &socket);
+    plugin.create(&whole, &image);
+    plugin.apply(&whole, &image, &tar);
+    plugin.stop().await;
+    let plugin = Plugin::serve(&machine.worker, &socket);
+    let refusal = plugin.refused("Remove", &removal);
+    assert!(refusal.contains(&whole), "a whole layer stays: {refusal}");
+    assert!(!plugin.exists(&unheard) && !plugin.exists(&cut));
+    plugin.remove(&whole);
+    plugin.create(&unheard, &image);
+    plugin.stop().await;
+    // By the removal alone.
+    let plugin = Plugin::serve(&machine.worker, &socket);
+    plugin.remove(&image);
+    assert_eq!(volumes(&machine), [""; 0]);
+    await_files(&appliance, &machine, "", 0).await;
+    assert_eq!(std::fs::read_dir(machine.worker.recordings_directory()).unwrap().count(), 0);
+}
+
+/// What BuildKit made and has not written yet has another kind of id, and stays.
+#[tokio::test(flavor = "multi_thread")]
+async fn layers_that_dockerd_gave_up_go_when_it_begins() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let socket = machine.path().join("plugin.sock");
+    let plugin = Plugin::serve(&machine.worker, &socket);
+    let (image, above, lone) = (id('d'), id('1'), id('2'));
+    let cache_mount = "k3wfr2p0xyzt1v8q9s7m6n5b4";
+    plugin.create(&image, "");
+    plugin.apply(&image, "", &base());
+    plugin.create(&above, &image);
+    plugin.create(&lone, "");
+    plugin.create(cache_mount, "");
+    plugin.stop().await;
+    let plugin = Plugin::serve(&machine.worker, &socket);
+    plugin.ok("Init", &json!({ "Home": "/h", "Opts": null }));
+    assert!(!plugin.exists(&above) && !plugin.exists(&lone));
+    assert!(plugin.exists(&image) && plugin.exists(cache_mount));
+    plugin.get(cache_mount);
+    plugin.put(cache_mount);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_init_layer_without_a_container_goes_when_dockerd_begins() {
     let appliance = Appliance::start();

@@ -126,6 +126,67 @@ fn as_root_a_suite_that_fails_ends_the_one_beside_it() {
     }
 }
 
+/// Whoever has the end of the output alone learns what failed, and why.
+#[test]
+fn as_root_what_failed_stands_last() {
+    let script = r#"
+        echo "begin $1"
+        [ $1 = first ] || { touch "$TMPDIR/second"; exec sleep 600; }
+        until [ -e "$TMPDIR/second" ]; do sleep 0.1; done
+        echo "reads what it wrote ... FAIL (3 s)"
+        echo "      got 4 bytes, expected 5"
+        for number in $(seq 100); do echo "reads again ... ok ($number s)"; done
+        exit 3
+    "#;
+    let ended = run(script);
+    assert!(!ended.is_passed, "{}", ended.said);
+    let place = |text: &str| {
+        ended.said.find(text).unwrap_or_else(|| panic!("no `{text}` in {}", ended.said))
+    };
+    assert!(place("second: stopped after") < place("begin first"), "{}", ended.said);
+    let output_end = place("\nreads again ... ok (100 s)\n");
+    for line in [
+        "=== first: reads what it wrote ... FAIL (3 s)\n",
+        "=== first:       got 4 bytes, expected 5\n",
+    ] {
+        assert!(output_end < place(line), "{}", ended.said);
+    }
+    assert!(!ended.said.contains("=== first: reads again ... ok (100 s)"), "{}", ended.said);
+}
+
+/// The suite beside the one that failed takes its time to end, and the run is interrupted meanwhile.
+#[test]
+fn as_root_what_failed_is_shown_also_if_the_end_of_the_others_is_interrupted() {
+    let script = r#"
+        [ $1 = first ] || {
+            trap 'kill -TERM $(pgrep -f "[t]ests/all --take-defaults" | head -n 1); sleep 1; exit' TERM
+            touch "$TMPDIR/second"
+            while :; do sleep 0.1; done
+        }
+        until [ -e "$TMPDIR/second" ]; do sleep 0.1; done
+        echo "reads what it wrote ... FAIL (3 s)"
+        exit 3
+    "#;
+    let ended = run(script);
+    assert!(!ended.is_passed, "{}", ended.said);
+    let line = "=== first: reads what it wrote ... FAIL (3 s)\n";
+    assert!(ended.said.contains(line), "no `{line}` in {}", ended.said);
+}
+
+#[test]
+fn as_root_of_a_failure_in_no_known_words_the_last_lines_are_repeated() {
+    let script = r#"
+        [ $1 = first ] || exec sleep 600
+        for number in $(seq 100); do echo "$1 at $number"; done
+        echo "=== first: FAILED with exit code 3 after 1 s; alone: tests/suite first"
+        exit 3
+    "#;
+    let ended = run(script);
+    assert!(!ended.is_passed, "{}", ended.said);
+    assert!(ended.said.contains("=== first: first at 100\n"), "{}", ended.said);
+    assert!(!ended.said.contains("=== first: first at 50\n"), "{}", ended.said);
+}
+
 #[test]
 fn as_root_a_suite_that_talks_to_a_default_place_is_found() {
     let mut places = vec![

@@ -1,5 +1,6 @@
 """The engines: a dockerd and a containerd with roots and sockets of their own."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -24,6 +25,7 @@ class Containerd:
     def __init__(self, directory, name, control_group, driver_socket=None, release=DEBIAN):
         self._control_group = control_group
         self._release = release
+        self._ran = itertools.count(1)
         self.directory = directory / "containerd"
         self.directory.mkdir(parents=True)
         self.socket = directory / "containerd.sock"
@@ -41,11 +43,13 @@ class Containerd:
         )
 
     def start(self):
-        """Starts it and returns when it answers."""
+        """Starts it and returns when it answers, and CRI as well, which begins after the rest."""
         self.process.start(self._release.settings)
         self.process.wait_ready(
             START_LIMIT_SECONDS, lambda: self.attempt("version", limit_seconds=10).code == 0
         )
+        # The request is empty.
+        self.process.wait_ready(START_LIMIT_SECONDS, lambda: not self.cri("RuntimeService/Status", b"", 10))
 
     def wait_connected(self):
         """Returns once it reaches its snapshotter again: after a restart of that, the connection's
@@ -82,25 +86,30 @@ class Containerd:
                 "--cgroup", f"/{self._control_group}/{name}", image, name, *words)
 
     def run(self, image, name, *words):
-        """The command `words` in a new container, which is removed; its output."""
+        """The command `words` in a new container, which is removed; its output. The id is new each time:
+        containerd removes what it has below an id some moments after it has said that the container is gone."""
+        name = f"{name}-{self.directory.parent.name}-{next(self._ran)}"
         return self.ctr(*self.run_words("--rm", image, name, *words))
 
     def pull_through_cri(self, image, limit_seconds=300):
         """What the kubelet does: CRI's PullImage, by hand, as ctr's own pull of 1.6 passes the
         unpacker by. Returns the empty text, or the error's."""
         # PullImageRequest.image (field 1) is an ImageSpec whose image (field 1) is the name.
-        limit_seconds *= PATIENCE
         name = image.encode()
         require(len(name) < 120, "the lengths below are of one byte")
         spec = b"\x0a" + bytes([len(name)]) + name
-        message = b"\x0a" + bytes([len(spec)]) + spec
+        return self.cri("ImageService/PullImage", b"\x0a" + bytes([len(spec)]) + spec, limit_seconds)
+
+    def cri(self, method, message, limit_seconds):
+        """A call of CRI with an encoded request. Returns the empty text, or the error's."""
+        limit_seconds *= PATIENCE
         body = b"\0" + len(message).to_bytes(4, "big") + message
         done = subprocess.run(
             ["curl", "--silent", "--show-error", "--http2-prior-knowledge", "--unix-socket",
              str(self.socket), "--max-time", str(limit_seconds), "--dump-header", "/dev/stdout",
              "--output", "/dev/null", "--header", "content-type: application/grpc",
              "--header", "te: trailers", "--data-binary", "@-",
-             "http://localhost/runtime.v1.ImageService/PullImage"],
+             f"http://localhost/runtime.v1.{method}"],
             input=body, capture_output=True, check=False, timeout=limit_seconds + 10,
             env=environment(),
         )

@@ -5,7 +5,7 @@ import re
 import time
 import urllib.parse
 
-from scenario import PATIENCE, require
+from scenario import PATIENCE, Failure, require
 
 # The driver removes in the background, and mounts go some seconds after their last use.
 SETTLE_SECONDS = 60 * PATIENCE
@@ -43,13 +43,22 @@ def loop_devices(directory):
 
 
 def settle(server, drivers):
-    """Ends, as an administrator, all that is published, and lets the drivers finish their removals."""
+    """Ends, as an administrator, all that is published, and lets the drivers finish their removals. Returns the
+    reasons for which drivers refused."""
     for item in server.listing("files"):
         path = item["path"].lstrip("/")
         if path.startswith("published/"):
             server.call("DELETE", f"/v1/files/{urllib.parse.quote(path, safe='')}")
-    for driver in drivers:
+    return [said for said in map(reconcile, drivers) if said]
+
+
+def reconcile(driver):
+    """Lets a driver finish its removals. Returns the reason if it refuses, which it may do for a while."""
+    try:
         driver.control("POST", "/reconcile")
+    except Failure as failure:
+        return str(failure)
+    return ""
 
 
 def found(server, drivers):
@@ -86,9 +95,9 @@ def require_taken_back(server, driver):
     folder = f"workers/{driver.control('GET', '/status')['worker_id']}/"
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        driver.control("POST", "/reconcile")
+        refused = reconcile(driver)
         paths = [item["path"].lstrip("/") for item in server.listing("files")]
-        left = volumes(driver)
+        left = volumes(driver) + ([refused] if refused else [])
         left += [path for path in paths if path.startswith(folder) and not HEARTBEAT.fullmatch(path)]
         if not left:
             return
@@ -101,8 +110,7 @@ def require_nothing_left(server, drivers):
     """Fails with the first things that are left after a while."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        settle(server, drivers)
-        left = found(server, drivers)
+        left = settle(server, drivers) + found(server, drivers)
         if not left:
             return
         require(time.monotonic() < deadline,

@@ -246,9 +246,10 @@ class World:
         kill_strangers()
 
     def _end_all_below(self, directory):
-        """Containers, then mounts, and what serves the mounts last."""
+        """Containers, then mounts, and what serves the mounts last: also the meter on the way to the appliance."""
         self._kill_strangers_below(
             directory, lambda words: not {"serve-export", "--data-dir"} & set(words)
+            and not any(word.endswith("/meter.py") for word in words)
         )
         self._unmount(directory)
         self._kill_strangers_below(directory, lambda words: "--data-dir" not in words)

@@ -8,7 +8,7 @@
 //!   driver     create, get, put, remove: a volume each, cloned at the first write
 //!   layers     the tar of a layer, in and out: a reference, or an ordinary one recorded
 //!   init       the `-init` layer between an image and its containers: made once for an image
-//!   forgotten  init layers and containers that dockerd has forgotten
+//!   forgotten  layers and containers that dockerd has forgotten
 //!   commit     the snapshot of a container, for a reference or an ordinary tar
 //!   ordinary   what a commit or a build made as an ordinary tar
 //!   pushed     for which images layers leave, as far as dockerd tells it

@@ -146,7 +146,7 @@ async fn init(State(driver): State<GraphDriver>, body: Bytes) -> Response {
             let advice = "layers keep the owners that their images give; remove the option";
             return Err(DockerError::Unsupported { got: "--userns-remap", advice });
         }
-        driver.remove_lone_init_layers().await?;
+        driver.remove_lone_layers().await?;
         driver.tidy().await;
         done()
     })

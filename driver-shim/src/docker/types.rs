@@ -13,6 +13,9 @@ use crate::worker::{Key, Push};
 /// of its recording it stays a file name.
 const ID_LENGTH_MAX: usize = 200;
 
+/// An id of dockerd's layer store: 32 bytes as hexadecimal digits (moby, `stringid.GenerateRandomID`).
+const LAYER_STORE_ID_LENGTH: usize = 64;
+
 /// What Docker adds to a container's name for the layer between it and the image.
 const INIT_SUFFIX: &str = "-init";
 
@@ -44,6 +47,13 @@ impl LayerId {
     /// Whether the volume of that key is such a layer.
     pub(super) fn is_init_key(key: &Key) -> bool {
         key.name.ends_with(INIT_SUFFIX)
+    }
+
+    /// Whether the volume of that key is one of dockerd's layer store, by its id: BuildKit's are of another kind, as are
+    /// those of this driver.
+    pub(super) fn is_layer_store_key(key: &Key) -> bool {
+        key.name.len() == LAYER_STORE_ID_LENGTH
+            && key.name.bytes().all(|byte| byte.is_ascii_hexdigit())
     }
 
     pub(super) fn key(&self) -> Key {

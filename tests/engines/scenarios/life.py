@@ -50,13 +50,13 @@ def diff_and_size(world):
     script = (
         "echo new >/two/new; rm /three; echo more >>/two/file; mkdir -p /deep/er; "
         "chmod 700 /two; rm -r /tmp; ln -s x /deep/link; "
-        "dd if=/dev/urandom of=/deep/big bs=1M count=3 2>/dev/null; sync -f /"
+        "dd if=/dev/urandom of=/deep/big bs=1M count=3 2>/dev/null; sync -f /; echo >/done; sync -f /"
     )
     said = {}
     for title, docker in (("worker", world.worker("a").docker), ("plain", world.plain)):
         docker("pull", image)
         docker.run_detached(image, "sh", "-c", f"{script}; sleep 1000", options=("--name", "diff"))
-        docker("exec", "diff", "sh", "-c", "while [ ! -e /deep/big ]; do sleep 0.1; done; sync -f /")
+        docker("exec", "diff", "sh", "-c", "while [ ! -e /done ]; do sleep 0.1; done; sync -f /")
         size = int(docker("inspect", "--size", "--format", "{{.SizeRw}}", "diff"))
         docker("ps", "--size", "--all")
         said[title] = (sorted(docker("diff", "diff").splitlines()), size)
