@@ -25,6 +25,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+use crate::containerd::ContainerdOptions;
 use crate::control::{self, Control};
 use crate::docker::GraphDriver;
 use crate::engine::docker::Docker;
@@ -212,9 +213,12 @@ impl Servers {
         }
         if let Some(listener) = containerd {
             let (worker, stop) = (worker.clone(), stop.clone());
-            let api = config.containerd_api.clone();
+            let options = ContainerdOptions {
+                api: config.containerd_api.clone(),
+                without_blobs: config.layers_without_blobs.clone(),
+            };
             tasks.spawn(async move {
-                let served = containerd::serve(worker, api, listener, stop.asked()).await;
+                let served = containerd::serve(worker, options, listener, stop.asked()).await;
                 ("containerd", served.map_err(|error| error.to_string()))
             });
         }

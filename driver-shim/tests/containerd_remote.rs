@@ -18,6 +18,8 @@ use uuid::Uuid;
 use support::snapshots::{Snapshots, labels};
 use support::{Appliance, Machine, Trust};
 
+#[path = "containerd_remote/blobs.rs"]
+mod blobs;
 #[path = "containerd_remote/hostile.rs"]
 mod hostile;
 #[path = "containerd_remote/links.rs"]

@@ -29,6 +29,7 @@ import scenarios.published
 import scenarios.cri
 import scenarios.chain
 import scenarios.conformance
+import scenarios.blobs
 import scenarios.differ
 import scenarios.hostile
 import scenarios.password

@@ -6,6 +6,7 @@ engines ---------> PasswordRegistry, by TLS    --- the same images
 ```
 """
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -86,6 +87,15 @@ class Served:
     def stop(self):
         """Ends it."""
         self._process.stop()
+
+    @contextlib.contextmanager
+    def away(self):
+        """Does not serve in between."""
+        self.stop()
+        try:
+            yield
+        finally:
+            Served.start(self)
 
     def position(self):
         """Now, for `requests`."""

@@ -135,6 +135,9 @@ version = 3
 systemctl restart containerd docker
 docker info --format '{{{{.Driver}}}}'     # slackwater
 
+# Docker fetches all layers of what it pulls, so that it can save and push them. On a host that only
+# runs images, layers-without-blobs = ["k8s.io", "moby"] of the driver spares that.
+
 # Size of a disk: the driver's disk-size. `docker run --storage-opt size=...` does nothing on a
 # containerd image store, and Docker says nothing.
 "#,
@@ -159,8 +162,9 @@ systemctl restart containerd
 ctr images pull --snapshotter slackwater IMAGE
 ctr run --snapshotter slackwater IMAGE NAME
 
-# `ctr images pull` of 1.6 and 1.7 fetches every layer; nerdctl and Kubernetes fetch none that
-# the appliance has. Commit in constant time:
+# `ctr images pull` and nerdctl fetch every layer; Kubernetes fetches none that the appliance
+# has, and neither do the namespaces of the driver's layers-without-blobs. Commit in constant
+# time:
 #   slackwater-driver image commit --containerd /run/containerd/containerd.sock NAME IMAGE
 "#,
         socket = paths.containerd_socket,
@@ -264,7 +268,8 @@ fn proxy_plugin(paths: &Paths, exports: Exports) -> String {
     text
 }
 
-/// What makes layers of this driver's snapshots. containerd's own differ makes all others, and unpacks.
+/// What makes layers of this driver's snapshots, and takes those that the appliance has. containerd's own differ makes all
+/// others, and unpacks.
 fn differ(paths: &Paths) -> String {
     let socket = &paths.containerd_socket;
     format!(
@@ -272,8 +277,8 @@ fn differ(paths: &Paths) -> String {
   type = "diff"
   address = "{socket}"
 
-# Commits and builds read what changed, and not the image. While the driver is down, containerd
-# commits nothing, and unpacks nothing but by its transfer service, for other snapshotters either.
+# Commits and builds read what changed, and not the image; pulls unpack nothing that the appliance
+# has. While the driver is down, containerd commits nothing, and unpacks nothing but by its transfer service, for other snapshotters either.
 [plugins."io.containerd.service.v1.diff-service"]
   default = ["slackwater-diff", "walking"]
 "#

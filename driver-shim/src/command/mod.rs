@@ -291,7 +291,14 @@ mod tests {
         let defaults = toml::Table::try_from(Settings::defaults()).unwrap();
         assert!(defaults.len() >= 7);
         for (key, value) in defaults {
-            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            let text = match &value {
+                toml::Value::String(text) => text.clone(),
+                // As it is given on the command line.
+                toml::Value::Array(names) => {
+                    names.iter().filter_map(toml::Value::as_str).collect::<Vec<_>>().join(",")
+                }
+                other => other.to_string(),
+            };
             let option = help.split("\n      --").find(|part| part.starts_with(&format!("{key} ")));
             let option = option.unwrap().split_whitespace().collect::<Vec<_>>().join(" ");
             assert!(option.contains(&format!("[default: {text}]")), "--{key}: {option}");

@@ -35,7 +35,6 @@ use super::proto::{Descriptor, DiffRequest, DiffResponse, Mount};
 use crate::engine::containerd::Containerd;
 use crate::engine::ingest::{Piece, Whole};
 use crate::image::digest::HashingWriter;
-use crate::metrics::Metrics;
 use crate::worker::{Engine, Tree, Worker, WorkerError, now};
 
 /// The name of the service, the first part of each path.
@@ -47,6 +46,9 @@ const UNCOMPRESSED: &str = "containerd.io/uncompressed";
 /// Layers that are made at once; more wait. Each takes a processor, and memory for the paths of what changed.
 const DIFFS_MAX: usize = 4;
 
+/// Blobs that are read at once; more wait. Each takes a processor, and up to 128 MiB for what zstd looks back to.
+const READINGS_MAX: usize = 4;
+
 /// How long a layer is kept for a caller without a lease. containerd passes none on from its clients, which name the
 /// layer, or put it under their own lease, within seconds.
 const LEASE_DURATION: Duration = Duration::from_secs(600);
@@ -54,10 +56,10 @@ const LEASE_DURATION: Duration = Duration::from_secs(600);
 /// Bytes of one message: containerd takes 16 MiB.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Pieces between the thread that packs and the socket.
-const PIECES_MAX: usize = 8;
+/// Pieces between a thread and the socket.
+pub(super) const PIECES_MAX: usize = 8;
 
-/// For whom a layer is made.
+/// Who calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Caller {
     /// containerd's namespace.
@@ -66,13 +68,15 @@ pub(super) struct Caller {
     pub(super) lease: Option<String>,
 }
 
-/// Makes layers.
+/// Makes layers, and compares them (apply.rs).
 #[derive(Clone, Debug)]
 pub(super) struct Differ {
-    worker: Worker,
+    pub(super) worker: Worker,
     /// Where containerd listens.
-    api: PathBuf,
+    pub(super) api: PathBuf,
     turns: Arc<Semaphore>,
+    /// Layers that are compared at once.
+    pub(super) readings: Arc<Semaphore>,
 }
 
 /// Two trees.
@@ -90,7 +94,7 @@ struct Layer {
 }
 
 /// Tells when the caller has left.
-struct Waiting(Arc<AtomicBool>);
+pub(super) struct Waiting(pub(super) Arc<AtomicBool>);
 
 impl Drop for Waiting {
     fn drop(&mut self) {
@@ -100,11 +104,8 @@ impl Drop for Waiting {
 
 impl Differ {
     pub(super) fn new(worker: Worker, api: PathBuf) -> Self {
-        Self { worker, api, turns: Arc::new(Semaphore::new(DIFFS_MAX)) }
-    }
-
-    pub(super) fn metrics(&self) -> &Metrics {
-        self.worker.metrics()
+        let (turns, readings) = (Semaphore::new(DIFFS_MAX), Semaphore::new(READINGS_MAX));
+        Self { worker, api, turns: Arc::new(turns), readings: Arc::new(readings) }
     }
 
     /// Writes the layer that makes the right tree of the left one.
@@ -181,7 +182,7 @@ impl Differ {
 }
 
 /// The source of the one mount of a snapshot of this driver.
-fn bound(mounts: &[Mount]) -> Result<&Path, CallError> {
+pub(super) fn bound(mounts: &[Mount]) -> Result<&Path, CallError> {
     match mounts {
         [mount] if mount.r#type == "bind" && mount.target.is_empty() => {
             Ok(Path::new(&mount.source))
@@ -190,7 +191,7 @@ fn bound(mounts: &[Mount]) -> Result<&Path, CallError> {
     }
 }
 
-fn other(reason: impl Into<String>) -> CallError {
+pub(super) fn other(reason: impl Into<String>) -> CallError {
     CallError::OtherDiffer { reason: reason.into() }
 }
 

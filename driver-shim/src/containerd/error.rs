@@ -1,5 +1,7 @@
 //! What a call of containerd can fail with, and which gRPC code says it.
 
+use std::path::PathBuf;
+
 use slackwater_archive::{ArchiveError, REFERENCE_LINK_TARGET};
 use tonic::{Code, Status};
 
@@ -132,7 +134,13 @@ pub enum CallError {
     /// The worker cannot do it.
     #[error(transparent)]
     Worker(#[from] WorkerError),
-    /// Another differ of containerd is to make the layer.
+    /// A layer is to be unpacked where the disk of a snapshot was.
+    #[error("no snapshot has its disk at {}: ask for the snapshot's mounts again", path.display())]
+    NoDisk {
+        /// Where it is to be unpacked.
+        path: PathBuf,
+    },
+    /// Another differ of containerd is to make the layer, or to unpack it.
     #[error("left to containerd's next differ: {reason}")]
     OtherDiffer {
         /// Why.
@@ -182,6 +190,7 @@ impl CallError {
             | Self::SharedRoot { .. }
             | Self::NotMountable { .. }
             | Self::LinkToNothing { .. }
+            | Self::NoDisk { .. }
             | Self::Reference { .. } => Code::FailedPrecondition,
             Self::Remote { .. } => Code::AlreadyExists,
             Self::Read { .. } | Self::Write { .. } | Self::Task { .. } => Code::Internal,

@@ -1,15 +1,29 @@
 //! Forms of layers: a tar as it is, or compressed.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
 use flate2::Compression;
+use flate2::read::MultiGzDecoder;
 use flate2::write::GzEncoder;
+use zstd::stream::read::Decoder as ZstdDecoder;
 use zstd::stream::write::Encoder as ZstdEncoder;
 
 /// The media types of the OCI image specification, "Layer Media Types".
 const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
 const GZIP: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const ZSTD: &str = "application/vnd.oci.image.layer.v1.tar+zstd";
+
+/// The media types of Docker's image manifest version 2, which OCI's go back to.
+const DOCKER_TAR: &str = "application/vnd.docker.image.rootfs.diff.tar";
+const DOCKER_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
+const DOCKER_ZSTD: &str = "application/vnd.docker.image.rootfs.diff.tar.zstd";
+
+/// How gzip (RFC 1952, section 2.3.1, with the method deflate) and zstd (RFC 8878, section 3.1.1) begin.
+const GZIP_BEGINNING: [u8; 3] = [0x1f, 0x8b, 8];
+const ZSTD_BEGINNING: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+
+/// A frame of zstd that is skipped (RFC 8878, section 3.1.2): 16 numbers, of which this is the last three bytes.
+const SKIPPED_BEGINNING: [u8; 3] = [0x2a, 0x4d, 0x18];
 
 /// Levels of compression: the usual ones of gzip and zstd, so that layers are as large as those of other programs.
 const GZIP_LEVEL: u32 = 6;
@@ -41,6 +55,29 @@ impl Form {
             Self::Zstd => ZSTD,
         }
     }
+}
+
+/// Whether a layer of this media type is a tar, compressed or not.
+pub(super) fn is_read(media_type: &str) -> bool {
+    [TAR, GZIP, ZSTD, DOCKER_TAR, DOCKER_GZIP, DOCKER_ZSTD].contains(&media_type)
+}
+
+/// Reads the tar of a layer, of which the first bytes tell the form, as to containerd for most media types: they are often
+/// wrong. zstd takes at most its usual window, 128 MiB.
+pub(super) fn decoder(mut inner: impl Read + 'static) -> io::Result<Box<dyn Read>> {
+    let mut beginning = Vec::new();
+    let length = u64::try_from(ZSTD_BEGINNING.len()).unwrap_or_default();
+    inner.by_ref().take(length).read_to_end(&mut beginning)?;
+    let is_gzip = beginning.starts_with(&GZIP_BEGINNING);
+    let is_skipped = beginning.first().is_some_and(|byte| byte >> 4 == 5)
+        && beginning[1..].starts_with(&SKIPPED_BEGINNING);
+    let is_zstd = is_skipped || beginning.starts_with(&ZSTD_BEGINNING);
+    let whole = io::Cursor::new(beginning).chain(inner);
+    Ok(match (is_gzip, is_zstd) {
+        (true, _) => Box::new(MultiGzDecoder::new(whole)),
+        (_, true) => Box::new(ZstdDecoder::new(whole)?),
+        _ => Box::new(whole),
+    })
 }
 
 /// Writes in a form.

@@ -12,6 +12,7 @@
 //! worker/
 //!
 //! diff        the layer of what a snapshot has and another has not, written into containerd's content store
+//! apply       a layer that containerd has fetched, and the appliance has: compared, not unpacked
 //!    \
 //!   form      tar, gzip, zstd
 //! ```
@@ -22,12 +23,14 @@
 //! - A layer's snapshot is shared under its chain id only if every layer below it is true to its
 //!   chain id too ([`ChainId`](slackwater_client::types::ChainId)).
 
+mod apply;
 mod diff;
 mod error;
 mod filter;
 mod form;
 mod labels;
 mod link_target;
+mod namespaces;
 pub mod proto;
 mod remote;
 mod server;
@@ -35,4 +38,5 @@ mod snapshotter;
 
 pub use diff::DIFF_SERVICE;
 pub use error::{CallError, ServeError};
-pub use server::{SERVICE, serve};
+pub use namespaces::Namespaces;
+pub use server::{ContainerdOptions, SERVICE, serve};

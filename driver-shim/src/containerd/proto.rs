@@ -119,6 +119,39 @@ pub struct Descriptor {
     pub size: i64,
 }
 
+/// Asks for a layer to be unpacked, `containerd.services.diff.v1.ApplyRequest`.
+#[derive(Clone, PartialEq, Message)]
+pub struct ApplyRequest {
+    /// Where it is in the content store.
+    #[prost(message, optional, tag = "1")]
+    pub diff: Option<Descriptor>,
+    /// The tree that it is unpacked into.
+    #[prost(message, repeated, tag = "2")]
+    pub mounts: Vec<Mount>,
+    /// What programs need that change it first, such as keys.
+    #[prost(map = "string, message", tag = "3")]
+    pub payloads: HashMap<String, Payload>,
+}
+
+/// A message of some type, `google.protobuf.Any`.
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
+pub struct Payload {
+    /// Its type.
+    #[prost(string, tag = "1")]
+    pub type_url: String,
+    /// Its bytes.
+    #[prost(bytes = "vec", tag = "2")]
+    pub value: Vec<u8>,
+}
+
+/// What was unpacked.
+#[derive(Clone, PartialEq, Eq, Hash, Message)]
+pub struct ApplyResponse {
+    /// The tar, as it is without compression.
+    #[prost(message, optional, tag = "1")]
+    pub applied: Option<Descriptor>,
+}
+
 /// The layer.
 #[derive(Clone, PartialEq, Eq, Hash, Message)]
 pub struct DiffResponse {

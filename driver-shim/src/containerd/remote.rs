@@ -1,13 +1,16 @@
-//! Layers that are on the appliance already: nothing is fetched, nothing is unpacked.
+//! Layers that are on the appliance already: not unpacked, and not fetched but where clients need blobs.
 //!
 //! ```text
-//! Prepare of an unpacker, with the chain id in the key and in a label
+//! Prepare of an unpacker, with the chain id in the key and in a label, in a namespace whose clients need no blobs
 //!   a committed snapshot of this worker has that chain id and parent?   it is the one
 //!   the manifest's annotation names a snapshot, and the appliance says
 //!     that this snapshot is that chain?                                 adopt it
 //!   a snapshot of the appliance is registered as the chain, for all,
 //!     or the registry lets this worker read the blob?                   adopt it
 //!   else                                                                unpack as usual
+//!
+//! Apply of an unpacker in another namespace (apply.rs)
+//!   the same, once the blob was found to be that layer                  bind what is unpacked into
 //!
 //! Commit, of a client that fetched and unpacked a reference as if it were a layer
 //!   a reference and its link were added, nothing else                   adopt what it names
@@ -72,7 +75,7 @@ pub(super) async fn adopt(
     labels: &BTreeMap<String, String>,
 ) -> Result<Option<String>, CallError> {
     let parent = parent.map(|parent| parent.key.clone());
-    if let Some(name) = local(worker, unpack, chain, parent.as_ref()) {
+    if let Some(name) = named(worker, unpack, chain, parent.as_ref()) {
         return Ok(Some(name));
     }
     let Some(snapshot) = locate(worker, chain, labels).await? else { return Ok(None) };
@@ -139,7 +142,7 @@ async fn finish(
         match worker.commit_bound(key, to, snapshot, extra).await {
             Ok(_) => return Ok(Some(name)),
             Err(WorkerError::Exists { .. }) => {
-                if let Some(name) = local(worker, unpack, chain, parent.as_ref()) {
+                if let Some(name) = named(worker, unpack, chain, parent.as_ref()) {
                     return Ok(Some(name));
                 }
             }
@@ -151,8 +154,22 @@ async fn finish(
     Ok(None)
 }
 
-/// The committed snapshot of this worker that is this layer above this parent.
-fn local(worker: &Worker, unpack: &Key, chain: &ChainId, parent: Option<&Key>) -> Option<String> {
+/// The name of the committed snapshot of this worker that is this layer above this parent, and that a client finds by its
+/// label.
+fn named(worker: &Worker, unpack: &Key, chain: &ChainId, parent: Option<&Key>) -> Option<String> {
+    let is_found = |extra: &ContainerdExtra| {
+        unpacking::is_wanted(extra.chain.as_deref(), &extra.labels, chain)
+    };
+    local(worker, unpack, parent, is_found).map(|volume| volume.key.name)
+}
+
+/// The committed snapshot of this worker above this parent that is visible to an unpacker, and is the one.
+fn local(
+    worker: &Worker,
+    unpack: &Key,
+    parent: Option<&Key>,
+    is_the_one: impl Fn(&ContainerdExtra) -> bool,
+) -> Option<Volume> {
     let is_kept = worker.trust().private_layers;
     let is_it = |volume: &Volume| {
         volume.parent.as_ref() == parent
@@ -160,10 +177,25 @@ fn local(worker: &Worker, unpack: &Key, chain: &ChainId, parent: Option<&Key>) -
                 let is_private = is_kept || extra.is_private;
                 extra.kind == Kind::Committed
                     && unpacking::is_visible_to(&volume.key.name, &unpack.name, is_private)
-                    && unpacking::is_wanted(extra.chain.as_deref(), &extra.labels, chain)
+                    && is_the_one(extra)
             })
     };
-    worker.list(Engine::Containerd).into_iter().find(is_it).map(|volume| volume.key.name)
+    worker.list(Engine::Containerd).into_iter().find(is_it)
+}
+
+/// The snapshot of the appliance that is the layer `chain` above `parent`, for a client that has its blob.
+pub(super) async fn found(
+    worker: &Worker,
+    unpack: &Volume,
+    chain: &ChainId,
+) -> Result<Option<SnapshotId>, CallError> {
+    let labels = &extra(unpack)?.labels;
+    let is_chain = |extra: &ContainerdExtra| extra.chain.as_deref() == Some(chain.as_str());
+    let own = local(worker, &unpack.key, unpack.parent.as_ref(), is_chain);
+    if let Some(snapshot) = own.and_then(|volume| volume.snapshot()) {
+        return Ok(Some(snapshot.id));
+    }
+    locate(worker, chain, labels).await
 }
 
 /// The snapshot of the appliance that is this layer.

@@ -18,7 +18,7 @@ use tonic_prost::ProstCodec;
 
 use super::diff::{Caller, DIFF_SERVICE, Differ};
 use super::error::{CallError, ServeError};
-use super::proto::DiffRequest;
+use super::namespaces::Namespaces;
 use super::snapshotter::Snapshotter;
 use crate::metrics::Metrics;
 use crate::worker::{Engine, Worker};
@@ -33,20 +33,28 @@ const REQUEST_BYTES_MAX: usize = 2 << 20;
 /// connection, and each call may wait for a mount.
 const CALLS_MAX: usize = 128;
 
+/// What containerd's plugin is told.
+#[derive(Clone, Debug)]
+pub struct ContainerdOptions {
+    /// Where containerd itself listens.
+    pub api: PathBuf,
+    /// Where layers that the appliance has are not even fetched.
+    pub without_blobs: Namespaces,
+}
+
 /// Serves the snapshotter on a socket until `stop` completes; then takes no more calls and
-/// returns when those in flight are answered. What is mounted stays mounted. Layers that are made of snapshots go to the
-/// containerd that listens at `api`.
+/// returns when those in flight are answered. What is mounted stays mounted.
 ///
 /// # Errors
 /// [`ServeError`] when the socket fails.
 pub async fn serve(
     worker: Worker,
-    api: PathBuf,
+    options: ContainerdOptions,
     listener: UnixListener,
     stop: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
-    let differ = Differ::new(worker.clone(), api);
-    let snapshotter = Snapshotter::new(worker);
+    let differ = Differ::new(worker.clone(), options.api);
+    let snapshotter = Snapshotter::new(worker, options.without_blobs);
     snapshotter.forget_unfinished().await;
     let services = Arc::new((snapshotter, differ));
     let service = tower::service_fn(move |request: Request<Body>| {
@@ -74,10 +82,17 @@ async fn route(
     let metrics = snapshotter.metrics();
     let call_of = |service| path.strip_prefix('/').and_then(|path| path.strip_prefix(service));
     match call_of(DIFF_SERVICE) {
-        Some("/Diff") => return diff(differ, request).await,
-        // Its own differ unpacks.
+        Some("/Diff") => {
+            return of_caller(metrics, "Diff", request, |caller, body| differ.diff(caller, body))
+                .await;
+        }
+        Some("/Apply") => {
+            return of_caller(metrics, "Apply", request, |caller, body| differ.apply(caller, body))
+                .await;
+        }
         Some(_) => {
-            return Status::unimplemented("this driver compares, and unpacks nothing").into_http();
+            return Status::unimplemented(format!("`{path}` is no call of {DIFF_SERVICE}"))
+                .into_http();
         }
         None => {}
     }
@@ -123,22 +138,31 @@ where
     Grpc::new(codec).max_decoding_message_size(REQUEST_BYTES_MAX).unary(service, request).await
 }
 
-/// Diff: as other calls, and it tells for whom.
-async fn diff(differ: &Differ, request: Request<Body>) -> Response<Body> {
-    let service = tower::service_fn(|request: tonic::Request<DiffRequest>| {
+/// One request, one answer, where it matters who calls.
+async fn of_caller<Question, Answer, Call, Pending>(
+    metrics: &Metrics,
+    name: &'static str,
+    request: Request<Body>,
+    call: Call,
+) -> Response<Body>
+where
+    Question: Message + Default + 'static,
+    Answer: Message + Default + 'static,
+    Call: Fn(Caller, Question) -> Pending,
+    Pending: Future<Output = Result<Answer, CallError>>,
+{
+    let service = tower::service_fn(|request: tonic::Request<Question>| {
         let began = Instant::now();
         let text = |key: &str| {
             request.metadata().get(key).and_then(|value| value.to_str().ok()).map(str::to_owned)
         };
         let namespace = text("containerd-namespace").unwrap_or_default();
         let caller = Caller { namespace, lease: text("containerd-lease") };
-        async move {
-            let answer = differ.diff(caller, request.into_inner()).await;
-            logged(differ.metrics(), "Diff", began, answer).map(tonic::Response::new)
-        }
+        let pending = call(caller, request.into_inner());
+        async move { logged(metrics, name, began, pending.await).map(tonic::Response::new) }
     });
-    let mut grpc = Grpc::new(ProstCodec::default()).max_decoding_message_size(REQUEST_BYTES_MAX);
-    grpc.unary(service, request).await
+    let codec = ProstCodec::<Answer, Question>::default();
+    Grpc::new(codec).max_decoding_message_size(REQUEST_BYTES_MAX).unary(service, request).await
 }
 
 /// List: one request, a stream of answers.

@@ -15,7 +15,7 @@ use super::proto::{
     self, CleanupRequest, CommitRequest, Info, InfoResponse, KeyRequest, ListRequest, ListResponse,
     Mount, MountsResponse, PrepareRequest, UpdateRequest, UsageResponse, ViewRequest,
 };
-use super::{labels, remote};
+use super::{Namespaces, labels, remote};
 use crate::metrics::Metrics;
 use crate::trust::sharing::{Sharing, is_of_image, layer_digest};
 use crate::trust::unpacking::{self, Below, Root};
@@ -44,12 +44,13 @@ const USAGES_MAX: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Snapshotter {
     worker: Worker,
+    without_blobs: Namespaces,
     usages: Mutex<HashMap<Key, Usage>>,
 }
 
 impl Snapshotter {
-    pub(super) fn new(worker: Worker) -> Self {
-        Self { worker, usages: Mutex::default() }
+    pub(super) fn new(worker: Worker, without_blobs: Namespaces) -> Self {
+        Self { worker, without_blobs, usages: Mutex::default() }
     }
 
     pub(super) fn metrics(&self) -> &Metrics {
@@ -72,7 +73,9 @@ impl Snapshotter {
         let key = self.new_key("key", request.key)?;
         let labels = labels::checked(request.labels)?;
         let parent = self.parent(request.parent)?;
-        if let Some(chain) = unpacking::wanted_chain(&key.name, &labels)
+        // "Already exists" keeps the blob from being fetched, for good.
+        if self.without_blobs.have(&key)
+            && let Some(chain) = unpacking::wanted_chain(&key.name, &labels)
             && let Some(name) =
                 remote::adopt(&self.worker, &key, &chain, parent.as_ref(), &labels).await?
         {
@@ -154,8 +157,10 @@ impl Snapshotter {
                 // The appliance may have this layer of another worker, for fewer than this one: that has to be known before
                 // the layer has its name.
                 let sealed = self.worker.seal(&volume.key, registered).await?;
-                if is_for_all && !self.worker.trust().shares_all() {
-                    committed.is_private = self.worker.is_restricted(sealed.id).await?;
+                // What it was bound to (apply.rs) may be restricted whatever this worker lists.
+                let was_bound = volume.snapshot().is_some();
+                if was_bound || is_for_all && !self.worker.trust().shares_all() {
+                    committed.is_private |= self.worker.is_restricted(sealed.id).await?;
                 }
                 let committed = Extra::Containerd(committed);
                 self.worker.commit(&volume.key, name, committed).await?

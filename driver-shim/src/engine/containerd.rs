@@ -14,7 +14,7 @@ use tokio::net::UnixStream;
 use tonic::client::Grpc;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::{Channel, Endpoint, Uri};
-use tonic::{Code, Request};
+use tonic::{Code, Request, Streaming};
 use tonic_prost::ProstCodec;
 use uuid::Uuid;
 
@@ -62,6 +62,25 @@ pub struct ContainerInfo {
     pub snapshotter: String,
     /// The name of its disk.
     pub snapshot_key: String,
+}
+
+/// The parts of a content that is read.
+#[derive(Debug)]
+pub struct Parts {
+    digest: String,
+    stream: Streaming<ReadResponse>,
+}
+
+impl Parts {
+    /// The next part; `None` at the end.
+    ///
+    /// # Errors
+    /// `NotFound` if there is no such content, or what the call was refused with.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, EngineError> {
+        let part = self.stream.message().await;
+        let part = part.map_err(|status| named(status, || format!("content {}", self.digest)))?;
+        Ok(part.map(|part| part.data.into()))
+    }
 }
 
 impl Containerd {
@@ -152,6 +171,23 @@ impl Containerd {
     /// # Errors
     /// `NotFound`, one that is too long, or what the call was refused with.
     pub async fn read(&self, digest: &str) -> Result<Vec<u8>, EngineError> {
+        let mut parts = self.open(digest).await?;
+        let mut bytes = Vec::new();
+        while let Some(part) = parts.next().await? {
+            bytes.extend_from_slice(&part);
+            if bytes.len() > CONTENT_BYTES_MAX {
+                let reason = format!("{digest} has over {CONTENT_BYTES_MAX} bytes");
+                return Err(EngineError::unexpected(PEER, reason));
+            }
+        }
+        Ok(bytes)
+    }
+
+    /// A content of any size, part by part.
+    ///
+    /// # Errors
+    /// `NotFound`, or what the call was refused with.
+    pub async fn open(&self, digest: &str) -> Result<Parts, EngineError> {
         let missing = |status| named(status, || format!("content {digest}"));
         let path = "/containerd.services.content.v1.Content/Read";
         let mut client = Grpc::new(self.channel.clone());
@@ -159,16 +195,8 @@ impl Containerd {
         let request = self.request(NameRequest { name: digest.to_owned() });
         let codec = ProstCodec::<NameRequest, ReadResponse>::default();
         let answer = client.server_streaming(request, PathAndQuery::from_static(path), codec).await;
-        let mut stream = answer.map_err(missing)?.into_inner();
-        let mut bytes = Vec::new();
-        while let Some(part) = stream.message().await.map_err(missing)? {
-            bytes.extend(part.data);
-            if bytes.len() > CONTENT_BYTES_MAX {
-                let reason = format!("{digest} has over {CONTENT_BYTES_MAX} bytes");
-                return Err(EngineError::unexpected(PEER, reason));
-            }
-        }
-        Ok(bytes)
+        let stream = answer.map_err(missing)?.into_inner();
+        Ok(Parts { digest: digest.to_owned(), stream })
     }
 
     /// Makes a content of these bytes; one that is there already is left as it is.

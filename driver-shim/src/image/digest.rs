@@ -49,13 +49,19 @@ impl fmt::Display for Digest {
 pub fn chain_ids(diff_ids: &[String]) -> Vec<String> {
     let mut chains: Vec<String> = Vec::with_capacity(diff_ids.len());
     for diff_id in diff_ids {
-        let chain = match chains.last() {
-            Some(below) => Digest::of(format!("{below} {diff_id}").as_bytes()).to_string(),
-            None => diff_id.clone(),
-        };
+        let chain = chain_id(chains.last().map(String::as_str), diff_id);
         chains.push(chain);
     }
     chains
+}
+
+/// The chain id of a layer above one of that chain id, or above nothing.
+#[must_use]
+pub fn chain_id(below: Option<&str>, diff_id: &str) -> String {
+    match below {
+        Some(below) => Digest::of(format!("{below} {diff_id}").as_bytes()).to_string(),
+        None => diff_id.to_owned(),
+    }
 }
 
 /// Passes bytes on, and knows their digest and number.

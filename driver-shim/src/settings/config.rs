@@ -10,6 +10,7 @@ use std::sync::Arc;
 use slackwater_attach::{Options as AttachOptions, Rights};
 use slackwater_client::{Client, ClientBuilder, Token};
 
+use crate::containerd::Namespaces;
 use crate::credential;
 use crate::registry::Registries;
 use crate::trust::{PrivateRegistry, PrivateRegistryParseError, Trust, TrustedMakers};
@@ -173,6 +174,8 @@ pub struct Config {
     pub containerd_socket: Option<PathBuf>,
     /// Where containerd itself listens.
     pub containerd_api: PathBuf,
+    /// Where layers that the appliance has are not even fetched.
+    pub layers_without_blobs: Namespaces,
     /// Where the commands are.
     pub control_socket: PathBuf,
     /// Where the metrics page is served.
@@ -226,6 +229,7 @@ impl Config {
             docker_api: docker_api(settings)?,
             containerd_socket: settings.containerd_socket.clone(),
             containerd_api: given(settings.containerd_api.clone(), "containerd-api")?,
+            layers_without_blobs: layers_without_blobs(settings.layers_without_blobs.as_deref())?,
             control_socket: in_state(&settings.control_socket, "control.sock"),
             metrics_listen: settings.metrics_listen,
             log: given(settings.log.clone(), "log")?,
@@ -349,6 +353,16 @@ fn trusted_makers(names: Option<&[String]>) -> Result<TrustedMakers, SettingsErr
     Ok(TrustedMakers::Named(names.iter().cloned().collect()))
 }
 
+/// Namespaces in which layers are not fetched. The command line has no empty list, but an empty text.
+fn layers_without_blobs(names: Option<&[String]>) -> Result<Namespaces, SettingsError> {
+    let names = names.unwrap_or_default();
+    let names = if *names == [""] { &[] } else { names };
+    Namespaces::named(names).ok_or_else(|| {
+        let expected = "expected namespaces of containerd, such as k8s.io,moby, or * for all";
+        value("layers-without-blobs", &names.join(","), expected)
+    })
+}
+
 /// Registries whose layers are for those who may pull them.
 fn private_registries(texts: Option<&[String]>) -> Result<Vec<PrivateRegistry>, SettingsError> {
     let parse = |text: &String| {
@@ -453,6 +467,24 @@ mod tests {
         let lower = Settings { trusted_makers: owned(&["b"]), ..Settings::default() };
         assert_eq!(upper.clone().or(lower).trusted_makers, upper.trusted_makers);
         assert_eq!(Settings::default().or(upper.clone()).trusted_makers, upper.trusted_makers);
+    }
+
+    #[test]
+    fn layers_without_blobs_are_of_namespaces() {
+        let with = |names: &[&str]| {
+            let owned = names.iter().map(|name| (*name).to_owned()).collect();
+            checked(|settings| settings.layers_without_blobs = Some(owned))
+        };
+        let of = |names: &[&str]| {
+            Namespaces::named(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>())
+        };
+        assert_eq!(checked(|_| {}).unwrap().layers_without_blobs, of(&["k8s.io"]).unwrap());
+        assert_eq!(with(&["moby", "*"]).unwrap().layers_without_blobs, of(&["moby", "*"]).unwrap());
+        for none in [&[][..], &[""]] {
+            assert_eq!(with(none).unwrap().layers_without_blobs, Namespaces::default());
+        }
+        let error = with(&["a b"]).unwrap_err().to_string();
+        assert!(error.contains("layers-without-blobs") && error.contains("k8s.io"), "{error}");
     }
 
     #[tokio::test]

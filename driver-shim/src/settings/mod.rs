@@ -32,6 +32,10 @@ pub use size::{Size, SizeError};
 /// Where containerd itself listens, as its packages have it.
 pub(crate) const CONTAINERD_API: &str = "/run/containerd/containerd.sock";
 
+/// The namespace of Kubernetes' runtime interface, whose clients pull and run images and do nothing else with them
+/// (containerd, `internal/cri/constants`).
+const CRI_NAMESPACE: &str = "k8s.io";
+
 /// One layer of settings; `None` leaves a setting to the layer below.
 #[derive(Args, Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
@@ -150,10 +154,25 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_CONTAINERD_SOCKET", value_name = "PATH")]
     pub containerd_socket: Option<PathBuf>,
 
-    /// Where containerd itself listens, which is given the layers that this driver makes of its snapshots [default:
+    /// Where containerd itself listens, which is given the layers that this driver makes of its snapshots, and asked for
+    /// the blobs of those that it pulls [default:
     /// /run/containerd/containerd.sock]
     #[arg(long, env = "SLACKWATER_CONTAINERD_API", value_name = "PATH")]
     pub containerd_api: Option<PathBuf>,
+
+    /// Namespaces of containerd in which a layer that the appliance has is not even fetched, separated by commas [default:
+    /// k8s.io]
+    ///
+    /// There images are pulled in no time, and none of them can be saved, exported or pushed by the engine, nor built on
+    /// elsewhere: it has no blobs. In all other namespaces the engine fetches the blobs, and with the differ that
+    /// `engine-config` prints unpacks nothing of them. `*` stands for all; an empty text for none.
+    #[arg(
+        long,
+        env = "SLACKWATER_LAYERS_WITHOUT_BLOBS",
+        value_name = "NAMESPACES",
+        value_delimiter = ','
+    )]
+    pub layers_without_blobs: Option<Vec<String>>,
 
     /// Socket between the daemon and its commands [default: control.sock in --state-dir]
     #[arg(long, env = "SLACKWATER_CONTROL_SOCKET", value_name = "PATH")]
@@ -189,6 +208,7 @@ impl Settings {
             attach: Some(AttachChoice::Auto),
             docker_api: Some("/var/run/docker.sock".to_owned()),
             containerd_api: Some(CONTAINERD_API.into()),
+            layers_without_blobs: Some(vec![CRI_NAMESPACE.to_owned()]),
             log: "info".parse().ok(),
             log_format: Some(LogFormat::Text),
             ..Self::default()
@@ -222,6 +242,7 @@ impl Settings {
             docker_api: self.docker_api.or(lower.docker_api),
             containerd_socket: self.containerd_socket.or(lower.containerd_socket),
             containerd_api: self.containerd_api.or(lower.containerd_api),
+            layers_without_blobs: self.layers_without_blobs.or(lower.layers_without_blobs),
             control_socket: self.control_socket.or(lower.control_socket),
             metrics_listen: self.metrics_listen.or(lower.metrics_listen),
             log: self.log.or(lower.log),

@@ -27,6 +27,10 @@
 //!                                                               namespace that unpacked them; those of a registry that
 //!                                                               private-registries lists, if it lets this worker read
 //!                                                               the blob
+//!  namespace of a key              who calls containerd         whether such a layer is taken for its hashes, or only with
+//!                                                               its blob (layers-without-blobs)
+//!  blob in the content store       an image's author            that it is the layer that is wanted, once its tar is
+//!                                                               hashed; its media type nothing
 //!  labels .../cri.image-ref and    the client that pulls; an    from which registry a layer was unpacked: whether it
 //!    .../cri.layer-digest          image's author where that    is for all, for those who may read the blob, or for
 //!                                  says nothing                 this worker
@@ -37,10 +41,10 @@
 //!    snapshot                                                   insecure-references-without-mac, that it is a chain
 //! ```
 //! The functions take the input and the facts to compare it with, and make no calls. Their callers collect the facts:
-//! `containerd/remote.rs` whether a disk holds a reference and nothing else, `worker/references.rs` which references
-//! this worker has just written, `registry/` what registries answer. An empty disk, which is taken by its name, is
-//! compared (`worker/empty_disk.rs`), and files that tars and disks hold are the concern of the crates `archive` and
-//! `attach`.
+//! `containerd/remote.rs` whether a disk holds a reference and nothing else, `containerd/apply.rs` what a blob is,
+//! `worker/references.rs` which references this worker has just written, `registry/` what registries answer. An empty
+//! disk, which is taken by its name, is compared (`worker/empty_disk.rs`), and files that tars and disks hold are the
+//! concern of the crates `archive` and `attach`.
 
 pub(crate) mod annotation;
 mod error;

@@ -39,6 +39,13 @@ pub(crate) fn wanted_chain(key: &str, labels: &BTreeMap<String, String>) -> Opti
     chain(labels).filter(|chain| *chain == wanted)
 }
 
+/// The chain id of the layer that one of containerd's unpackers unpacks into the snapshot with this key, for a client
+/// that has its blob.
+pub(crate) fn unpacked_into(key: &str) -> Option<ChainId> {
+    let (random, chain) = unpack_key(key)?;
+    is_random_of_containerd(random).then_some(chain)
+}
+
 /// What a layer was unpacked above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Below {
@@ -73,8 +80,12 @@ pub(crate) fn is_wanted(
 /// for all, only in its own. Snapshots that were unpacked on this worker begin with their namespace. Those that were
 /// adopted begin with a chain id: they are for this worker, so every namespace may have them.
 pub(crate) fn is_visible_to(name: &str, key: &str, is_private: bool) -> bool {
-    let namespace = |name: &str| name.split_once('/').map(|(namespace, _)| namespace.to_owned());
     !is_private || name.starts_with("sha256:") || namespace(name) == namespace(key)
+}
+
+/// The namespace of containerd that a key begins with.
+pub(crate) fn namespace(key: &str) -> Option<&str> {
+    key.split_once('/').map(|(namespace, _)| namespace)
 }
 
 /// Whether a committed snapshot is the layer `wanted` for an image by reference that is made in some namespace of
@@ -182,6 +193,9 @@ mod tests {
         assert!(super::unpacked_chain(&key, &one, Below::Chain).is_some());
         assert_eq!(super::unpacked_chain(&key, &one, Below::Other), None);
         assert_eq!(unpacked_chain(&key, &two), None, "another layer");
+        assert_eq!(unpacked_into(&key).unwrap().as_str(), one);
+        let other = format!("default/7/extract-k2x8hz9rqm4n1v7c0t5w3y6pb {one}");
+        assert_eq!((unpacked_into(&other), unpacked_into(&one)), (None, None));
         for other in ["0-AAAA", "999999999-_-zZ"] {
             assert!(unpacked_chain(&format!("extract-{other} {one}"), &one).is_some(), "{other}");
         }

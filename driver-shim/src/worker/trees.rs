@@ -12,7 +12,7 @@ use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
 use super::mounting::{Pin, View};
-use super::volume::{Access, Content, Engine, MountedAs, SnapshotRef};
+use super::volume::{Access, Content, Engine, MountedAs, SnapshotRef, Volume};
 use super::{Worker, WorkerError};
 
 /// A directory tree of a volume, mounted for as long as this lives.
@@ -57,6 +57,10 @@ impl Tree {
     }
 }
 
+fn has_disk(volume: &Volume, name: Uuid) -> bool {
+    matches!(volume.content, Content::Disk { name: own, .. } if own == name)
+}
+
 impl Worker {
     /// The tree of an engine's volume that is mounted here; `None` if none is.
     ///
@@ -65,8 +69,7 @@ impl Worker {
     pub async fn tree_at(&self, engine: Engine, path: &Path) -> Result<Option<Tree>, WorkerError> {
         let volumes = self.list(engine);
         let mounted = if let Some(name) = self.name_below::<Uuid>("mounts", path) {
-            let is_it = |content: &Content| matches!(content, Content::Disk { name: own, .. } if *own == name);
-            let Some(volume) = volumes.iter().find(|volume| is_it(&volume.content)) else {
+            let Some(volume) = volumes.iter().find(|volume| has_disk(volume, name)) else {
                 return Ok(None);
             };
             // Nothing is made of a disk whose writes were lost, as with a commit.
@@ -83,6 +86,19 @@ impl Worker {
             return Ok(None);
         };
         Tree::open(mounted).map_err(|source| WorkerError::Local { path: path.to_owned(), source })
+    }
+
+    /// The engine's volume whose disk has its mount point at this path.
+    #[must_use]
+    pub fn disk_at(&self, engine: Engine, path: &Path) -> Option<Volume> {
+        let name = self.name_below::<Uuid>("mounts", path)?;
+        self.list(engine).into_iter().find(|volume| has_disk(volume, name))
+    }
+
+    /// Whether a disk may have its mount point at this path, now or before.
+    #[must_use]
+    pub fn is_place_of_disk(&self, path: &Path) -> bool {
+        self.name_below::<Uuid>("mounts", path).is_some()
     }
 
     /// The name of what is mounted at a path of this folder of the state directory.

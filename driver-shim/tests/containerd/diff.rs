@@ -12,7 +12,7 @@ use tonic::Code;
 
 use crate::support::content::{Containerd, Content};
 use crate::support::snapshots::{Snapshots, labels};
-use crate::{TEST_TIME, refused, with_snapshotter, with_snapshotter_for};
+use crate::{TEST_TIME, refused, with_snapshotter_for};
 
 const TAR: &str = "application/vnd.oci.image.layer.v1.tar";
 const UNCOMPRESSED: &str = "containerd.io/uncompressed";
@@ -285,13 +285,5 @@ fn a_caller_who_leaves_ends_the_work_and_leaves_nothing() {
         for key in ["v", "c", "base"] {
             snapshots.remove(key).await.unwrap();
         }
-    });
-}
-
-#[test]
-fn a_driver_unpacks_nothing_for_containerd() {
-    with_snapshotter(async |snapshots, _| {
-        let said = refused(snapshots.apply().await, Code::Unimplemented);
-        assert!(said.contains("unpacks nothing"), "{said}");
     });
 }

@@ -1,4 +1,4 @@
-//! A containerd as far as it takes a layer: its content store and its leases, in memory.
+//! A containerd as far as it takes and gives a layer: its content store and its leases, in memory.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -19,6 +19,17 @@ use tonic::{Status, Streaming};
 use tonic_prost::ProstCodec;
 
 const COMMIT: i32 = 2;
+
+/// Bytes of one part of a content.
+const PART_BYTES: usize = 1 << 20;
+
+#[derive(Clone, PartialEq, Message)]
+struct Part {
+    #[prost(int64, tag = "1")]
+    offset: i64,
+    #[prost(bytes = "vec", tag = "2")]
+    data: Vec<u8>,
+}
 
 #[derive(Clone, PartialEq, Message)]
 struct WriteRequest {
@@ -147,6 +158,12 @@ async fn answer(kept: Arc<Mutex<Kept>>, request: Request<Body>) -> Response<Body
             let codec = ProstCodec::<WriteResponse, WriteRequest>::default();
             Grpc::new(codec).streaming(service, request).await
         }
+        "/containerd.services.content.v1.Content/Read" => {
+            let service = tower::service_fn(|request: tonic::Request<Named>| {
+                std::future::ready(parts(&kept.lock(), &request.into_inner().name))
+            });
+            Grpc::new(ProstCodec::<Part, Named>::default()).server_streaming(service, request).await
+        }
         "/containerd.services.content.v1.Content/Abort" => {
             unary(request, |named: Named| {
                 kept.lock().open.retain(|open| *open != named.name);
@@ -196,6 +213,21 @@ where
         std::future::ready(Ok::<_, Status>(tonic::Response::new(answer)))
     });
     Grpc::new(ProstCodec::<Answer, Question>::default()).unary(service, request).await
+}
+
+type Parts = stream::Iter<std::vec::IntoIter<Result<Part, Status>>>;
+
+/// A content, or that there is none.
+fn parts(kept: &Kept, digest: &str) -> Result<tonic::Response<Parts>, Status> {
+    let Some(content) = kept.contents.get(digest) else {
+        return Err(Status::not_found(format!("content {digest}")));
+    };
+    let part = |(index, data): (usize, &[u8])| {
+        let offset = i64::try_from(index * PART_BYTES).unwrap();
+        Ok(Part { offset, data: data.to_vec() })
+    };
+    let parts: Vec<_> = content.bytes.chunks(PART_BYTES).enumerate().map(part).collect();
+    Ok(tonic::Response::new(stream::iter(parts)))
 }
 
 /// One write, as containerd's content store takes it.

@@ -6,11 +6,13 @@ use std::path::{Path, PathBuf};
 use hyper::http::uri::PathAndQuery;
 use prost::Message;
 use slackwater_driver::containerd::proto::{
+    ApplyRequest, ApplyResponse, Descriptor, DiffRequest, DiffResponse,
+};
+use slackwater_driver::containerd::proto::{
     CleanupRequest, CommitRequest, FieldMask, Info, InfoResponse, KeyRequest, ListRequest,
     ListResponse, Mount, MountsResponse, PrepareRequest, UpdateRequest, UsageResponse,
 };
-use slackwater_driver::containerd::proto::{Descriptor, DiffRequest, DiffResponse};
-use slackwater_driver::containerd::{DIFF_SERVICE, SERVICE, serve};
+use slackwater_driver::containerd::{ContainerdOptions, DIFF_SERVICE, Namespaces, SERVICE, serve};
 use slackwater_driver::worker::Worker;
 use tokio::net::UnixListener;
 use tokio::sync::oneshot;
@@ -47,9 +49,20 @@ impl Snapshots {
         Self::serve_for(worker, socket, Path::new("/nowhere")).await
     }
 
-    /// Serves for the containerd that listens at `api`.
+    /// Serves for the containerd that listens at `api`, whose clients need no blobs.
     pub async fn serve_for(worker: Worker, socket: &Path, api: &Path) -> Self {
-        let api = api.to_owned();
+        Self::serve_with(worker, socket, api, "*").await
+    }
+
+    /// The same, with this namespace alone, or all, as one whose clients need no blobs.
+    pub async fn serve_with(
+        worker: Worker,
+        socket: &Path,
+        api: &Path,
+        without_blobs: &str,
+    ) -> Self {
+        let without_blobs = Namespaces::named(&[without_blobs.to_owned()]).unwrap();
+        let options = ContainerdOptions { api: api.to_owned(), without_blobs };
         let _ = std::fs::remove_file(socket);
         let listener = UnixListener::bind(socket).unwrap();
         let (stop, stopped) = oneshot::channel::<()>();
@@ -57,7 +70,7 @@ impl Snapshots {
             let stopped = async move {
                 let _ = stopped.await;
             };
-            serve(worker, api, listener, stopped).await.unwrap();
+            serve(worker, options, listener, stopped).await.unwrap();
         });
         let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display())).unwrap();
         Self { channel: endpoint.connect().await.unwrap(), stop, task }
@@ -101,13 +114,19 @@ impl Snapshots {
         Ok(answer.diff.unwrap())
     }
 
-    /// Asks to unpack a layer.
-    pub async fn apply(&self) -> Result<(), Status> {
+    /// Asks to unpack a layer; what was unpacked.
+    pub async fn apply(
+        &self,
+        namespace: &str,
+        request: ApplyRequest,
+    ) -> Result<Descriptor, Status> {
         let mut grpc = Grpc::new(self.channel.clone());
         grpc.ready().await.unwrap();
         let path = PathAndQuery::try_from(format!("/{DIFF_SERVICE}/Apply")).unwrap();
-        let codec = ProstCodec::<DiffRequest, ()>::default();
-        grpc.unary(Request::new(DiffRequest::default()), path, codec).await.map(drop)
+        let mut request = Request::new(request);
+        request.metadata_mut().insert("containerd-namespace", namespace.parse().unwrap());
+        let codec = ProstCodec::<ApplyRequest, ApplyResponse>::default();
+        Ok(grpc.unary(request, path, codec).await?.into_inner().applied.unwrap())
     }
 
     pub async fn prepare_labelled(
