@@ -162,9 +162,9 @@ systemctl restart containerd
 ctr images pull --snapshotter slackwater IMAGE
 ctr run --snapshotter slackwater IMAGE NAME
 
-# `ctr images pull` and nerdctl fetch every layer; Kubernetes fetches none that the appliance
-# has, and neither do the namespaces of the driver's layers-without-blobs. Commit in constant
-# time:
+# `ctr images pull` of these releases fetches and unpacks every layer, whatever is set. Kubernetes
+# fetches none that the appliance has, and nerdctl none in the namespaces that the driver's
+# layers-without-blobs lists. Commit in constant time:
 #   slackwater-driver image commit --containerd /run/containerd/containerd.sock NAME IMAGE
 "#,
         socket = paths.containerd_socket,
@@ -268,8 +268,8 @@ fn proxy_plugin(paths: &Paths, exports: Exports) -> String {
     text
 }
 
-/// What makes layers of this driver's snapshots, and takes those that the appliance has. containerd's own differ makes all
-/// others, and unpacks.
+/// What makes layers of this driver's snapshots, and takes those that the appliance has. containerd's own differ makes
+/// all others, and unpacks.
 fn differ(paths: &Paths) -> String {
     let socket = &paths.containerd_socket;
     format!(
@@ -278,7 +278,8 @@ fn differ(paths: &Paths) -> String {
   address = "{socket}"
 
 # Commits and builds read what changed, and not the image; pulls unpack nothing that the appliance
-# has. While the driver is down, containerd commits nothing, and unpacks nothing but by its transfer service, for other snapshotters either.
+# has. While the driver is down, containerd commits nothing, and unpacks nothing but by its transfer
+# service, for other snapshotters either.
 [plugins."io.containerd.service.v1.diff-service"]
   default = ["slackwater-diff", "walking"]
 "#

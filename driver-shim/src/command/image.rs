@@ -70,7 +70,7 @@ pub(super) struct CommitArguments {
     /// Namespace of containerd
     #[arg(long, value_name = "NAME", default_value = "default")]
     namespace: String,
-    /// The container
+    /// The container: its id, the beginning of it, or the name that nerdctl gave it
     container: String,
     /// The image that is made
     target: String,
@@ -123,8 +123,8 @@ pub(super) async fn run(
             let namespace = arguments.namespace.as_str();
             let containerd = Containerd::connect(&arguments.containerd, namespace).await?;
             let images = Images { containerd: &containerd, namespace, daemon: &daemon };
-            images.commit(&arguments.container, &arguments.target).await?;
-            json!({ "image": arguments.target })
+            let id = images.commit(&arguments.container, &arguments.target).await?;
+            json!({ "image": arguments.target, "container": id })
         }
         ImageCommand::Export(arguments) => {
             export(&arguments, &daemon).await?;

@@ -13,8 +13,8 @@
 //! snapshotter; what it would have unpacked is on the appliance.
 //!
 //! - Nothing is bound that was only looked up: the blob is read to its end, and is that layer.
-//! - What this one does not do, or fails at before that, is answered with `Unimplemented`: containerd's own differ unpacks
-//!   the layer then, and compares it with the image.
+//! - What this one does not do, or fails at before that, is answered with `Unimplemented`: containerd's own differ
+//!   unpacks the layer then, and compares it with the image.
 //! - A caller who leaves ends the reading.
 
 use std::io::{self, Read, Write};
@@ -36,7 +36,7 @@ use super::snapshotter::extra;
 use crate::engine::containerd::Containerd;
 use crate::image::digest::{Digest, HashingWriter, chain_id};
 use crate::trust::unpacking;
-use crate::worker::{Engine, Kind, Volume};
+use crate::worker::{Engine, Kind, Volume, WorkerError};
 
 /// What the appliance has of a layer that is to be unpacked.
 struct Wanted {
@@ -71,7 +71,7 @@ impl Differ {
             let wanted = differ.wanted(&path).await?;
             // An error: the driver ends.
             let _turn = differ.readings.acquire().await;
-            differ.adopt(&caller, &layer.digest, wanted, has_left).await
+            differ.adopt(&caller, &layer.digest, wanted, &path, has_left).await
         });
         let (diff_id, size_bytes) = work.await??;
         drop(waiting);
@@ -118,6 +118,7 @@ impl Differ {
         caller: &Caller,
         digest: &str,
         wanted: Wanted,
+        path: &Path,
         has_left: Arc<AtomicBool>,
     ) -> Result<(Digest, u64), CallError> {
         let Wanted { volume, chain, below, snapshot } = wanted;
@@ -133,8 +134,11 @@ impl Differ {
                 "a blob is not the layer that its image names: containerd unpacks and refuses it");
             return Err(other(format!("the blob is layer {got}, expected {chain}")));
         }
-        let bound = self.worker.bind(&volume.key, snapshot).await;
-        bound.map_err(|error| unpacked(&error))?;
+        self.worker.bind(&volume.key, snapshot).await.map_err(|error| match error {
+            // It was removed while its blob was read: nothing may be unpacked in its place.
+            WorkerError::NotFound { .. } => CallError::NoDisk { path: path.to_owned() },
+            other => unpacked(&other),
+        })?;
         tracing::debug!(key = %volume.key, %snapshot, "the appliance has this layer: not unpacked");
         Ok((diff_id, size_bytes))
     }

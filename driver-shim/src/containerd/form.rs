@@ -62,8 +62,8 @@ pub(super) fn is_read(media_type: &str) -> bool {
     [TAR, GZIP, ZSTD, DOCKER_TAR, DOCKER_GZIP, DOCKER_ZSTD].contains(&media_type)
 }
 
-/// Reads the tar of a layer, of which the first bytes tell the form, as to containerd for most media types: they are often
-/// wrong. zstd takes at most its usual window, 128 MiB.
+/// Reads the tar of a layer, of which the first bytes tell the form, as to containerd for most media types: they are
+/// often wrong. zstd takes at most its usual window, 128 MiB.
 pub(super) fn decoder(mut inner: impl Read + 'static) -> io::Result<Box<dyn Read>> {
     let mut beginning = Vec::new();
     let length = u64::try_from(ZSTD_BEGINNING.len()).unwrap_or_default();

@@ -17,8 +17,9 @@
 //! ```
 //!
 //! A reference counts only in a layer that is being unpacked: a container can write the same file. And only an
-//! unpacker is given a layer: who starts a container may choose its labels, not its key. An annotation is the word of the image's author: what it names is taken only if it was registered as that chain; else a
-//! manifest could put any content under a chain id that others trust.
+//! unpacker is given a layer: who starts a container may choose its labels, not its key. An annotation is the word of the
+//! image's author: what it names is taken only if it was registered as that chain; else a manifest could put any content
+//! under a chain id that others trust.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -154,8 +155,8 @@ async fn finish(
     Ok(None)
 }
 
-/// The name of the committed snapshot of this worker that is this layer above this parent, and that a client finds by its
-/// label.
+/// The name of the committed snapshot of this worker that is this layer above this parent, and that a client finds by
+/// its label.
 fn named(worker: &Worker, unpack: &Key, chain: &ChainId, parent: Option<&Key>) -> Option<String> {
     let is_found = |extra: &ContainerdExtra| {
         unpacking::is_wanted(extra.chain.as_deref(), &extra.labels, chain)

@@ -20,9 +20,9 @@ use uuid::Uuid;
 
 use super::EngineError;
 use super::proto::{
-    Container, ContainerResponse, CreateLeaseRequest, Descriptor, Image, ImageMessage, NameRequest,
-    Nothing, PluginsRequest, PluginsResponse, ReadResponse, WRITE_AND_COMMIT, WriteRequest,
-    WriteResponse,
+    Container, ContainerResponse, CreateLeaseRequest, Descriptor, Image, ImageMessage,
+    ListContainersRequest, ListContainersResponse, NameRequest, Nothing, PluginsRequest,
+    PluginsResponse, ReadResponse, WRITE_AND_COMMIT, WriteRequest, WriteResponse,
 };
 use crate::image::digest::Digest;
 
@@ -56,6 +56,8 @@ pub struct Target {
 /// A container, as far as a commit needs it.
 #[derive(Clone, Debug)]
 pub struct ContainerInfo {
+    /// Its id.
+    pub id: String,
     /// The image that it was made from.
     pub image: String,
     /// What keeps its disk.
@@ -151,19 +153,31 @@ impl Containerd {
         }
     }
 
-    /// A container.
+    /// A container: that of this id, else the one that nerdctl calls so, or whose id begins so.
     ///
     /// # Errors
-    /// `NotFound`, or what the call was refused with.
-    pub async fn container(&self, id: &str) -> Result<ContainerInfo, EngineError> {
-        let request = NameRequest { name: id.to_owned() };
-        let answer: ContainerResponse = self
-            .unary("/containerd.services.containers.v1.Containers/Get", request)
-            .await
-            .map_err(|status| named(status, || format!("container {id}")))?;
-        let Container { image, snapshotter, snapshot_key, .. } =
-            answer.container.ok_or_else(|| EngineError::unexpected(PEER, "no container"))?;
-        Ok(ContainerInfo { image, snapshotter, snapshot_key })
+    /// `NotFound`, `Ambiguous`, or what a call was refused with.
+    pub async fn container(&self, name: &str) -> Result<ContainerInfo, EngineError> {
+        let request = NameRequest { name: name.to_owned() };
+        let path = "/containerd.services.containers.v1.Containers/Get";
+        let answer: Result<ContainerResponse, _> = self.unary(path, request).await;
+        let container = match answer {
+            Ok(answer) => answer.container,
+            Err(status) if [Code::NotFound, Code::InvalidArgument].contains(&status.code()) => {
+                let path = "/containerd.services.containers.v1.Containers/List";
+                let request = ListContainersRequest { filters: filters_of(name) };
+                // Without a filter it would be all.
+                let answer: ListContainersResponse = match request.filters.is_empty() {
+                    true => ListContainersResponse::default(),
+                    false => self.unary(path, request).await?,
+                };
+                Some(chosen(name, answer.containers)?)
+            }
+            Err(status) => return Err(status.into()),
+        };
+        let container = container.ok_or_else(|| EngineError::unexpected(PEER, "no container"))?;
+        let Container { id, image, snapshotter, snapshot_key, .. } = container;
+        Ok(ContainerInfo { id, image, snapshotter, snapshot_key })
     }
 
     /// A small content.
@@ -321,6 +335,38 @@ impl Containerd {
     }
 }
 
+/// The label by which nerdctl finds a container by its name.
+const NAME_LABEL: &str = "nerdctl/name";
+
+/// Filters for what can be meant by a name; none if no container can be called so (containerd, `pkg/identifiers` and
+/// `pkg/filters`).
+fn filters_of(name: &str) -> Vec<String> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let begins_well = name.starts_with(|first: char| first.is_ascii_alphanumeric());
+    match begins_well && name.bytes().all(is_allowed) {
+        true => vec![format!("labels.\"{NAME_LABEL}\"=={name}"), format!("id~=^{name}")],
+        false => Vec::new(),
+    }
+}
+
+/// The container that is meant by a name that is no id. The label may be the image's: it does not go before an id.
+fn chosen(name: &str, found: Vec<Container>) -> Result<Container, EngineError> {
+    let is_meant = |container: &Container| {
+        let is_named = container.labels.get(NAME_LABEL).is_some_and(|label| label == name);
+        is_named || container.id.starts_with(name)
+    };
+    let mut meant: Vec<_> = found.into_iter().filter(is_meant).collect();
+    let what = format!("container {name}");
+    match meant.len() {
+        0 => Err(EngineError::NotFound { peer: PEER, what }),
+        1 => Ok(meant.remove(0)),
+        _ => {
+            let ids: Vec<_> = meant.into_iter().map(|container| container.id).collect();
+            Err(EngineError::Ambiguous { peer: PEER, what, found: ids.join(", ") })
+        }
+    }
+}
+
 async fn dial(path: PathBuf) -> std::io::Result<TokioIo<UnixStream>> {
     Ok(TokioIo::new(UnixStream::connect(path).await?))
 }
@@ -338,5 +384,40 @@ fn named(status: tonic::Status, what: impl FnOnce() -> String) -> EngineError {
     match status.code() {
         Code::NotFound => EngineError::NotFound { peer: PEER, what: what() },
         _ => status.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn container(id: &str, name: Option<&str>) -> Container {
+        let label = |name: &str| (NAME_LABEL.to_owned(), name.to_owned());
+        let labels = name.map(label).into_iter().collect();
+        Container { id: id.to_owned(), labels, ..Container::default() }
+    }
+
+    #[test]
+    fn a_container_is_found_by_its_name_or_the_beginning_of_its_id() {
+        let found = || vec![container("ab1", Some("web")), container("db2", None)];
+        assert_eq!(chosen("web", found()).unwrap().id, "ab1");
+        assert_eq!(chosen("d", found()).unwrap().id, "db2");
+        let error = chosen("we", found()).unwrap_err();
+        assert!(matches!(error, EngineError::NotFound { .. }), "a part of a name: {error}");
+        let both = vec![container("ab1", Some("web")), container("web2", None)];
+        let error = chosen("web", both).unwrap_err();
+        assert!(matches!(error, EngineError::Ambiguous { .. }), "an image's label: {error}");
+        let two = vec![container("ab1", None), container("ab2", None), container("x", None)];
+        let error = chosen("ab", two).unwrap_err().to_string();
+        assert!(error.contains("ab1, ab2") && error.contains("whole id"), "{error}");
+    }
+
+    #[test]
+    fn no_name_is_more_than_a_name_in_a_filter() {
+        let expected = ["labels.\"nerdctl/name\"==web-1", "id~=^web-1"];
+        assert_eq!(filters_of("web-1"), expected);
+        for bad in ["", ".a", "-a", "a b", "a,id~=x", "a\"b", "a/b", "a*", "a|b", "\u{fc}"] {
+            assert_eq!(filters_of(bad), [""; 0], "{bad}");
+        }
     }
 }

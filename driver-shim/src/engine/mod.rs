@@ -69,6 +69,16 @@ pub enum EngineError {
         /// Where the daemon has it.
         path: PathBuf,
     },
+    /// A name can mean several things.
+    #[error("{peer}: {what} can be any of {found}: give the whole id")]
+    Ambiguous {
+        /// The engine.
+        peer: &'static str,
+        /// What was asked for.
+        what: String,
+        /// What it can be.
+        found: String,
+    },
     /// There is no such thing in the engine.
     #[error("{peer} has no {what}")]
     NotFound {

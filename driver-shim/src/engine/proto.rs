@@ -48,12 +48,28 @@ pub(crate) struct ImageMessage {
 pub(crate) struct Container {
     #[prost(string, tag = "1")]
     pub(crate) id: String,
+    #[prost(map = "string, string", tag = "2")]
+    pub(crate) labels: HashMap<String, String>,
     #[prost(string, tag = "3")]
     pub(crate) image: String,
     #[prost(string, tag = "6")]
     pub(crate) snapshotter: String,
     #[prost(string, tag = "7")]
     pub(crate) snapshot_key: String,
+}
+
+/// Asks for the containers that one of the filters holds.
+#[derive(Clone, PartialEq, Eq, Message)]
+pub(crate) struct ListContainersRequest {
+    #[prost(string, repeated, tag = "1")]
+    pub(crate) filters: Vec<String>,
+}
+
+/// Containers.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct ListContainersResponse {
+    #[prost(message, repeated, tag = "1")]
+    pub(crate) containers: Vec<Container>,
 }
 
 /// The answer to a request for a container.

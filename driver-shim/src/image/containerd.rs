@@ -48,11 +48,11 @@ impl Images<'_> {
     }
 
     /// Makes `target` an image of what the container's disk holds now, above its own image; in
-    /// a time that does not depend on how much that is.
+    /// a time that does not depend on how much that is. Returns the container's id.
     ///
     /// # Errors
     /// The container's disk or a layer is not on the appliance, or a call failed.
-    pub async fn commit(&self, container: &str, target: &str) -> Result<(), DriverError> {
+    pub async fn commit(&self, container: &str, target: &str) -> Result<String, DriverError> {
         let info = self.containerd.container(container).await?;
         let mut image = self.source(&info.image).await?;
         let volume = self.active_volume(&info.snapshot_key).await?.ok_or_else(|| {
@@ -69,13 +69,14 @@ impl Images<'_> {
         image.snapshots.push(snapshot);
         let created = now().to_string();
         let step = json!({ "created": created,
-            "created_by": format!("slackwater-driver image commit {container}") });
+            "created_by": format!("slackwater-driver image commit {}", info.id) });
         match image.config.get_mut("history").and_then(Value::as_array_mut) {
             Some(history) => history.push(step),
             None => image.config["history"] = json!([step]),
         }
         image.config["created"] = created.into();
-        self.write(target, image.config, &image.snapshots).await
+        self.write(target, image.config, &image.snapshots).await?;
+        Ok(info.id)
     }
 
     /// Writes `image` with ordinary layers to an archive.

@@ -9,7 +9,7 @@ use slackwater_driver::containerd::proto::{
     ApplyRequest, CommitRequest, Descriptor, Mount, Payload,
 };
 use slackwater_driver::image::digest::{Digest, chain_id};
-use slackwater_driver::worker::{Content as VolumeContent, Key};
+use slackwater_driver::worker::{Content as VolumeContent, Engine, Key, SnapshotRef};
 use tonic::Code;
 
 use crate::support::content::{Containerd, Content};
@@ -82,6 +82,15 @@ async fn serve_docker(machine: &Machine) -> (Snapshots, Containerd) {
     let socket = machine.path().join("c.sock");
     let snapshots = Snapshots::serve_with(machine.worker.clone(), &socket, &api, "k8s.io").await;
     (snapshots, containerd)
+}
+
+/// A worker that unpacked a layer of this chain id, and the layer's snapshot.
+async fn unpacked(appliance: &Appliance, chain: &str) -> (Machine, Snapshots, SnapshotRef) {
+    let machine = Machine::start(appliance).await;
+    let snapshots = serve(&machine).await;
+    let name = unpack(&snapshots, chain, "", true).await;
+    let unpacked = snapshot(&machine, &name).await;
+    (machine, snapshots, unpacked)
 }
 
 async fn prepared(snapshots: &Snapshots, key: &str, parent: &str, chain: &str) -> PathBuf {
@@ -158,11 +167,7 @@ fn a_layer_is_taken_only_for_its_own_blob() {
     bounded(&runtime, async {
         let (good, bad) = (tar(1), tar(2));
         let chain = diff_id(&good);
-        let first = Machine::start(&appliance).await;
-        let snapshots = serve(&first).await;
-        unpack(&snapshots, &chain, "", true).await;
-        let expected = snapshot(&first, &format!("default/2/{chain}")).await;
-
+        let (first, snapshots, expected) = unpacked(&appliance, &chain).await;
         let second = Machine::start(&appliance).await;
         let (others, containerd) = serve_docker(&second).await;
         let key = unpack_key(1, &chain);
@@ -219,5 +224,38 @@ fn a_layer_is_taken_only_for_its_own_blob() {
         drop(containerd);
         others.stop().await;
         snapshots.stop().await;
+        drop(first);
+    });
+}
+
+#[test]
+fn what_was_bound_is_committed_after_a_restart_or_goes() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let layer = tar(1);
+        let chain = diff_id(&layer);
+        let (first, snapshots, expected) = unpacked(&appliance, &chain).await;
+        let second = Machine::start(&appliance).await;
+        let (others, containerd) = serve_docker(&second).await;
+        let digest = fetched(&containerd, layer);
+        let (kept, gone) = (unpack_key(1, &chain), unpack_key(2, &chain));
+        for key in [&kept, &gone] {
+            let root = prepared(&others, key, "", &chain).await;
+            others.apply("default", request(&root, &digest, TAR)).await.unwrap();
+        }
+        others.stop().await;
+        drop(containerd);
+        let second = second.restart(&appliance).await;
+        let others = serve(&second).await;
+        let name = format!("default/9/{chain}");
+        others.commit(&name, &kept).await.unwrap();
+        assert_eq!(snapshot(&second, &name).await, expected);
+        others.remove(&gone).await.unwrap();
+        others.remove(&name).await.unwrap();
+        assert!(second.worker.list(Engine::Containerd).is_empty());
+        others.stop().await;
+        snapshots.stop().await;
+        drop(first);
     });
 }
