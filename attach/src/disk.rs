@@ -17,6 +17,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use crate::export::{Export, Place, make_directory};
 use crate::kernel::{self, LoopDevice, MountPoint};
 use crate::tools::{LOSETUP, MOUNT, STAT, TOOL_TIME_LIMIT, UMOUNT, says};
@@ -33,8 +35,12 @@ const READ_OPTIONS: &str = "ro,noatime,errors=continue";
 /// How often a mount is tried when the loop device that it wanted to share went away meanwhile.
 const MOUNT_ATTEMPTS: u32 = 5;
 
-/// How long a loop device that is losing its last user is waited for.
+/// How long a loop device that is losing its last user is waited for until it is looked at again.
 const RELEASE_PAUSE: Duration = Duration::from_millis(50);
+
+/// How long a loop device that is mounted nowhere here is waited for. Programs that look for a free device, and udev,
+/// open those in use for a moment, too; what has it open for longer uses it.
+const RELEASE_TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// What `stat` calls files that are none, and are not told by `losetup`.
 const SPECIAL_FILES: [&str; 5] =
@@ -122,7 +128,12 @@ impl Export {
         access: Access,
     ) -> Result<(), AttachError> {
         for attempt in 1.. {
-            let shared = self.device_on(place)?;
+            let shared = match self.device_on(place)? {
+                Some(other) if other.read_only != access.is_read_only() => {
+                    self.used_device(place).await?
+                }
+                same => same,
+            };
             let device = match &shared {
                 Some(device) if device.read_only == access.is_read_only() => device.device.clone(),
                 Some(device) => {
@@ -170,6 +181,20 @@ impl Export {
     /// The loop device that is on the file, in whatever mount namespace it is mounted.
     fn device_on(&self, place: &Place) -> Result<Option<LoopDevice>, AttachError> {
         Ok(kernel::loop_devices(|file| file == place.file)?.pop())
+    }
+
+    /// The loop device that is on the file and in use. One that was detached while another program had it open is freed
+    /// when that one closes it, and is waited for.
+    async fn used_device(&self, place: &Place) -> Result<Option<LoopDevice>, AttachError> {
+        let deadline = Instant::now() + RELEASE_TIME_LIMIT;
+        while let Some(device) = self.device_on(place)? {
+            let is_mounted = kernel::mount_points()?.iter().any(|at| at.source == device.device);
+            if is_mounted || !device.is_autoclear || Instant::now() >= deadline {
+                return Ok(Some(device));
+            }
+            tokio::time::sleep(RELEASE_PAUSE).await;
+        }
+        Ok(None)
     }
 
     async fn attach_device(&self, place: &Place, access: Access) -> Result<PathBuf, AttachError> {
@@ -332,8 +357,8 @@ impl Export {
     }
 
     /// Refuses a file that a loop device is on.
-    pub(crate) fn require_unused(&self, place: &Place) -> Result<(), AttachError> {
-        match self.device_on(place)? {
+    pub(crate) async fn require_unused(&self, place: &Place) -> Result<(), AttachError> {
+        match self.used_device(place).await? {
             None => Ok(()),
             Some(LoopDevice { device, .. }) => {
                 Err(AttachError::InUse { path: place.path.clone(), loop_device: device })
@@ -409,7 +434,7 @@ pub(crate) mod tests {
                 mount_path: None,
                 state_directory: self.target.parent().unwrap().to_owned(),
                 fuse_program: Vec::new(),
-                tool_program: Vec::new(),
+                tool_program: crate::test_tool::program("sandbox::tests::as_a_tool"),
                 rights: Rights::default(),
             };
             Export::local(options, &self.files).await.unwrap()
@@ -511,5 +536,32 @@ pub(crate) mod tests {
             }
         };
         tokio::time::timeout(PATIENCE, freed).await.unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn as_root_a_device_that_another_program_has_open_for_a_moment_is_waited_for() {
+        let (scratch, export) = Scratch::new().await;
+        scratch.make_file_system();
+        let disk = scratch.files.join("disk");
+        // As `losetup --find` of another process does with a device that it takes for a free one.
+        let detach_while_open = || {
+            let device = run("losetup", &["--find", "--show", disk.to_str().unwrap()]);
+            let opened = fs::File::open(&device).unwrap();
+            run("losetup", &["--detach", &device]);
+            let place = export.place(Source::File("disk")).unwrap();
+            assert!(export.device_on(&place).unwrap().is_some(), "it is kept by who has it open");
+            tokio::spawn(async move {
+                tokio::time::sleep(4 * RELEASE_PAUSE).await;
+                drop(opened);
+            })
+        };
+        let closed = detach_while_open();
+        export.grow_file_system("disk").await.unwrap();
+        closed.await.unwrap();
+
+        let closed = detach_while_open();
+        export.mount(Source::File("disk"), &scratch.target, Access::ReadOnly).await.unwrap();
+        closed.await.unwrap();
+        export.unmount(&scratch.target).await.unwrap();
     }
 }

@@ -44,7 +44,7 @@ impl Export {
     pub(crate) async fn make_file_system(&self, path: &str) -> Result<(), AttachError> {
         let place = self.place(Source::File(path))?;
         let _turn = self.locks.lock(&place.file).await;
-        self.require_unused(&place)?;
+        self.require_unused(&place).await?;
         self.require().await?;
         let call = self.call_on(MKFS_EXT4, &place, Access::ReadWrite);
         let call = call.environment("MKE2FS_CONFIG", SETTINGS);
@@ -60,7 +60,7 @@ impl Export {
     pub(crate) async fn grow_file_system(&self, path: &str) -> Result<(), AttachError> {
         let place = self.place(Source::File(path))?;
         let _turn = self.locks.lock(&place.file).await;
-        self.require_unused(&place)?;
+        self.require_unused(&place).await?;
         self.require().await?;
         // `ls` prints nothing for a name that is not there, and the rest as an error.
         let before = self.edit(&place, &format!("ls -l {LOST_AND_FOUND}"), false).await?;

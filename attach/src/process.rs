@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn as_root_what_runs_in_a_namespace_of_its_own_is_not_taken_for_ours() {
         // A time that no other process sleeps for.
-        let time = format!("1000.{:09}", std::process::id());
+        let time = format!("1001.{:09}", std::process::id());
         let sleeping = |name: &str| {
             let is_it = |words: &[&Path]| *words == [Path::new("sleep"), Path::new(name)];
             running(|words| is_it(words).then_some(())).len()

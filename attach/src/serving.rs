@@ -263,7 +263,7 @@ mod tests {
     async fn a_keeper_that_cannot_be_written_down_is_ended() {
         let directory = tempfile::tempdir().unwrap();
         // A time that no other process sleeps for.
-        let time = format!("1000.{:09}", std::process::id());
+        let time = format!("1002.{:09}", std::process::id());
         let service = Service::new(vec!["sleep".into(), time.clone().into()], directory.path());
         fs::create_dir(&service.keeper_record).unwrap();
         let fuse = OwnedFd::from(File::open("/dev/null").unwrap());
