@@ -6,6 +6,7 @@
 //! | `GET /status` | what the daemon is and has |
 //! | `GET /metrics` | the same and more for Prometheus; also at `--metrics-listen` |
 //! | `GET /references/{snapshot}` | the reference to a snapshot |
+//! | `POST /references` | the snapshot that a reference of an image names, if it is trusted |
 //! | `GET /volumes?engine=` | all volumes of an engine |
 //! | `GET /volumes/{engine}/{name}` | one and what it was made above, with their snapshots |
 //! | `GET /layers/{namespace}/{chain id}` | the snapshot of a layer of containerd |
@@ -116,6 +117,7 @@ impl IntoResponse for Failure {
             WorkerError::NotFound { .. }
             | WorkerError::UnknownSnapshot { .. }
             | WorkerError::NotPublished { .. } => StatusCode::NOT_FOUND,
+            WorkerError::Untrusted { .. } => StatusCode::FORBIDDEN,
             WorkerError::Appliance { .. } => StatusCode::BAD_GATEWAY,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
@@ -139,6 +141,7 @@ pub fn router(control: Control) -> Router {
         .route("/status", get(status))
         .route("/metrics", get(metrics))
         .route("/references/{snapshot}", get(reference))
+        .route("/references", post(referenced))
         .route("/volumes", get(volumes))
         .route("/volumes/{engine}/{name}", get(chain))
         .route("/layers/{namespace}/{chain_id}", get(layer))
@@ -214,6 +217,15 @@ async fn reference(
     Path(snapshot): Path<SnapshotId>,
 ) -> Answer<Reference> {
     Ok(Json(control.worker.reference_to(snapshot).await?))
+}
+
+async fn referenced(
+    State(control): State<Control>,
+    Json(reference): Json<Reference>,
+) -> Answer<SnapshotRef> {
+    // Its size was compared, too: with what the appliance says of the snapshot.
+    let id = control.worker.believe(&reference).await?;
+    Ok(Json(SnapshotRef { id, size_bytes: reference.size_bytes }))
 }
 
 async fn volumes(

@@ -6,6 +6,7 @@ mod support;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use slackwater_archive::Reference;
 use slackwater_client::types::{ChainId, ImageName, Timestamp};
 use slackwater_driver::control::{self, Control};
 use slackwater_driver::daemon::Stop;
@@ -89,6 +90,14 @@ async fn chains_are_shown_with_their_snapshots_and_kept_for_images() {
     let reference = daemon.reference(above.id).await.unwrap();
     assert_eq!(reference, worker.reference_to(above.id).await.unwrap());
     assert!(reference.mac.is_some(), "{reference:?}");
+    assert_eq!(daemon.referenced(&reference).await.unwrap(), above);
+    let larger = Reference { size_bytes: 2 * reference.size_bytes, ..reference.clone() };
+    let forged = Reference { mac: Some("07".repeat(32).parse().unwrap()), ..reference.clone() };
+    let unpublished = daemon.reference(below.id).await.unwrap();
+    for untrusted in [larger, forged, unpublished] {
+        let refused = daemon.referenced(&untrusted).await.unwrap_err();
+        assert!(matches!(refused, EngineError::Refused { status: 403, .. }), "{refused}");
+    }
 
     // Without its volumes it lives, until it is published no more.
     worker.remove(&top).await.unwrap();

@@ -29,12 +29,12 @@ use tokio::task::spawn_blocking;
 
 use super::diff::{Caller, Differ, PIECES_MAX, Waiting, bound, other};
 use super::error::CallError;
-use super::form::{self, Form};
 use super::proto::{ApplyRequest, ApplyResponse, Descriptor};
 use super::remote;
 use super::snapshotter::extra;
 use crate::engine::containerd::Containerd;
 use crate::image::digest::{Digest, HashingWriter, chain_id};
+use crate::image::form::{self, Form};
 use crate::trust::unpacking;
 use crate::worker::{Engine, Kind, Volume, WorkerError};
 

@@ -30,11 +30,11 @@ use tokio::task::spawn_blocking;
 use uuid::Uuid;
 
 use super::error::CallError;
-use super::form::{Encoder, Form};
 use super::proto::{Descriptor, DiffRequest, DiffResponse, Mount};
 use crate::engine::containerd::Containerd;
 use crate::engine::ingest::{Piece, Whole};
 use crate::image::digest::HashingWriter;
+use crate::image::form::{Encoder, Form};
 use crate::worker::{Engine, Tree, Worker, WorkerError, now};
 
 /// The name of the service, the first part of each path.

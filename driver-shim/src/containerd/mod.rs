@@ -13,8 +13,6 @@
 //!
 //! diff        the layer of what a snapshot has and another has not, written into containerd's content store
 //! apply       a layer that containerd has fetched, and the appliance has: compared, not unpacked
-//!    \
-//!   form      tar, gzip, zstd
 //! ```
 //!
 //! - A name is opaque: it is a key of the worker's volumes and never part of a path.
@@ -27,7 +25,6 @@ mod apply;
 mod diff;
 mod error;
 mod filter;
-mod form;
 mod labels;
 mod link_target;
 mod namespaces;

@@ -16,7 +16,7 @@
 //!   a reference and its link were added, nothing else                   adopt what it names
 //! ```
 //!
-//! A reference counts only in a layer that is being unpacked: a container can write the same file. And only an
+//! On a disk a reference counts only in a layer that is being unpacked: a container can write the same file. And only an
 //! unpacker is given a layer: who starts a container may choose its labels, not its key. An annotation is the word of the
 //! image's author: what it names is taken only if it was registered as that chain; else a manifest could put any content
 //! under a chain id that others trust.

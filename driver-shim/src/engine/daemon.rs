@@ -17,6 +17,9 @@ use crate::control::{
 };
 use crate::worker::{Chosen, Engine, SnapshotRef, Unpublished, Volume};
 
+/// What a daemon that lacks something of its answers, or a whole call, has to hear.
+const OLD_DAEMON: &str = "it is of an older release than this command, restart it";
+
 /// The daemon of this machine.
 #[derive(Clone, Debug)]
 pub struct Daemon {
@@ -145,6 +148,21 @@ impl Daemon {
         self.http.get(&format!("/references/{snapshot}")).await
     }
 
+    /// The snapshot that a reference of an image names.
+    ///
+    /// # Errors
+    /// [`EngineError`]; `Refused` where the reference is not to be trusted.
+    pub async fn referenced(&self, reference: &Reference) -> Result<SnapshotRef, EngineError> {
+        let found = self.http.post("/references", reference).await;
+        match found {
+            // A snapshot that is not there has an error in words.
+            Err(EngineError::Refused { status: 404 | 405, message, .. }) if message.is_empty() => {
+                Err(EngineError::unexpected(self.http.peer(), OLD_DAEMON))
+            }
+            found => found,
+        }
+    }
+
     /// Mounts a snapshot for reading.
     ///
     /// # Errors
@@ -169,8 +187,7 @@ impl Daemon {
 /// Refuses a directory that is not the file system which the daemon mounted there: it would be taken for an empty layer.
 fn require_visible(view: &ViewAnswer) -> Result<(), EngineError> {
     let Some(expected) = view.device else {
-        let reason = "it does not say what it mounted: it is of an older release than this command, restart it";
-        return Err(EngineError::unexpected("slackwater-driver", reason));
+        return Err(EngineError::unexpected("slackwater-driver", OLD_DAEMON));
     };
     let got = std::fs::metadata(&view.path).map(|metadata| metadata.dev());
     match got {

@@ -11,6 +11,7 @@ use super::layout::Export;
 use super::media;
 use super::name;
 use super::reference::{self, ReferenceLayer, diff_ids};
+use crate::engine::EngineError;
 use crate::engine::containerd::{Containerd, LEASE_DURATION, Target};
 use crate::engine::daemon::Daemon;
 use crate::error::DriverError;
@@ -116,8 +117,11 @@ impl Images<'_> {
         }
         let mut snapshots = Vec::new();
         let count = diff_ids.len();
-        for (index, chain_id) in chain_ids(&diff_ids).iter().enumerate() {
-            let found = self.daemon.layer(self.namespace, chain_id).await?;
+        for (index, (chain_id, diff_id)) in chain_ids(&diff_ids).iter().zip(&diff_ids).enumerate() {
+            let found = match self.daemon.layer(self.namespace, chain_id).await? {
+                Some(found) => Some(found),
+                None => self.referenced(image, &manifest["layers"][index], diff_id).await?,
+            };
             snapshots.push(found.ok_or_else(|| {
                 let number = index + 1;
                 let reason = format!(
@@ -128,6 +132,48 @@ impl Images<'_> {
             })?);
         }
         Ok(Source { config, snapshots })
+    }
+
+    /// The snapshot that a layer names, of which containerd has the blob; none if that is an ordinary layer, or not
+    /// there. What the manifest says of it is not asked: it is the word of the image's author.
+    async fn referenced(
+        &self,
+        image: &str,
+        layer: &Value,
+        diff_id: &str,
+    ) -> Result<Option<SnapshotRef>, DriverError> {
+        let Some(digest) = layer["digest"].as_str() else { return Ok(None) };
+        let failed = |reason: String| {
+            let reason = format!("the reference in layer {}: {reason}", digest.escape_debug());
+            DriverError::image(image, reason)
+        };
+        let Some(blob) = self.beginning(digest).await? else { return Ok(None) };
+        let Some(reference) = reference::reference_in(blob, diff_id).map_err(failed)? else {
+            return Ok(None);
+        };
+        let found = self.daemon.referenced(&reference).await;
+        found.map(Some).map_err(|error| failed(error.to_string()))
+    }
+
+    /// A blob, as far as it can be one that holds a reference; none if containerd does not have it.
+    async fn beginning(&self, digest: &str) -> Result<Option<Vec<u8>>, DriverError> {
+        let mut blob = Vec::new();
+        let read = async {
+            let mut parts = self.containerd.open(digest).await?;
+            while let Some(part) = parts.next().await? {
+                blob.extend_from_slice(&part);
+                if u64::try_from(blob.len()).is_ok_and(|length| length > reference::BLOB_BYTES_MAX)
+                {
+                    break;
+                }
+            }
+            Ok::<(), EngineError>(())
+        };
+        match read.await {
+            Err(EngineError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+            Ok(()) => Ok(Some(blob)),
+        }
     }
 
     /// The manifest for this machine.

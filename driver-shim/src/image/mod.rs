@@ -6,12 +6,13 @@
 //!     \    /    \
 //!   reference  layout     layers that name snapshots; an archive with ordinary layers
 //!        \      /
-//!   name  digest          names of images; digests, chain ids
+//!   name  digest  form    names of images; digests, chain ids; tar, gzip, zstd
 //! ```
 
 pub mod containerd;
 pub mod digest;
 pub mod docker;
+pub(crate) mod form;
 mod layout;
 pub mod name;
 mod reference;

@@ -7,7 +7,8 @@ use slackwater_client::types::{ChainId, SnapshotId};
 pub enum TrustError {
     /// It names a snapshot of another appliance.
     #[error(
-        "the image refers to the appliance with store id {got}, but this worker's appliance has {expected}: pull it on a worker of that appliance, or export it to ordinary layers there"
+        "the image refers to the appliance with store id {}, but this worker's appliance has {expected}: pull it on a worker of that appliance, or export it to ordinary layers there",
+        got.escape_debug()
     )]
     OtherStore {
         /// The store that is named.

@@ -30,7 +30,8 @@
 //!  namespace of a key              who calls containerd         whether such a layer is taken for its hashes, or only with
 //!                                                               its blob (layers-without-blobs)
 //!  blob in the content store       an image's author            that it is the layer that is wanted, once its tar is
-//!                                                               hashed; its media type nothing
+//!                                                               hashed; as a member with a reference, which snapshot
+//!                                                               `image` commands take; its media type nothing
 //!  labels .../cri.image-ref and    the client that pulls; an    from which registry a layer was unpacked: whether it
 //!    .../cri.layer-digest          image's author where that    is for all, for those who may read the blob, or for
 //!                                  says nothing                 this worker
@@ -41,8 +42,8 @@
 //!    snapshot                                                   insecure-references-without-mac, that it is a chain
 //! ```
 //! The functions take the input and the facts to compare it with, and make no calls. Their callers collect the facts:
-//! `containerd/remote.rs` whether a disk holds a reference and nothing else, `containerd/apply.rs` what a blob is,
-//! `worker/references.rs` which references this worker has just written, `registry/` what registries answer. An empty
+//! `containerd/remote.rs` whether a disk holds a reference and nothing else, `containerd/apply.rs` and
+//! `image/reference.rs` what a blob is, `worker/references.rs` which references this worker has just written, `registry/` what registries answer. An empty
 //! disk, which is taken by its name, is compared (`worker/empty_disk.rs`), and files that tars and disks hold are the
 //! concern of the crates `archive` and `attach`.
 

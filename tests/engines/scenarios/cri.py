@@ -92,19 +92,19 @@ def commit(world):
         worker.driver.image("commit", "--containerd", containerd.socket, "--namespace",
                             containerd.namespace, "work", name)
         containerd.ctr("images", "push", "--plain-http", name)
-        # As nerdctl names it, and by the beginning of its id.
+        # As nerdctl names it, and by the beginning of its id. What was made so was not unpacked here yet.
         containerd.ctr("containers", "label", "work", "nerdctl/name=friendly")
         for given in ("friendly", "wor"):
             worker.driver.image("commit", "--containerd", containerd.socket, "--namespace",
                                 containerd.namespace, given, world.registry.name(f"{given}:1"))
         made = world.registry.name("friendly:1")
-        require_equal("run", containerd.run(made, "made", "cat", "/own"), "own\n")
         archive = worker.directory / "friendly.tar"
         worker.driver.image("export", "--containerd", containerd.socket, "--namespace",
                             containerd.namespace, made, "--output", archive)
         world.plain("load", "--input", str(archive))
         require_equal("exported", world.plain.run(made, "cat", "/own"), "own")
         world.plain("image", "rm", made)
+        require_equal("run", containerd.run(made, "made", "cat", "/own"), "own\n")
     finally:
         containerd.attempt("tasks", "delete", "--force", "work")
         containerd.attempt("containers", "delete", "work")

@@ -31,7 +31,7 @@ const ZSTD_LEVEL: i32 = 3;
 
 /// How a layer is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(crate) enum Form {
     Tar,
     Gzip,
     Zstd,
@@ -39,7 +39,7 @@ pub(super) enum Form {
 
 impl Form {
     /// The form of a media type, if it is one that is written here. Empty: gzip, as containerd takes it.
-    pub(super) fn of(media_type: &str) -> Option<Self> {
+    pub(crate) fn of(media_type: &str) -> Option<Self> {
         match media_type {
             TAR => Some(Self::Tar),
             "" | GZIP => Some(Self::Gzip),
@@ -48,7 +48,7 @@ impl Form {
         }
     }
 
-    pub(super) fn media_type(self) -> &'static str {
+    pub(crate) fn media_type(self) -> &'static str {
         match self {
             Self::Tar => TAR,
             Self::Gzip => GZIP,
@@ -58,13 +58,13 @@ impl Form {
 }
 
 /// Whether a layer of this media type is a tar, compressed or not.
-pub(super) fn is_read(media_type: &str) -> bool {
+pub(crate) fn is_read(media_type: &str) -> bool {
     [TAR, GZIP, ZSTD, DOCKER_TAR, DOCKER_GZIP, DOCKER_ZSTD].contains(&media_type)
 }
 
 /// Reads the tar of a layer, of which the first bytes tell the form, as to containerd for most media types: they are
 /// often wrong. zstd takes at most its usual window, 128 MiB.
-pub(super) fn decoder(mut inner: impl Read + 'static) -> io::Result<Box<dyn Read>> {
+pub(crate) fn decoder(mut inner: impl Read + 'static) -> io::Result<Box<dyn Read>> {
     let mut beginning = Vec::new();
     let length = u64::try_from(ZSTD_BEGINNING.len()).unwrap_or_default();
     inner.by_ref().take(length).read_to_end(&mut beginning)?;
@@ -81,14 +81,14 @@ pub(super) fn decoder(mut inner: impl Read + 'static) -> io::Result<Box<dyn Read
 }
 
 /// Writes in a form.
-pub(super) enum Encoder<W: Write> {
+pub(crate) enum Encoder<W: Write> {
     Tar(W),
     Gzip(GzEncoder<W>),
     Zstd(ZstdEncoder<'static, W>),
 }
 
 impl<W: Write> Encoder<W> {
-    pub(super) fn new(form: Form, inner: W) -> io::Result<Self> {
+    pub(crate) fn new(form: Form, inner: W) -> io::Result<Self> {
         Ok(match form {
             Form::Tar => Self::Tar(inner),
             Form::Gzip => Self::Gzip(GzEncoder::new(inner, Compression::new(GZIP_LEVEL))),
@@ -97,7 +97,7 @@ impl<W: Write> Encoder<W> {
     }
 
     /// Writes the end.
-    pub(super) fn finish(self) -> io::Result<W> {
+    pub(crate) fn finish(self) -> io::Result<W> {
         match self {
             Self::Tar(inner) => Ok(inner),
             Self::Gzip(encoder) => encoder.finish(),
