@@ -37,7 +37,9 @@ scratch_detach() {
         for text; do
             if grep -qF "$text" "$entry" 2>/dev/null; then
                 device=${entry#/sys/block/}
-                losetup --detach "/dev/${device%%/*}" 2>/dev/null || true
+                device=/dev/${device%%/*}
+                # Held open, the kernel cannot free it, and another program have it, between the look and the detach.
+                { grep -qF "$text" "$entry" && losetup --detach "$device"; } 2>/dev/null <"$device" || true
             fi
         done
     done

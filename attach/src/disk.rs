@@ -262,7 +262,7 @@ impl Export {
     }
 
     /// Frees the device, or has the kernel free it with its last user.
-    async fn detach_device(&self, device: &Path) -> Result<(), AttachError> {
+    pub(crate) async fn detach_device(&self, device: &Path) -> Result<(), AttachError> {
         match self.tools.call(LOSETUP).argument("--detach").argument(device).run().await {
             // It is free already.
             Err(error) if says(&error, "No such device") => Ok(()),

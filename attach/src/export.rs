@@ -17,7 +17,7 @@ use crate::kernel::{self, MountPoint};
 use crate::locks::Locks;
 use crate::serving::{self, Service, Serving};
 use crate::syncing::Syncing;
-use crate::tools::{LOSETUP, TOOL_TIME_LIMIT, Tools, UMOUNT};
+use crate::tools::{TOOL_TIME_LIMIT, Tools, UMOUNT, says};
 use crate::{AttachError, Method, Mounted, Options, Rights, Source};
 
 /// Where the export shows its snapshots.
@@ -38,6 +38,9 @@ const FREED_WITHIN: Duration = Duration::from_secs(10);
 
 /// How often that is looked at.
 const FREED_PAUSE: Duration = Duration::from_millis(20);
+
+/// How long an export that is in use is tried again to be unmounted; who waits for longer has a program in it.
+const CLOSED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The export and what is done with it.
 #[derive(Debug)]
@@ -148,7 +151,9 @@ impl Export {
             }
             // Its disks could not go on by another mount either. FUSE mounts again by itself.
             Some(point)
-                if self.method == Method::Nfs && self.is_idle()? && self.is_refused().await =>
+                if self.method == Method::Nfs
+                    && self.disks()?.is_empty()
+                    && self.is_refused().await =>
             {
                 self.replace_if_idle(point).await?
             }
@@ -175,7 +180,7 @@ impl Export {
     /// Mounts again what is mounted by another path than it would be now, or by one that the appliance refuses, unless
     /// a disk of it is mounted or attached.
     async fn replace_if_idle(&self, point: MountPoint) -> Result<Option<MountPoint>, AttachError> {
-        if self.is_idle()? {
+        if self.is_idle().await? {
             return match self.replace(&point).await {
                 Ok(()) => Ok(None),
                 // A program is in it, or the appliance is away.
@@ -197,14 +202,18 @@ impl Export {
         Ok(Some(point))
     }
 
-    /// Whether no disk of the export is mounted or attached.
-    fn is_idle(&self) -> Result<bool, AttachError> {
-        Ok(self.disks()?.is_empty() && self.devices()?.is_empty())
+    /// Whether no disk of the export is mounted or attached, once what is on its way out has gone.
+    async fn is_idle(&self) -> Result<bool, AttachError> {
+        match self.wait_until_unused().await {
+            Ok(()) => Ok(true),
+            Err(AttachError::Busy { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Takes away an export of other options, if no disk of it is in use.
     async fn replace(&self, point: &MountPoint) -> Result<(), AttachError> {
-        if !self.is_idle()? {
+        if !self.is_idle().await? {
             return Err(AttachError::OtherExport {
                 got: format!("{} ({})", without_secret(&point.source), point.kind),
                 expected: format!("{} ({})", self.source(), self.method),
@@ -354,7 +363,7 @@ impl Export {
     async fn tidy(self: &Arc<Self>) -> Result<(), AttachError> {
         for device in self.devices()?.iter().filter(|device| !device.is_autoclear) {
             // Attached, not yet mounted or not yet marked: the mark frees it, now or later.
-            self.tools.call(LOSETUP).argument("--detach").argument(&device.device).run().await?;
+            self.detach_device(&device.device).await?;
         }
         self.thaw_all().await
     }
@@ -403,11 +412,18 @@ impl Export {
         }
     }
 
-    /// Unmounts a directory as often as something is mounted on it.
+    /// Unmounts a directory as often as something is mounted on it. A loop device is on no file some moments before the
+    /// kernel has closed that file, so that a directory that is in use is tried again.
     async fn unmount_all(&self, directory: &Path) -> Result<(), AttachError> {
+        let deadline = Instant::now() + CLOSED_WITHIN;
         while kernel::mounted_at(directory)?.is_some() {
             let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c"]);
-            call.argument(directory).run().await?;
+            match call.argument(directory).run().await {
+                Err(error) if says(&error, "target is busy") && Instant::now() < deadline => {
+                    tokio::time::sleep(FREED_PAUSE).await;
+                }
+                outcome => drop(outcome?),
+            }
         }
         Ok(())
     }

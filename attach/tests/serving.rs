@@ -189,6 +189,8 @@ async fn a_killed_keeper_and_a_killed_server_are_replaced() {
     exercise(&place, &attach, "server").await;
     assert_ne!(recorded(&place, "server"), Some(server));
 
+    // It may serve before its keeper has written it down.
+    until("the server is written down", async || recorded(&place, "server").is_some()).await;
     let server = recorded(&place, "server");
     let keeper = kill(&place, "keeper").await;
     exercise(&place, &attach, "keeper").await;

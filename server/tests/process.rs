@@ -57,16 +57,19 @@ fn starts_serves_and_stops_cleanly() {
     assert_serves(&first);
     assert!(first.stop().success());
 
-    // The least of some starts tells: a busy machine may hold up any.
-    let mut taken = Duration::MAX;
-    for _ in 0..3 {
+    // The least of some starts tells: a busy machine or disk may hold up any.
+    let deadline = Instant::now() + PATIENCE;
+    loop {
         let begin = Instant::now();
         let again = Server::start(directory.path());
-        taken = taken.min(begin.elapsed());
+        let taken = begin.elapsed();
         assert_serves(&again);
         assert!(again.stop().success());
+        if taken < START_LIMIT {
+            break;
+        }
+        assert!(Instant::now() < deadline, "ready after {taken:?}");
     }
-    assert!(taken < START_LIMIT, "ready after {taken:?}");
 }
 
 /// More let the process grow past its budget.
@@ -107,13 +110,18 @@ fn every_signal_that_asks_for_it_stops_cleanly() {
 #[test]
 fn stops_although_clients_stay_connected() {
     let directory = TempDir::new().unwrap();
-    let server = Server::start(directory.path());
+    let mut server = Server::start(directory.path());
     let idle = [connect(server.nfs), connect(server.api)];
     assert_serves(&server);
-    let begin = Instant::now();
-    assert!(server.stop().success());
-    assert!(begin.elapsed() < Duration::from_secs(15), "took {:?}", begin.elapsed());
+    server.signal(Signal::TERM);
+    assert!(server.wait().success(), "{}", server.log());
     drop(idle);
+    // Neither waited until its time for that was over; how long the store takes is the disk's matter.
+    let log = server.log();
+    for late in ["did not drain", "still under way"] {
+        assert!(!log.contains(late), "{log}");
+    }
+    assert_eq!(log.matches("drained").count(), 2, "{log}");
 }
 
 #[test]

@@ -269,7 +269,10 @@ class World:
             self._umount(point)
         # One that was attached and not yet mounted when the driver was killed.
         for device, _ in leftover.loop_devices(directory):
-            subprocess.run(["losetup", "--detach", f"/dev/{device}"], check=False, timeout=100)
+            # Held open, the kernel cannot free it, and another program have it, between the look and the detach.
+            with contextlib.suppress(OSError), open(f"/dev/{device}", "rb"):
+                if device in [name for name, _ in leftover.loop_devices(directory)]:
+                    subprocess.run(["losetup", "--detach", f"/dev/{device}"], check=False, timeout=100)
         for point in [point for point, kind in reversed(mounts) if kind.startswith("fuse")]:
             self._umount(point)
 

@@ -81,9 +81,17 @@ pub(super) fn recover(newest: &Numbered, bytes_max: u64) -> io::Result<Recovered
     Ok(Recovered { file: open(), length_bytes, last })
 }
 
+/// A file that was made.
+pub(super) struct Begun {
+    /// The file, to be appended to.
+    pub(super) file: File,
+    /// The directories by which it is found, as they have to be on the disk for that after a power cut.
+    pub(super) directories: Vec<File>,
+}
+
 /// Makes the file of the changes from `first` on, and the directory where there is none. First removes the oldest, so
-/// that there are at most `files_max`, and room on a full disk.
-pub(super) fn begin(directory: &Path, first: u64, files_max: usize) -> io::Result<File> {
+/// that there are at most `files_max`, and room on a full disk. Nothing is synced.
+pub(super) fn begin(directory: &Path, first: u64, files_max: usize) -> io::Result<Begun> {
     let is_made = match DirBuilder::new().mode(0o700).create(directory) {
         Ok(()) => true,
         Err(error) if error.kind() == ErrorKind::AlreadyExists => false,
@@ -98,13 +106,17 @@ pub(super) fn begin(directory: &Path, first: u64, files_max: usize) -> io::Resul
     let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(path)?;
     // The file is there: tried again for nothing, this would remove one more.
     let parent = directory.parent().filter(|_| is_made);
-    for directory in [Some(directory), parent].into_iter().flatten() {
-        if let Err(error) = File::open(directory).and_then(|directory| directory.sync_all()) {
-            let directory = directory.display();
-            tracing::error!(%directory, %error, "a power cut may take a file of the audit log");
-        }
-    }
-    Ok(file)
+    let directories = [Some(directory), parent].into_iter().flatten().filter_map(opened);
+    Ok(Begun { file, directories: directories.collect() })
+}
+
+/// A directory that is to be synced.
+pub(super) fn opened(directory: &Path) -> Option<File> {
+    let failed = |error: &io::Error| {
+        let directory = directory.display();
+        tracing::error!(%directory, %error, "a power cut may take a file of the audit log");
+    };
+    File::open(directory).inspect_err(failed).ok()
 }
 
 /// The first bytes of a file, at most so many. None where it was removed just now.

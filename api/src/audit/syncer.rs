@@ -12,7 +12,8 @@ use parking_lot::Mutex;
 /// How often: each time costs what a commit costs.
 pub(super) const SYNC_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Files with lines that are not on the disk yet: the one that is written, and the one before.
+/// Files with lines that are not on the disk yet: the one that is written, and the one before. And the directories of new
+/// ones.
 type Dirty = Arc<Mutex<Vec<Arc<File>>>>;
 
 /// The way to the thread. It ends when this is dropped, after a last sync.
@@ -59,7 +60,8 @@ fn run(dirty: &Dirty, ended: &Receiver<()>) {
         let is_end = ended.recv_timeout(SYNC_INTERVAL) != Err(RecvTimeoutError::Timeout);
         let files = std::mem::take(&mut *dirty.lock());
         for file in files {
-            if let Err(error) = file.sync_data() {
+            // All of it: the data alone of a directory need not be the names in it.
+            if let Err(error) = file.sync_all() {
                 tracing::error!(%error, "the audit log cannot be written to the disk: a power cut may take its last lines");
             }
         }

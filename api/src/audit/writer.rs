@@ -85,6 +85,12 @@ impl Writer {
         let next = match &newest {
             None => 1,
             Some(newest) => {
+                // A process that was killed may not have come to it.
+                for directory in [Some(&*self.directory), self.directory.parent()] {
+                    if let Some(directory) = directory.and_then(files::opened) {
+                        self.syncer.note(&Arc::new(directory));
+                    }
+                }
                 let found = files::recover(newest, FILE_BYTES_MAX)?;
                 match found.file {
                     Ok(file) => {
@@ -150,7 +156,11 @@ impl Writer {
         let length = u64::try_from(line.len()).unwrap_or(u64::MAX);
         let has_room = |current: &Current| current.length_bytes + length < FILE_BYTES_MAX;
         if !self.current.as_ref().is_some_and(has_room) {
-            let file = Arc::new(files::begin(&self.directory, change.number, FILES_MAX)?);
+            let begun = files::begin(&self.directory, change.number, FILES_MAX)?;
+            for directory in begun.directories {
+                self.syncer.note(&Arc::new(directory));
+            }
+            let file = Arc::new(begun.file);
             self.current = Some(Current { file, length_bytes: 0, is_torn: false });
         }
         let Some(current) = &mut self.current else { return Ok(()) };

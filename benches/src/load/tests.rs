@@ -138,14 +138,15 @@ fn commits_are_sent_at_the_pace_that_was_asked_for() {
     assert_eq!((served.calls("WRITE"), served.calls("COMMIT")), (256, 256));
     served.run(&write).unwrap();
     assert_eq!((served.calls("WRITE"), served.calls("COMMIT")), (512, 257));
-    // Half a second from either COMMIT: a busy machine may be late.
     let time = Duration::from_millis(1500);
     let (amount, commit) = (Amount::Time(time), CommitPace::EverySecond);
     let measured = served.run(&Load { amount, commit, ..write }).unwrap();
     assert!(measured.elapsed >= time);
     assert_eq!(served.calls("WRITE"), 512 + measured.operations);
-    // One after a second, one at the end.
-    assert_eq!(served.calls("COMMIT"), 259);
+    // One a second, but for the first, and one at the end. A busy machine may take longer.
+    let paced = served.calls("COMMIT") - 257 - 1;
+    let seconds = measured.elapsed.as_secs();
+    assert!((1..=seconds).contains(&paced), "{paced} in {:?}", measured.elapsed);
 }
 
 #[test]

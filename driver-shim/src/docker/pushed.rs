@@ -13,7 +13,7 @@
 //!
 //! dockerd is only followed while it calls this plugin: to connect to it may start one that was stopped.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -69,6 +69,11 @@ impl Pushed {
         }
     }
 
+    /// Those that left, and were not named as often.
+    fn counted(&self) -> HashSet<SnapshotId> {
+        self.counts.lock().keys().copied().collect()
+    }
+
     /// It was named; whether it was so as often as it left.
     fn is_named(&self, snapshot: SnapshotId) -> bool {
         let mut counts = self.counts.lock();
@@ -100,7 +105,7 @@ impl Pushed {
 
 /// Names what dockerd pushes and saves, until the driver is gone.
 pub(super) async fn name_all(pushed: Arc<Pushed>, driver: Weak<Inner>, docker: Docker) {
-    let mut names = Names { driver, docker, since_nanos: now().as_nanos(), tries: 0 };
+    let mut names = Names { driver, docker, since_nanos: now().as_nanos(), tries: 0, left: None };
     loop {
         pushed.call().await;
         for _ in 0..TRIES_MAX {
@@ -131,6 +136,8 @@ struct Names {
     since_nanos: u64,
     /// How often the next event was tried.
     tries: u32,
+    /// What had left when it was tried first.
+    left: Option<HashSet<SnapshotId>>,
 }
 
 impl Names {
@@ -155,7 +162,9 @@ impl Names {
         let Some(inner) = self.driver.upgrade() else { return Ok(()) };
         let driver = GraphDriver { inner };
         let image = &event.actor.id;
-        match driver.name(&self.docker, event).await {
+        // What leaves from now on does so for another image, however often this event is tried.
+        let left = self.left.take().unwrap_or_else(|| driver.inner.pushed.counted());
+        match driver.name(&self.docker, event, &left).await {
             Ok(()) => {}
             Err(Unnamed::Docker(error)) => {
                 driver.inner.pushed.forget();
@@ -165,6 +174,7 @@ impl Names {
                 self.tries += 1;
                 if self.tries < NAMING_TRIES_MAX {
                     tracing::debug!(%image, %error, "not named yet");
+                    self.left = Some(left);
                     return Err(EngineError::unexpected("the appliance", error.to_string()));
                 }
                 driver.inner.pushed.forget();
@@ -207,13 +217,18 @@ fn referred(volume: &Volume) -> Option<SnapshotId> {
 
 impl GraphDriver {
     /// Publishes the layers of an image that left for its names.
-    async fn name(&self, docker: &Docker, event: &ImageEvent) -> Result<(), Unnamed> {
+    async fn name(
+        &self,
+        docker: &Docker,
+        event: &ImageEvent,
+        left: &HashSet<SnapshotId>,
+    ) -> Result<(), Unnamed> {
         let image = event.actor.id.as_str();
         // One that is pushed with all its tags is named without one.
         if event.action == "push" && !name::has_tag(image) {
             for tagged in within(docker.names_of(image)).await? {
                 let info = within(docker.image(&tagged)).await?;
-                self.publish_image(&info, &[name::of_publication(&tagged)]).await?;
+                self.publish_image(&info, &[name::of_publication(&tagged)], left).await?;
             }
             return Ok(());
         }
@@ -224,11 +239,16 @@ impl GraphDriver {
             _ if info.repo_tags.is_empty() => vec![ImageName::unknown()],
             _ => info.repo_tags.iter().map(|tag| name::of_publication(tag)).collect(),
         };
-        self.publish_image(&info, &names).await
+        self.publish_image(&info, &names, left).await
     }
 
-    /// Publishes what is by reference among an image's layers.
-    async fn publish_image(&self, image: &ImageInfo, names: &[ImageName]) -> Result<(), Unnamed> {
+    /// Publishes what is by reference among an image's layers; of them `left` before.
+    async fn publish_image(
+        &self,
+        image: &ImageInfo,
+        names: &[ImageName],
+        left: &HashSet<SnapshotId>,
+    ) -> Result<(), Unnamed> {
         let parent_of = |volume: &Volume| self.worker().get(volume.parent.as_ref()?);
         let uppermost = image.layer(LAYER_KEY);
         let uppermost = uppermost.and_then(|layer| self.worker().get(&Key::docker(layer)));
@@ -244,7 +264,8 @@ impl GraphDriver {
             }
         }
         for snapshot in snapshots {
-            if self.inner.pushed.is_named(snapshot)
+            if left.contains(&snapshot)
+                && self.inner.pushed.is_named(snapshot)
                 && let Err(error) = self.worker().end_unnamed(snapshot).await
             {
                 tracing::warn!(%snapshot, %error, "it stays published for an image without a name, too");

@@ -10,6 +10,7 @@
 )]
 
 use std::ffi::OsString;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -64,6 +65,20 @@ const LET_GO_TIME: Duration = Duration::from_secs(60);
 
 /// Longest time in which a mount comes free.
 const UNMOUNT_TIME: Duration = Duration::from_secs(10);
+
+/// Binds to an address that a server of this process had. A tool that another test begins has a copy of its listener until
+/// it is another program.
+fn bind_again(address: SocketAddr) -> std::net::TcpListener {
+    let deadline = Instant::now() + LET_GO_TIME;
+    loop {
+        match std::net::TcpListener::bind(address) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            bound => return bound.unwrap(),
+        }
+    }
+}
 
 #[derive(Debug)]
 struct NoMetrics;
@@ -170,7 +185,7 @@ impl Appliance {
     pub fn serve(&mut self) {
         // Entered, because a test may be inside a runtime of its own.
         let bind = |address: SocketAddr| {
-            let listener = std::net::TcpListener::bind(address).unwrap();
+            let listener = bind_again(address);
             listener.set_nonblocking(true).unwrap();
             let _runtime = self.runtime().enter();
             TcpListener::from_std(listener).unwrap()

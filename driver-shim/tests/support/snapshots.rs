@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use hyper::http::uri::PathAndQuery;
 use prost::Message;
@@ -19,8 +20,11 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tonic::client::Grpc;
 use tonic::transport::{Channel, Endpoint};
-use tonic::{Request, Status};
+use tonic::{Code, Request, Status};
 use tonic_prost::ProstCodec;
+
+/// Longest time in which the appliance of a test is too slow.
+const USAGE_TIME_MAX: Duration = Duration::from_secs(60);
 
 pub struct Snapshots {
     channel: Channel,
@@ -204,8 +208,17 @@ impl Snapshots {
         Ok(answer.info.unwrap())
     }
 
+    /// Asked again while the appliance is too slow for the time that the driver has for it.
     pub async fn usage(&self, key: &str) -> Result<UsageResponse, Status> {
-        self.call("Usage", named(key)).await
+        let deadline = Instant::now() + USAGE_TIME_MAX;
+        loop {
+            match self.call("Usage", named(key)).await {
+                Err(status) if status.code() == Code::Unavailable && Instant::now() < deadline => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                answer => return answer,
+            }
+        }
     }
 
     pub async fn cleanup(&self) -> Result<(), Status> {

@@ -54,6 +54,8 @@ impl Fixture {
         let other = client.create(&root, b"other").await.unwrap();
         client.write(&file, 0, &OLD, FILE_SYNC).await.unwrap();
         client.write(&other, 0, &OLD, FILE_SYNC).await.unwrap();
+        // A call counts for a moment longer than its reply takes.
+        server.wait_until(|counters| counters.calls_in_flight == 0).await;
         Self { gate, server, client, file, other }
     }
 

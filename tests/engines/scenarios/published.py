@@ -15,7 +15,8 @@ def published(worker, *words):
 def pushed(world, docker, source, name, content):
     """A container's change on an image, committed and pushed."""
     docker.run_detached(source, "sh", "-c", f"echo {content} >/own; exec sleep 1000", options=("--name", "work"))
-    docker("exec", "work", "sh", "-c", "while [ ! -e /own ]; do sleep 0.1; done")
+    # The image below may have another one.
+    docker("exec", "work", "sh", "-c", f'until [ "$(cat /own 2>/dev/null)" = {content} ]; do sleep 0.1; done')
     docker("commit", "work", name)
     docker("rm", "--force", "work")
     docker("push", name)

@@ -1,6 +1,6 @@
 """Constant-time commit: what passes by NFS for it does not grow with what was written, nor does
 its time, with all data synced before. A ratio of times, as the promise is that the size does not count; of the least
-of several, as the machine does other things too."""
+of several, as the machine does other things too: on a busy one of more of them."""
 
 import statistics
 import time
@@ -9,6 +9,8 @@ from scenario import require, scenario
 
 SIZES_MIB = (1, 64, 1024)
 ROUNDS = 7
+# A time that depends on the size stays apart, however often it is taken.
+ROUNDS_MAX = 40
 RATIO_MAX = 1.5
 # Differences below this are the machine's, not the size's.
 NOISE_SECONDS = 0.05
@@ -29,25 +31,30 @@ def commit(world):
                f"dd if=/dev/urandom of=/big bs=1M count={size} conv=fsync 2>/dev/null && sync -f /",
                limit_seconds=WRITE_LIMIT_SECONDS)
     times, moved = ({size: [] for size in SIZES_MIB} for _ in range(2))
+    def are_near():
+        least = [min(times[size]) for size in SIZES_MIB]
+        return max(least) <= RATIO_MAX * min(least) + NOISE_SECONDS
+
+    rounds = 0
     # In turns, so that a slow moment of the machine meets all sizes alike.
-    for index in range(ROUNDS):
+    while rounds < ROUNDS or (rounds < ROUNDS_MAX and not are_near()):
         for size in SIZES_MIB:
             # Something new each time: a commit of nothing new would prove nothing.
-            docker("exec", f"work-{size}", "sh", "-c", f"echo {index} >/round && sync -f /")
+            docker("exec", f"work-{size}", "sh", "-c", f"echo {rounds} >/round && sync -f /")
             worker.meter.reset()
             started = time.monotonic()
-            docker("commit", f"work-{size}", f"committed-{size}:{index}")
+            docker("commit", f"work-{size}", f"committed-{size}:{rounds}")
             times[size].append(time.monotonic() - started)
             moved[size].append(worker.meter.sent + worker.meter.received)
+        rounds += 1
     said = ", ".join(
         f"{size} MiB {min(times[size]) * 1000:.0f} ms {statistics.median(moved[size]) / 1024:.0f} KiB"
         for size in SIZES_MIB
     )
     medians = [statistics.median(moved[size]) for size in SIZES_MIB]
     require(min(medians) > 0, "nothing was moved: the meter is not on the way")
-    require(max(medians) - min(medians) <= DIFFERENCE_MAX_BYTES, f"bytes, medians of {ROUNDS}: {said}")
-    least = [min(times[size]) for size in SIZES_MIB]
-    require(max(least) <= RATIO_MAX * min(least) + NOISE_SECONDS, f"the least times of {ROUNDS}: {said}")
-    last = docker.run(f"committed-{SIZES_MIB[-1]}:{ROUNDS - 1}", "sh", "-c", "wc -c </big; cat /round")
-    require(last.split() == [str(SIZES_MIB[-1] << 20), str(ROUNDS - 1)], f"committed: {last}")
+    require(max(medians) - min(medians) <= DIFFERENCE_MAX_BYTES, f"bytes, medians of {rounds}: {said}")
+    require(are_near(), f"the least times of {rounds}: {said}")
+    last = docker.run(f"committed-{SIZES_MIB[-1]}:{rounds - 1}", "sh", "-c", "wc -c </big; cat /round")
+    require(last.split() == [str(SIZES_MIB[-1] << 20), str(rounds - 1)], f"committed: {last}")
     return said

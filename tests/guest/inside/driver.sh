@@ -66,6 +66,16 @@ other_once() {
         case $answer in *'"Err":""'* | *'"Err":null'* | *'"Dir"'*) ;; *) fail "$call: $answer" ;; esac
     done
     while [ -n "$(driver_mounts /run/other)" ]; do sleep 0.2; done
+    # It deletes a disk after it has let it go, and what it has not deleted yet is the next one's, of which there is none.
+    worker=$(/tools/curl --silent --fail --unix-socket /run/other/control.sock http://driver/status \
+        | sed -n 's/.*"worker_id":"\([^"]*\)".*/\1/p')
+    [ -n "$worker" ] || fail "the driver does not tell its worker's id"
+    files=path
+    while case $files in *path*) true ;; *) false ;; esac; do
+        sleep 0.2
+        files=$(/tools/curl --silent --fail --header @/run/authorization \
+            "$SLACKWATER_API/v1/files?prefix=workers/$worker/disks") || fail "the appliance does not list its files"
+    done
     kill $daemon
     wait $daemon
     awk '$2 == "/run/other/export" { print $1 }' /proc/mounts

@@ -204,6 +204,12 @@ def silly_rename(world):
         is "the name" "$(cat open)" new
         is "the open file that was renamed over" "$(cat <&7)" old
         exec 7<&-
+        # The kernel removes a hidden file after the close, not in it.
+        for try in $(seq 60); do
+            [ "$(ls -A)" = open ] && break
+            sleep 1
+        done
+        is "names after the first close" "$(ls -A)" open
         echo kept >victim
         exec 8<>victim
         rm victim
@@ -211,7 +217,6 @@ def silly_rename(world):
         echo more >>/proc/self/fd/8
         is "content without a name" "$(cat /proc/self/fd/8 | tr '\\n' ' ')" "kept more "
         exec 8>&-
-        # The kernel removes the hidden file after the close, not in it.
         for try in $(seq 60); do
             [ "$(ls -A)" = open ] && break
             sleep 1
