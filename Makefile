@@ -11,6 +11,7 @@ export CARGO_TARGET_DIR
 export PATH := $(HOME)/.cargo/bin:$(PATH)
 
 DATA_DIR ?= ./data
+PACKAGES ?= ./packages
 COMPOSE ?= $(shell docker compose version >/dev/null 2>&1 && echo docker compose || echo docker-compose)
 RELEASE := $(CARGO_TARGET_DIR)/release
 # Outside the clone, so that figures can be held against older ones.
@@ -27,7 +28,7 @@ IMAGE_DIR := .cache/image
 AS_ROOT := $(if $(DESTDIR),,$(if $(filter 0,$(shell id -u)),,sudo))
 INSTALL = $(AS_ROOT) env RELEASE=$(RELEASE) $(foreach name,PREFIX UNITDIR SYSCONFDIR DESTDIR,$(if $($(name)),$(name)=$($(name)))) deploy/install
 
-.PHONY: help run build install install-appliance install-worker uninstall quick test check deny soak bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines fuzz image up down clean-data
+.PHONY: help run build install install-appliance install-worker uninstall packages quick test check deny soak bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines fuzz image up down clean-data
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -59,6 +60,10 @@ install-worker: build ## Install slackwater-driver and slackwater, likewise
 
 uninstall: ## Take away what was installed; settings and data stay
 	$(INSTALL) uninstall
+
+packages: build ## Build Debian packages into PACKAGES (./packages): slackwater, -client, -driver
+	@deploy/install-needs packages debhelper lintian
+	RELEASE=$(RELEASE) deploy/packages $(PACKAGES)
 
 check: test-needs ## Formatting and lints
 	cargo fmt --all -- --check

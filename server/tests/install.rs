@@ -79,6 +79,7 @@ fn what_is_installed_is_found_and_goes_again() {
         "etc/systemd/system/slackwater-backup.timer",
         "opt/slackwater/share/man/man8/slackwaterd.8",
         "opt/slackwater/share/man/man8/slackwaterd-token-add.8",
+        "opt/slackwater/share/man/man8/slackwater-backup.8",
         "opt/slackwater/share/bash-completion/completions/slackwaterd",
         "opt/slackwater/share/zsh/site-functions/_slackwaterd",
         "opt/slackwater/share/fish/vendor_completions.d/slackwaterd.fish",
@@ -114,6 +115,29 @@ fn what_is_installed_is_found_and_goes_again() {
     let left: Vec<String> = root.files().into_iter().collect();
     assert_eq!(left, ["opt/etc/slackwater/config.toml", "opt/etc/slackwater/driver.toml"]);
     root.ok("uninstall");
+}
+
+#[test]
+fn the_parts_of_packages_share_no_file() {
+    let mut all = BTreeSet::new();
+    for (part, program) in
+        [("server", "slackwaterd"), ("client", "slackwater"), ("driver", "slackwater-driver")]
+    {
+        let root = Root::new();
+        root.ok(part);
+        let files = root.files();
+        assert!(files.contains(&format!("opt/slackwater/bin/{program}")), "{part}: {files:#?}");
+        // Pages bear the name of the program that was there in the place of all.
+        for file in files.into_iter().filter(|file| !file.contains("/man8/slackwaterd")) {
+            assert!(all.insert(file.clone()), "{file} is in {part} and in another part");
+        }
+    }
+    let root = Root::new();
+    root.ok("appliance");
+    root.ok("worker");
+    let mut files = root.files();
+    files.retain(|file| !file.contains("/man8/slackwaterd"));
+    assert_eq!(files, all);
 }
 
 #[test]

@@ -3,7 +3,8 @@
 
     cache/guest/linux-image-.../                  the kernel, shared with tests/guest
     cache/units/debian-systemd-SUITE-ARCH.tar     Debian with systemd, made once
-    scratch/disk.img      that Debian, what `make install` installs, the checks
+    scratch/packages/     the packages, which hold what `make install` installs
+    scratch/disk.img      that Debian with the packages, a newer release of them, the checks
     scratch/console.log   what the kernel and systemd say
 
     this program <--ttyS1-- checks.service: "ok NAME", "failed NAME", or a line of why
@@ -50,6 +51,8 @@ MASKED = [
     "systemd-networkd-wait-online.service", "systemd-timesyncd.service",
 ]
 PROGRAMS = ["slackwaterd", "slackwater", "slackwater-driver"]
+# Of the packages that are installed, and of the release after it.
+VERSION, NEWER = "1.0~1", "1.0~2"
 DISK_BYTES = 4 << 30
 MEMORY_MEBIBYTES = 2048
 # What boots the machine; the rest is loaded by its own systemd and by the units.
@@ -112,12 +115,37 @@ def mounted(disk, directory):
         subprocess.run(["umount", directory], check=True)
 
 
-def install(root, programs, modules):
-    """The programs and units as `make install` installs them, with the examples of their settings."""
-    environment = dict(os.environ, RELEASE=programs, DESTDIR=root, PREFIX="/usr/local", SYSCONFDIR="/etc")
-    environment.pop("UNITDIR", None)
-    for what in ["appliance", "worker"]:
-        subprocess.run([PROJECT / "deploy/install", what], check=True, env=environment)
+def packages(scratch, programs):
+    """The Debian packages of the programs, as `make packages` makes them."""
+    environment = dict(os.environ, RELEASE=programs, VERSION=VERSION)
+    subprocess.run([PROJECT / "deploy/packages", scratch / "packages"], check=True, env=environment,
+                   stdout=subprocess.DEVNULL)
+    found = sorted((scratch / "packages").glob("*.deb"))
+    assert len(found) == len(PROGRAMS), found
+    return found
+
+
+def newer(package, directory):
+    """The same package as its next release."""
+    content = directory / "content"
+    subprocess.run(["dpkg-deb", "--raw-extract", package, content], check=True)
+    control = content / "DEBIAN/control"
+    control.write_text(control.read_text().replace(VERSION, NEWER))
+    # Not compressed: it is unpacked by an emulated machine.
+    subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", content, directory], check=True,
+                   stdout=subprocess.DEVNULL)
+    shutil.rmtree(content)
+
+
+def install(root, found, modules):
+    """The packages, installed; a newer release of them is in /newer."""
+    (root / "newer").mkdir()
+    for package in found:
+        newer(package, root / "newer")
+        shutil.copy(package, root / "tmp")
+    # Here no service is started: systemd does not run.
+    names = [f"/tmp/{package.name}" for package in found]
+    subprocess.run(["chroot", root, "dpkg", "--install", *names], check=True, stdout=subprocess.DEVNULL)
     shutil.copytree(modules, root / "lib/modules" / modules.name, symlinks=True)
     subprocess.run(["chroot", root, "depmod", modules.name], check=True)
 
@@ -140,6 +168,7 @@ def install_checks(root, wanted):
 
 def build(scratch, cache, programs, wanted):
     """Makes the disk and returns (kernel, initramfs, disk)."""
+    found = packages(scratch, programs)
     kernel, modules, _ = image.fetch(cache / "guest")
     tar = debian(cache / "units")
     disk = scratch / "disk.img"
@@ -148,7 +177,7 @@ def build(scratch, cache, programs, wanted):
     subprocess.run(["mkfs.ext4", "-q", "-F", disk], check=True)
     with mounted(disk, scratch / "disk") as root:
         subprocess.run(["tar", "-x", "-f", tar, "-C", root], check=True)
-        install(root, programs, modules)
+        install(root, found, modules)
         install_checks(root, wanted)
     root = scratch / "root"
     for name in ["bin", "modules", "proc", "dev", "disk"]:
