@@ -1,11 +1,16 @@
-//! The daemon's control socket against a real worker and a real appliance.
+//! The daemon's control socket and its page of metrics against a real worker and a real appliance.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
+#[path = "../../tests/described_metrics.rs"]
+mod described_metrics;
 mod support;
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use axum::Router;
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
 use slackwater_archive::Reference;
 use slackwater_client::types::{ChainId, ImageName, Timestamp};
 use slackwater_driver::control::{self, Control};
@@ -19,19 +24,24 @@ use slackwater_driver::worker::{
 };
 use support::{Appliance, Machine, Trust, mounts_below};
 use tokio::sync::watch;
+use tower::ServiceExt as _;
 
 /// Longest time for a mount to be let go.
 const RELEASE_TIME: Duration = Duration::from_secs(60);
 
-/// Serves the control socket until the answered sender is used.
-async fn serve(appliance: &Appliance, machine: &Machine) -> (Daemon, watch::Sender<bool>) {
+fn config(appliance: &Appliance, machine: &Machine) -> Config {
     let settings = Settings {
         api: Some(appliance.url.clone()),
         nfs: Some(appliance.nfs.to_string()),
         state_dir: Some(machine.path().join("state")),
         ..Settings::defaults()
     };
-    let config = Config::new(&settings).unwrap();
+    Config::new(&settings).unwrap()
+}
+
+/// Serves the control socket until the answered sender is used.
+async fn serve(appliance: &Appliance, machine: &Machine) -> (Daemon, watch::Sender<bool>) {
+    let config = config(appliance, machine);
     let listener = socket::listen(&config.control_socket).await.unwrap();
     let (sender, stop) = Stop::new();
     let daemon = Daemon::new(&config.control_socket);
@@ -232,4 +242,42 @@ async fn metrics_count_calls_and_volumes() {
     machine.worker.release(&key).await.unwrap();
     machine.worker.remove(&key).await.unwrap();
     machine.worker.clean_up().await;
+}
+
+/// The page of `--metrics-listen`, as Prometheus reads it.
+async fn page(router: &Router) -> String {
+    let request = Request::get("/metrics").body(Body::empty()).unwrap();
+    let response = router.clone().oneshot(request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
+    let page = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
+    String::from_utf8(page.to_vec()).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_table_of_the_driver_is_what_its_page_has() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let worker = &machine.worker;
+    let key = Key::docker("layer");
+    worker.create(key.clone(), None, Extra::Docker(DockerExtra::default())).await.unwrap();
+    worker.acquire(&key, Access::ReadWrite).await.unwrap();
+    // What has labels is on the page once it has counted something.
+    worker.metrics().count(Engine::Docker, "Get", Duration::from_millis(3), true);
+    let (_sender, stop) = Stop::new();
+    let control = Control::new(worker.clone(), config(&appliance, &machine), stop);
+    let router = control::metrics_router(control);
+    let deadline = Instant::now() + RELEASE_TIME;
+    let page = loop {
+        let page = page(&router).await;
+        if page.contains("slackwater_driver_export_") {
+            break page;
+        }
+        // On a busy machine that process may not answer in time.
+        assert!(Instant::now() < deadline, "nothing of the FUSE process is on the page:\n{page}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    };
+    assert_eq!(described_metrics::differences(&page, "The driver"), [""; 0], "{page}");
+    worker.release(&key).await.unwrap();
+    worker.remove(&key).await.unwrap();
+    worker.clean_up().await;
 }
