@@ -13,7 +13,7 @@ use slackwater_blockstore::{Error, Options, Rebuilt, RepairReport, Store};
 
 use crate::config::{CheckArguments, Config};
 use crate::error::ServerError;
-use crate::{logs, options};
+use crate::{logs, options, ownership};
 
 /// What the command prints with `--json`.
 #[derive(Debug, Serialize)]
@@ -61,13 +61,24 @@ struct Repair {
 /// Checks the store of `config`.
 ///
 /// # Errors
-/// `NoStore`; `InUse`; `Rebuild` when the index cannot be made anew; `Open` when the store cannot be opened; `Problems` when something is wrong, after
-/// it was printed.
+/// `NoStore`; `InUse`; `Rebuild` when the index cannot be made anew; `Open` when the store cannot be opened; after the
+/// outcome was printed `Problems` when something is wrong, and `Owner` when the owner of the data directory does not get
+/// what was made in it.
 pub fn run(config: &Config, arguments: CheckArguments) -> Result<(), ServerError> {
     logs::start(&config.log, config.log_format).map_err(ServerError::Logs)?;
     if !config.data_dir.join("FORMAT").exists() {
         return Err(ServerError::NoStore { data_dir: config.data_dir.clone() });
     }
+    let outcome = carry_out(config, &arguments);
+    // Also what a check made that failed.
+    let given = ownership::give_to_owner(&config.data_dir);
+    let outcome = outcome?;
+    print(&outcome, arguments.json)?;
+    given.map_err(|source| ServerError::Owner { data_dir: config.data_dir.clone(), source })?;
+    if outcome.check.clean { Ok(()) } else { Err(ServerError::Problems) }
+}
+
+fn carry_out(config: &Config, arguments: &CheckArguments) -> Result<Outcome, ServerError> {
     let rebuilt = if arguments.rebuild { Some(rebuild(config)?) } else { None };
     let store = Store::open(offline(config)).map_err(|error| not_opened(config, error))?;
     let outcome = match (arguments.repair, arguments.give_up) {
@@ -79,8 +90,7 @@ pub fn run(config: &Config, arguments: CheckArguments) -> Result<(), ServerError
     let outcome = outcome.map_err(ServerError::Check)?;
     let outcome = Outcome { rebuilt, ..outcome };
     closed?;
-    print(&outcome, arguments.json)?;
-    if outcome.check.clean { Ok(()) } else { Err(ServerError::Problems) }
+    Ok(outcome)
 }
 
 /// Makes the index anew, and tells what it was made from.

@@ -144,6 +144,17 @@ pub enum ServerError {
     /// The check could not be carried out.
     #[error("the store cannot be checked: {0}")]
     Check(#[source] slackwater_blockstore::Error),
+    /// Root has made files in a data directory of another user.
+    #[error(
+        "files of root are left in {}, whose owner cannot open the store so: {source}; give them to its owner (chown)",
+        data_dir.display()
+    )]
+    Owner {
+        /// The data directory.
+        data_dir: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The check found problems, and printed them.
     #[error("problems were found")]
     Problems,
@@ -203,7 +214,8 @@ impl ServerError {
             | Self::Api(_)
             | Self::Ended { .. }
             | Self::Panicked { .. }
-            | Self::AdminToken { .. } => EXIT_FAILURE,
+            | Self::AdminToken { .. }
+            | Self::Owner { .. } => EXIT_FAILURE,
         }
     }
 }

@@ -30,6 +30,7 @@ mod listen;
 mod logs;
 mod open_files;
 mod options;
+mod ownership;
 mod reference_key;
 mod signals;
 mod systemd;

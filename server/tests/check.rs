@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::process::Output;
 
@@ -165,4 +166,45 @@ fn damage_chunk(data_dir: &Path) {
     let at = bytes.windows(32).position(|window| window == needle).expect("stored as it is");
     bytes[at] ^= 1;
     std::fs::write(&path, bytes).unwrap();
+}
+
+/// As an administrator does it with the service's data: the service's user cannot open what is root's.
+#[test]
+fn as_root_what_root_checks_stays_its_owners() {
+    const OWNER: u32 = 12_345;
+    let (directory, elsewhere) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+    let data_dir = directory.path().join("store");
+    populate(&data_dir);
+    let other = elsewhere.path().join("of-root");
+    std::fs::write(&other, "").unwrap();
+    let chown = |path: &Path| std::os::unix::fs::lchown(path, Some(OWNER), Some(OWNER)).unwrap();
+    let all = || {
+        let mut found = vec![data_dir.clone()];
+        let mut next = 0;
+        while let Some(path) = found.get(next).cloned() {
+            if path.symlink_metadata().unwrap().is_dir() {
+                found.extend(std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path()));
+            }
+            next += 1;
+        }
+        found
+    };
+    all().iter().for_each(|path| chown(path));
+    // What its owner may put there leads to nothing of the machine's.
+    std::fs::hard_link(&other, data_dir.join("another-name")).unwrap();
+    std::os::unix::fs::symlink(elsewhere.path(), data_dir.join("link")).unwrap();
+    chown(&data_dir.join("link"));
+    for arguments in [&["--data"][..], &["--rebuild"]] {
+        let output = check(&data_dir, arguments);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let of_others: Vec<_> = all()
+            .into_iter()
+            .filter(|path| path.symlink_metadata().unwrap().uid() != OWNER)
+            .collect();
+        assert_eq!(of_others, [data_dir.join("another-name")], "{arguments:?}");
+    }
+    assert_eq!(
+        (other.metadata().unwrap().uid(), elsewhere.path().metadata().unwrap().uid()),
+        (0, 0)
+    );
 }
