@@ -27,6 +27,7 @@ import scenarios.bad
 import scenarios.reference
 import scenarios.published
 import scenarios.cri
+import scenarios.store
 import scenarios.chain
 import scenarios.conformance
 import scenarios.blobs

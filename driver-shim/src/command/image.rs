@@ -10,9 +10,9 @@ use super::published::{self, PublishedArguments, UnpublishArguments};
 use super::{Format, print};
 use crate::engine::containerd::Containerd;
 use crate::engine::daemon::Daemon;
-use crate::engine::docker::Docker;
+use crate::engine::docker::{self, Docker};
 use crate::error::DriverError;
-use crate::image::{self, containerd::Images};
+use crate::image::{self, containerd::Images, name};
 use crate::settings::Config;
 
 /// What to do with images.
@@ -39,7 +39,7 @@ pub(super) enum ImageCommand {
 #[group(skip)]
 #[command(group(ArgGroup::new("engine").required(true).args(["docker_host", "containerd"])))]
 pub(super) struct EngineArguments {
-    /// Docker, such as unix:///var/run/docker.sock
+    /// Docker, such as unix:///var/run/docker.sock; where it keeps its images in containerd, they are looked for there
     #[arg(long, value_name = "ADDRESS")]
     docker_host: Option<String>,
     /// containerd, such as /run/containerd/containerd.sock
@@ -91,20 +91,65 @@ pub(super) struct ExportArguments {
 /// An engine that has images.
 enum Engine {
     Docker(Docker),
-    Containerd(Containerd),
+    Containerd(Store),
+}
+
+/// containerd, and a Docker that keeps its images there, if that was asked for.
+struct Store {
+    containerd: Containerd,
+    namespace: String,
+    docker: Option<Docker>,
+}
+
+impl Store {
+    fn images<'a>(&'a self, daemon: &'a Daemon) -> Images<'a> {
+        Images { containerd: &self.containerd, namespace: &self.namespace, daemon }
+    }
+
+    /// What containerd calls an image that was named as its engine takes it.
+    async fn name_of(&self, image: &str) -> Result<String, DriverError> {
+        let Some(docker) = &self.docker else { return Ok(image.to_owned()) };
+        let mut tags = docker.image(image).await?.repo_tags;
+        tags.iter_mut().for_each(|tag| *tag = name::in_full(tag));
+        let wanted = name::in_full(image);
+        // One that was named in another way, such as by its id, has any of its names; those by digest name no archive.
+        let is_tag = |tag: &String| !tag.contains('@');
+        let found = tags.iter().position(|tag| *tag == wanted);
+        match found.or_else(|| tags.iter().position(is_tag)) {
+            Some(at) => Ok(tags.swap_remove(at)),
+            None => {
+                let reason = "it has no name, and containerd knows images by names: tag it";
+                Err(DriverError::image(image, reason))
+            }
+        }
+    }
+
+    /// What containerd is to call an image that is made.
+    fn target(&self, image: &str) -> Result<String, DriverError> {
+        match self.docker {
+            Some(_) => Ok(name::in_full(docker::checked(image)?)),
+            None => Ok(image.to_owned()),
+        }
+    }
 }
 
 impl EngineArguments {
     async fn connect(&self) -> Result<Engine, DriverError> {
-        match (&self.docker_host, &self.containerd) {
-            (Some(host), _) => Ok(Engine::Docker(Docker::new(host)?)),
-            (None, Some(socket)) => {
-                Ok(Engine::Containerd(Containerd::connect(socket, &self.namespace).await?))
+        let (containerd, namespace, docker) = match (&self.docker_host, &self.containerd) {
+            (Some(host), _) => {
+                let docker = Docker::new(host)?;
+                let info = docker.info().await?;
+                let Some(store) = info.image_store()? else { return Ok(Engine::Docker(docker)) };
+                let address = store.address.strip_prefix("unix://").unwrap_or(&store.address);
+                (PathBuf::from(address), store.namespaces.containers.clone(), Some(docker))
             }
+            (None, Some(socket)) => (socket.clone(), self.namespace.clone(), None),
             (None, None) => {
-                Err(DriverError::Usage("give --docker-host or --containerd".to_owned()))
+                return Err(DriverError::Usage("give --docker-host or --containerd".to_owned()));
             }
-        }
+        };
+        let containerd = Containerd::connect(&containerd, &namespace).await?;
+        Ok(Engine::Containerd(Store { containerd, namespace, docker }))
     }
 }
 
@@ -147,10 +192,9 @@ async fn convert(arguments: &ConvertArguments, daemon: &Daemon) -> Result<(), Dr
     let (source, target) = (&arguments.source, &arguments.target);
     match arguments.engine.connect().await? {
         Engine::Docker(docker) => image::docker::convert(&docker, daemon, source, target).await,
-        Engine::Containerd(containerd) => {
-            let namespace = &arguments.engine.namespace;
-            let images = Images { containerd: &containerd, namespace, daemon };
-            images.convert(source, target).await
+        Engine::Containerd(store) => {
+            let source = store.name_of(source).await?;
+            store.images(daemon).convert(&source, &store.target(target)?).await
         }
     }
 }
@@ -159,10 +203,9 @@ async fn export(arguments: &ExportArguments, daemon: &Daemon) -> Result<(), Driv
     let (source, output) = (&arguments.source, &arguments.output);
     match arguments.engine.connect().await? {
         Engine::Docker(docker) => image::docker::export(&docker, daemon, source, output).await,
-        Engine::Containerd(containerd) => {
-            let namespace = &arguments.engine.namespace;
-            let images = Images { containerd: &containerd, namespace, daemon };
-            images.export(source, output).await
+        Engine::Containerd(store) => {
+            let source = store.name_of(source).await?;
+            store.images(daemon).export(&source, output).await
         }
     }
 }

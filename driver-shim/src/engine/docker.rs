@@ -18,6 +18,9 @@ const PEER: &str = "Docker";
 /// Where Docker listens.
 const SOCKET_DEFAULT: &str = "/var/run/docker.sock";
 
+/// What Docker says of its disks where containerd keeps them (moby, `LayerStoreStatus`).
+const CONTAINERD_STORE: [&str; 2] = ["driver-type", "io.containerd.snapshotter.v1"];
+
 /// Longest event: one has the labels of its image.
 const EVENT_BYTES_MAX: usize = 1 << 20;
 
@@ -34,7 +37,8 @@ pub struct ImageInfo {
     /// Its layers.
     #[serde(rename = "RootFS")]
     pub root_fs: RootFs,
-    /// Where they are.
+    /// Where they are; nowhere if Docker keeps its images in containerd.
+    #[serde(default)]
     pub graph_driver: GraphDriverInfo,
     /// How a container of it is run; the same words as in an image's own configuration.
     #[serde(default)]
@@ -68,8 +72,12 @@ impl ImageInfo {
 }
 
 /// Go's JSON has null for a list without items.
-fn null_is_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
-    Option::<Vec<String>>::deserialize(deserializer).map(Option::unwrap_or_default)
+fn null_is_empty<'de, T, D>(deserializer: D) -> Result<Vec<T>, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    Option::<Vec<T>>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 /// An image of the list of all.
@@ -150,7 +158,7 @@ pub struct RootFs {
 }
 
 /// What the driver says of the uppermost layer.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase")]
 pub struct GraphDriverInfo {
     /// The driver's name.
@@ -187,6 +195,55 @@ pub struct DaemonInfo {
     /// What keeps its disks.
     #[serde(default)]
     pub driver: String,
+    /// What that says of itself, in pairs.
+    #[serde(default, deserialize_with = "null_is_empty")]
+    driver_status: Vec<Vec<String>>,
+    /// The containerd that it runs on; told from version 1.46 of the API on.
+    #[serde(default)]
+    containerd: Option<ContainerdInfo>,
+}
+
+/// The containerd that a Docker runs on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct ContainerdInfo {
+    /// Its socket.
+    #[serde(default)]
+    pub address: String,
+    /// What Docker uses of it.
+    #[serde(default)]
+    pub namespaces: ContainerdNamespaces,
+}
+
+/// The namespaces of containerd that Docker uses.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct ContainerdNamespaces {
+    /// That of its containers and images.
+    #[serde(default)]
+    pub containers: String,
+}
+
+impl DaemonInfo {
+    /// The containerd in which it keeps its images; none if it keeps them by a driver of its own, as Docker did before
+    /// release 29, and later where that was chosen.
+    ///
+    /// # Errors
+    /// `Unexpected`: it keeps them there, and does not tell where that is.
+    pub fn image_store(&self) -> Result<Option<&ContainerdInfo>, EngineError> {
+        if !self.driver_status.iter().any(|pair| pair.as_slice() == CONTAINERD_STORE) {
+            return Ok(None);
+        }
+        let is_told = |told: &&ContainerdInfo| {
+            !told.address.is_empty() && !told.namespaces.containers.is_empty()
+        };
+        let told = self.containerd.as_ref().filter(is_told);
+        told.map(Some).ok_or_else(|| {
+            let reason = "it keeps its images in containerd, and does not tell in which: in the place of --docker-host \
+                          give --containerd, and --namespace moby";
+            EngineError::unexpected(PEER, reason)
+        })
+    }
 }
 
 impl Docker {
@@ -282,7 +339,10 @@ impl Docker {
 }
 
 /// A name as Docker takes it; it stands in a path as it is.
-fn checked(name: &str) -> Result<&str, EngineError> {
+///
+/// # Errors
+/// `Unexpected`: it is none.
+pub(crate) fn checked(name: &str) -> Result<&str, EngineError> {
     let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"/:._-@".contains(&byte);
     if name.is_empty() || !name.bytes().all(is_allowed) || name.split('/').any(|part| part == "..")
     {
@@ -303,6 +363,37 @@ mod tests {
         for bad in ["", "a b", "a?b", "../containers", "a/../b", "a#b"] {
             assert!(checked(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn where_docker_keeps_its_images() {
+        let info = |text: &str| serde_json::from_str::<DaemonInfo>(text).unwrap();
+        // Of 20.10 with this driver, and of one that has nothing to say.
+        for own in [
+            r#"{"ServerVersion":"20.10.24","Driver":"slackwater","DriverStatus":[["Worker","a"]]}"#,
+            r#"{"ServerVersion":"28.5.1","Driver":"vfs","DriverStatus":null,
+                "Containerd":{"Address":"/c.sock","Namespaces":{"Containers":"moby"}}}"#,
+        ] {
+            assert_eq!(info(own).image_store().unwrap(), None, "{own}");
+        }
+        let in_containerd = r#""DriverStatus":[["driver-type","io.containerd.snapshotter.v1"]]"#;
+        let told = info(&format!(
+            r#"{{{in_containerd},"Containerd":{{"Address":"/c.sock","Namespaces":{{"Containers":"moby"}}}}}}"#
+        ));
+        let store = told.image_store().unwrap().unwrap();
+        assert_eq!(
+            (store.address.as_str(), store.namespaces.containers.as_str()),
+            ("/c.sock", "moby")
+        );
+        let untold = info(&format!("{{{in_containerd}}}")).image_store().unwrap_err().to_string();
+        assert!(untold.contains("--namespace moby"), "{untold}");
+        // An image as such a Docker shows it.
+        let image = r#"{"Id":"sha256:1","RepoTags":["a:1"],"RootFS":{"Layers":["sha256:2"]}}"#;
+        let image: ImageInfo = serde_json::from_str(image).unwrap();
+        assert_eq!(
+            (image.repo_tags.as_slice(), image.layer("Layer")),
+            (&["a:1".to_owned()][..], None)
+        );
     }
 
     #[test]

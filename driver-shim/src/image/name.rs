@@ -21,6 +21,11 @@ pub fn has_tag(name: &str) -> bool {
 #[must_use]
 pub fn in_full(name: &str) -> String {
     let tagged = with_tag(name);
+    // The hub's two names; what is left out behind them is left out without them.
+    let tagged = ["docker.io/", "index.docker.io/"]
+        .iter()
+        .find_map(|host| tagged.strip_prefix(host))
+        .map_or(tagged.clone(), str::to_owned);
     match tagged.split_once('/') {
         None => format!("docker.io/library/{tagged}"),
         Some((host, _)) if host.contains(['.', ':']) || host == "localhost" => tagged,
@@ -51,6 +56,9 @@ mod tests {
         for (name, full, tag) in [
             ("debian", "docker.io/library/debian:latest", "latest"),
             ("me/web:2", "docker.io/me/web:2", "2"),
+            ("docker.io/debian:12", "docker.io/library/debian:12", "12"),
+            ("index.docker.io/me/web", "docker.io/me/web:latest", "latest"),
+            ("docker.io/library/debian:12", "docker.io/library/debian:12", "12"),
             ("127.0.0.1:5000/web", "127.0.0.1:5000/web:latest", "latest"),
             ("localhost/web:x", "localhost/web:x", "x"),
         ] {
