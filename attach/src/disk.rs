@@ -15,11 +15,9 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tokio::time::Instant;
-
-use crate::export::{Export, Place, make_directory};
+use crate::export::{Export, FREED_WITHIN, Place, make_directory};
 use crate::kernel::{self, LoopDevice, MountPoint};
 use crate::tools::{LOSETUP, MOUNT, STAT, TOOL_TIME_LIMIT, UMOUNT, says};
 use crate::{Access, AttachError, Rights, Source};
@@ -37,10 +35,6 @@ const MOUNT_ATTEMPTS: u32 = 5;
 
 /// How long a loop device that is losing its last user is waited for until it is looked at again.
 const RELEASE_PAUSE: Duration = Duration::from_millis(50);
-
-/// How long a loop device that is mounted nowhere here is waited for. Programs that look for a free device, and udev,
-/// open those in use for a moment, too; what has it open for longer uses it.
-const RELEASE_TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// What `stat` calls files that are none, and are not told by `losetup`.
 const SPECIAL_FILES: [&str; 5] =
@@ -186,10 +180,9 @@ impl Export {
     /// The loop device that is on the file and in use. One that was detached while another program had it open is freed
     /// when that one closes it, and is waited for.
     async fn used_device(&self, place: &Place) -> Result<Option<LoopDevice>, AttachError> {
-        let deadline = Instant::now() + RELEASE_TIME_LIMIT;
+        let deadline = Instant::now() + FREED_WITHIN;
         while let Some(device) = self.device_on(place)? {
-            let is_mounted = kernel::mount_points()?.iter().any(|at| at.source == device.device);
-            if is_mounted || !device.is_autoclear || Instant::now() >= deadline {
+            if !device.is_going(&kernel::mount_points()?) || Instant::now() >= deadline {
                 return Ok(Some(device));
             }
             tokio::time::sleep(RELEASE_PAUSE).await;

@@ -34,7 +34,7 @@ const DIRECTORY_MODE: u32 = 0o700;
 const FIRST_MOUNT_TIME_LIMIT: Duration = Duration::from_secs(10);
 
 /// Longest wait for the kernel to free loop devices that nothing is mounted from: beyond it they are held on purpose.
-const FREED_WITHIN: Duration = Duration::from_secs(10);
+pub(crate) const FREED_WITHIN: Duration = Duration::from_secs(10);
 
 /// How often that is looked at.
 const FREED_PAUSE: Duration = Duration::from_millis(20);
@@ -400,9 +400,7 @@ impl Export {
                 return Ok(());
             }
             let points = kernel::mount_points()?;
-            let is_mounted = |device: &Path| points.iter().any(|point| point.source == device);
-            let are_going = disks.is_empty()
-                && devices.iter().all(|one| one.is_autoclear && !is_mounted(&one.device));
+            let are_going = disks.is_empty() && devices.iter().all(|one| one.is_going(&points));
             if !are_going || Instant::now() >= deadline {
                 let disks = disks.into_iter().map(|disk| disk.target);
                 let devices = devices.into_iter().map(|device| device.device);

@@ -119,6 +119,14 @@ pub(crate) struct LoopDevice {
     pub(crate) is_autoclear: bool,
 }
 
+impl LoopDevice {
+    /// Whether the kernel frees it as soon as a program closes that has it open and mounted nothing from it. Those that look
+    /// for a free device, and udev, open those in use for a moment, too.
+    pub(crate) fn is_going(&self, points: &[MountPoint]) -> bool {
+        self.is_autoclear && points.iter().all(|point| point.source != self.device)
+    }
+}
+
 /// The loop devices whose files `wanted` holds for.
 pub(crate) fn loop_devices(wanted: impl Fn(&Path) -> bool) -> Result<Vec<LoopDevice>, AttachError> {
     let failed =

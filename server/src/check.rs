@@ -61,7 +61,7 @@ struct Repair {
 /// Checks the store of `config`.
 ///
 /// # Errors
-/// `NoStore`; `InUse`; `Rebuild` when the index cannot be made anew; `Open` when the store cannot be opened; after the
+/// `NoStore`; `InUse`; `Rebuild` when the index cannot be rebuilt; `Open` when the store cannot be opened; after the
 /// outcome was printed `Problems` when something is wrong, and `Owner` when the owner of the data directory does not get
 /// what was made in it.
 pub fn run(config: &Config, arguments: CheckArguments) -> Result<(), ServerError> {

@@ -118,7 +118,8 @@ def mounted(disk, directory):
 def packages(scratch, programs):
     """The Debian packages of the programs, as `make packages` makes them."""
     # Little compressed: they are unpacked once.
-    environment = dict(os.environ, RELEASE=programs, VERSION=VERSION, DPKG_DEB_COMPRESSOR_LEVEL="1")
+    environment = dict(os.environ, RELEASE=programs, VERSION=VERSION, SOURCE_DATE_EPOCH="1700000000",
+                       DPKG_DEB_COMPRESSOR_LEVEL="1")
     subprocess.run([PROJECT / "deploy/packages", scratch / "packages"], check=True, env=environment,
                    stdout=subprocess.DEVNULL)
     found = sorted((scratch / "packages").glob("*.deb"))

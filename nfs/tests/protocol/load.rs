@@ -330,7 +330,7 @@ async fn calls_in_flight_are_answered_when_the_server_stops() {
         .collect();
     client.send(&stream).await;
     server.wait_until(|counters| counters.calls_in_flight == u64::from(CALLS)).await;
-    // The disk goes on once the stop has begun: nobody is let in any more.
+    // The disk goes on once the stop has begun: the server listens no more.
     let address = server.address;
     let stopping = async {
         while TcpStream::connect(address).await.is_ok() {
