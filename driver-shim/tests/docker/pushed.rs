@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 use slackwater_client::types::SnapshotId;
 use slackwater_driver::engine::docker::Docker;
 use slackwater_driver::worker::{Chosen, Key};
-use tokio::sync::broadcast;
+use tokio::sync::{RwLock, broadcast};
 
 use crate::plugin::Plugin;
 use crate::support::{Appliance, Machine};
@@ -39,6 +40,10 @@ struct Known {
     events: broadcast::Sender<String>,
     /// Since when those who follow asked for events.
     asked: Mutex<Vec<String>>,
+    /// How often an image was asked for.
+    inspected: AtomicUsize,
+    /// While this is held to write, no image is described.
+    gate: RwLock<()>,
 }
 
 type Shared = Arc<Known>;
@@ -54,6 +59,8 @@ async fn inspect(
     Segment(wanted): Segment<String>,
 ) -> Result<Json<Value>, StatusCode> {
     let wanted = wanted.strip_suffix("/json").ok_or(StatusCode::NOT_FOUND)?;
+    known.inspected.fetch_add(1, Ordering::SeqCst);
+    let _open = known.gate.read().await;
     let images = known.images.lock();
     let mut found = images.iter();
     let found =
@@ -84,6 +91,15 @@ impl Known {
         self.images.lock().insert(id.to_owned(), (names, layer.to_owned()));
     }
 
+    /// Waits until so many images were asked for.
+    async fn await_inspections(&self, count: usize) {
+        let deadline = Instant::now() + NAMING_TIME;
+        while self.inspected.load(Ordering::SeqCst) < count {
+            assert!(Instant::now() < deadline, "no image is asked for");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
     /// Tells an event to those who follow; waits for one who does.
     async fn tell(&self, action: &str, image: &str) {
         let deadline = Instant::now() + NAMING_TIME;
@@ -102,6 +118,8 @@ fn docker(socket: &Path) -> (Docker, Shared) {
         images: Mutex::default(),
         events: broadcast::channel(16).0,
         asked: Mutex::default(),
+        inspected: AtomicUsize::new(0),
+        gate: RwLock::default(),
     });
     let routes = Router::new()
         .route("/images/json", get(list))
@@ -219,6 +237,34 @@ async fn what_left_for_an_image_without_a_name_is_ended_by_no_name() {
     plugin.diff(&layer, &image);
     machine.worker.unpublish_image(&"docker.io/library/named:1".parse().unwrap()).await.unwrap();
     await_images(&machine, &[(snapshot, &["*", "?"])]).await;
+    machine.worker.unpublish(snapshot).await.unwrap();
+    await_images(&machine, &[]).await;
+}
+
+/// What leaves while an image is named does so for another one, of which no event came yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_leaves_while_an_image_is_named_stays_for_one_without_a_name() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let (docker, known) = docker(&machine.path().join("docker.sock"));
+    let plugin = Plugin::serve_named(&machine.worker, &machine.path().join("plugin.sock"), docker);
+    let (image, layer) = (id('a'), id('b'));
+    plugin.create(&image, "");
+    plugin.apply(&image, "", &base());
+    let snapshot = committed(&plugin, &machine, &image, &layer, &id('1'));
+    known.add("named", &["named:1"], &layer);
+    let held = known.gate.write().await;
+    // Of a push for which no layer left: the registry had all.
+    known.tell("push", "named:1").await;
+    known.await_inspections(1).await;
+    plugin.diff(&layer, &image);
+    drop(held);
+    // Events are carried out one after the other.
+    known.tell("push", "gone:1").await;
+    known.await_inspections(2).await;
+    await_images(&machine, &[(snapshot, &["?", "docker.io/library/named:1"])]).await;
+    machine.worker.unpublish_image(&"docker.io/library/named:1".parse().unwrap()).await.unwrap();
+    await_images(&machine, &[(snapshot, &["?"])]).await;
     machine.worker.unpublish(snapshot).await.unwrap();
     await_images(&machine, &[]).await;
 }
