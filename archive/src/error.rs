@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use slackwater_erofs::ErofsError;
+
 /// A failure of this crate.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -82,6 +84,14 @@ pub enum ArchiveError {
         member: String,
         /// What is wrong with it, and what would be right.
         reason: String,
+    },
+    /// A member that an image of its layer cannot hold, or an image that cannot be written.
+    #[error("`{member}` cannot be put into the layer's image: {source}")]
+    Image {
+        /// The member, or the image itself.
+        member: String,
+        /// The cause.
+        source: ErofsError,
     },
     /// The file cannot be put into a layer.
     #[error("`{}` cannot be packed: {reason}", path.display())]

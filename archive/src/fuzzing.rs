@@ -7,6 +7,7 @@
 //! Each function panics where this crate breaks a promise; a test and a fuzz target find the
 //! same faults from the same bytes.
 
+use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -17,7 +18,7 @@ use crate::header::{self, BLOCK_BYTES};
 use crate::pax::{self, Records};
 use crate::recording::{CHUNK_END, CHUNK_KEPT, CHUNK_RECORDS, MAGIC, RECORD_CONTENT, RECORD_RAW};
 use crate::reference::{REFERENCE_LINK, REFERENCE_LINK_TARGET};
-use crate::{Recognised, Reference, recognise, replay, unpack};
+use crate::{Recognised, Reference, image, recognise, replay, unpack};
 
 /// Members of one archive: enough that they meet.
 const MEMBERS_MAX: usize = 24;
@@ -229,7 +230,8 @@ fn sound<T>(outcome: std::io::Result<T>) -> T {
 
 /// The archive that `bytes` choose, unpacked below `folder`, which is emptied first. Nothing
 /// beside its root changes; what is unpacked is replayed byte for byte; what is recognised as no
-/// reference comes out as it went in.
+/// reference comes out as it went in. An image of it is written, or an error, also above what was
+/// unpacked.
 ///
 /// # Panics
 /// Where one of these does not hold, or the file system fails.
@@ -256,6 +258,16 @@ pub fn layers(bytes: &[u8], folder: &Path) {
         }
         assert!(same == archive, "the replay is another archive");
     }
+    for below in [None, Some(&*root)] {
+        let target = sound(
+            File::options().read(true).write(true).create_new(true).open(folder.join("image")),
+        );
+        let imaged = image(&archive[..], below, target, Some(&folder.join("image-recording")));
+        assert_eq!(imaged.is_ok(), folder.join("image-recording").exists());
+        sound(std::fs::remove_file(folder.join("image")));
+        let _ = std::fs::remove_file(folder.join("image-recording"));
+    }
+    assert_eq!(sound(place.look_outside()), place.outside, "the outside was touched");
 }
 
 fn check_reference(reference: &Reference) {

@@ -3,6 +3,10 @@
 //! ```text
 //!  tar stream --> recognise --+--> Reference            (a few hundred bytes name a snapshot)
 //!                             +--> Ordinary --> unpack --> directory tree
+//!                                      |           |            |
+//!                                      v           |            |
+//!                                    image --------+       (or, mounted,)
+//!                                      |           |            |
 //!                                                  |            |
 //!                                                  v            v
 //!                                              recording --> replay --> the same tar, byte for byte
@@ -23,6 +27,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod header;
+mod image;
 mod members;
 mod pack;
 mod pax;
@@ -31,9 +36,11 @@ mod reference;
 mod replay;
 mod root;
 mod unpack;
+mod whiteout;
 
 pub use changes::{Change, ChangeKind, PATHS_BYTES_MAX, changes};
 pub use error::ArchiveError;
+pub use image::{Imaged, image};
 pub use pack::{Packed, pack};
 pub use reference::{
     Mac, MacError, Prefixed, REFERENCE_LINK, REFERENCE_LINK_TARGET, REFERENCE_MEMBER, Recognised,

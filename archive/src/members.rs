@@ -69,6 +69,14 @@ impl Member {
         shown(&self.name)
     }
 
+    /// Refuses the number that stands for no owner.
+    pub(crate) fn check_owner(&self) -> Result<(), ArchiveError> {
+        if self.uid == u32::MAX || self.gid == u32::MAX {
+            return Err(self.error("its owner or group is no valid number"));
+        }
+        Ok(())
+    }
+
     /// An error about this member.
     pub(crate) fn error(&self, reason: impl Into<String>) -> ArchiveError {
         ArchiveError::Member { member: self.shown(), reason: reason.into() }

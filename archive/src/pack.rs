@@ -18,7 +18,7 @@ use crate::header::{self, BLOCK_BYTES, Builder};
 use crate::pax::{self, Records, Time};
 use crate::recording::Recorder;
 use crate::root::{Place, Root, modified, size_bytes};
-use crate::unpack::WHITEOUT_PREFIX;
+use crate::whiteout::WHITEOUT_PREFIX;
 
 /// Bytes moved at once.
 const BUFFER_BYTES: usize = 256 << 10;

@@ -129,14 +129,14 @@ impl Recorder {
         &mut self,
         number: u32,
         path: &Path,
-        file: File,
+        mut content: impl Read,
     ) -> Result<(), ArchiveError> {
         let mut part = u64::from(number).to_le_bytes().to_vec();
         let header_bytes = part.len();
         loop {
             part.truncate(header_bytes);
             let limit = PART_BYTES as u64;
-            let read = (&file).take(limit).read_to_end(&mut part);
+            let read = content.by_ref().take(limit).read_to_end(&mut part);
             if read.map_err(failed("read", path))? == 0 {
                 return Ok(());
             }

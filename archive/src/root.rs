@@ -22,7 +22,13 @@ use crate::pax::{Records, Time};
 const LINKS_MAX: u32 = 40;
 
 /// Permissions of a directory that an archive uses but does not list.
-const IMPLIED_DIRECTORY_MODE: u32 = 0o755;
+pub(crate) const IMPLIED_DIRECTORY_MODE: u32 = 0o755;
+
+/// What statfs(2) calls EROFS.
+const EROFS_SUPER_MAGIC: u64 = 0xe0f5_e1e2;
+
+/// Bytes of a path that the kernel takes, without the NUL.
+const PATH_BYTES_MAX: usize = 4095;
 
 /// Set by the engine for the machine it runs on: it belongs to no layer.
 const XATTR_OF_THE_MACHINE: &[u8] = b"security.selinux";
@@ -66,6 +72,13 @@ impl Root {
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         rustix::fs::openat2(&self.directory, path, flags, Mode::empty(), resolve)
+    }
+
+    /// Whether the tree is an EROFS image, without anything above.
+    pub(crate) fn is_erofs(&self) -> Result<bool, ArchiveError> {
+        let file_system = rustix::fs::fstatfs(&self.directory);
+        let file_system = file_system.map_err(failed("look up", Path::new("/")))?;
+        Ok(u64::try_from(file_system.f_type).is_ok_and(|kind| kind == EROFS_SUPER_MAGIC))
     }
 
     /// Opens a directory by its resolved path.
@@ -113,57 +126,32 @@ impl Root {
         self.resolved(&path).map_err(failed("open the directory of", &path))
     }
 
-    /// Resolves a path of directories, component by component.
+    /// Resolves a path of directories.
     fn follow(
         &self,
         member: &str,
         path: &Path,
         makes_parents: bool,
     ) -> Result<PathBuf, ArchiveError> {
-        let error = |reason: String| ArchiveError::Member { member: member.to_owned(), reason };
-        let mut ahead: VecDeque<OsString> = components(path.as_os_str()).collect();
-        let mut resolved = PathBuf::new();
-        let mut links = 0;
-        while let Some(name) = ahead.pop_front() {
-            if name == ".." {
-                // Above the root is the root, as for a process that lives in it.
-                resolved.pop();
-                continue;
-            }
-            let here = resolved.join(&name);
-            let place = self.resolved(&here).map_err(failed("open the directory of", &here))?;
+        follow(member, path, |here| {
+            let place = self.resolved(here).map_err(failed("open the directory of", here))?;
             let Some(stat) = place.stat()? else {
                 if !makes_parents {
-                    return Err(error(format!("`{}` does not exist", here.display())));
+                    return Err(missing(member, here));
                 }
                 let mode = Mode::from_raw_mode(IMPLIED_DIRECTORY_MODE);
                 rustix::fs::mkdirat(&place.parent, &place.name, mode)
-                    .map_err(failed("make the directory", &here))?;
+                    .map_err(failed("make the directory", here))?;
                 // Whatever the umask took.
                 place.chmod(IMPLIED_DIRECTORY_MODE)?;
-                resolved = here;
-                continue;
+                return Ok(Component::Directory);
             };
-            match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Directory => resolved = here,
-                FileType::Symlink => {
-                    links += 1;
-                    if links > LINKS_MAX {
-                        let text = format!("more than {LINKS_MAX} links in its path");
-                        return Err(error(text));
-                    }
-                    let target = place.link_target()?;
-                    if target.as_bytes().starts_with(b"/") {
-                        resolved.clear();
-                    }
-                    for component in components(&target).collect::<Vec<_>>().into_iter().rev() {
-                        ahead.push_front(component);
-                    }
-                }
-                _ => return Err(error(format!("`{}` is not a directory", here.display()))),
-            }
-        }
-        Ok(resolved)
+            Ok(match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory => Component::Directory,
+                FileType::Symlink => Component::Link(place.link_target()?),
+                _ => Component::Other,
+            })
+        })
     }
 
     /// The names in a directory by its resolved path, in no order: however many they are, they are
@@ -194,6 +182,63 @@ impl Root {
         };
         list().map_err(failed("list the directory", path))
     }
+}
+
+/// What is at a path that is being resolved.
+pub(crate) enum Component {
+    Directory,
+    /// A symbolic link, and where it leads.
+    Link(OsString),
+    Other,
+}
+
+/// Resolves a path of directories, component by component; `find` says what is at a path whose
+/// parent is resolved.
+pub(crate) fn follow(
+    member: &str,
+    path: &Path,
+    mut find: impl FnMut(&Path) -> Result<Component, ArchiveError>,
+) -> Result<PathBuf, ArchiveError> {
+    let error = |reason: String| ArchiveError::Member { member: member.to_owned(), reason };
+    let mut ahead: VecDeque<OsString> = components(path.as_os_str()).collect();
+    let mut resolved = PathBuf::new();
+    let mut links = 0;
+    while let Some(name) = ahead.pop_front() {
+        if name == ".." {
+            // Above the root is the root, as for a process that lives in it.
+            resolved.pop();
+            continue;
+        }
+        let here = resolved.join(&name);
+        if here.as_os_str().len() > PATH_BYTES_MAX {
+            return Err(error(format!("its path has more than {PATH_BYTES_MAX} bytes")));
+        }
+        match find(&here)? {
+            Component::Directory => resolved = here,
+            Component::Link(target) => {
+                links += 1;
+                if links > LINKS_MAX {
+                    return Err(error(format!("more than {LINKS_MAX} links in its path")));
+                }
+                if target.as_bytes().starts_with(b"/") {
+                    resolved.clear();
+                }
+                for component in components(&target).collect::<Vec<_>>().into_iter().rev() {
+                    ahead.push_front(component);
+                }
+            }
+            Component::Other => {
+                return Err(error(format!("`{}` is not a directory", here.display())));
+            }
+        }
+    }
+    Ok(resolved)
+}
+
+/// The error of a member whose path leads through what is not there.
+pub(crate) fn missing(member: &str, path: &Path) -> ArchiveError {
+    let reason = format!("`{}` does not exist", path.display());
+    ArchiveError::Member { member: member.to_owned(), reason }
 }
 
 /// A directory that is read entry by entry.

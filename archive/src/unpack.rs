@@ -23,37 +23,33 @@ use crate::members::{Kind, Member, Members, Next};
 use crate::pax::Time;
 use crate::recording::Recorder;
 use crate::root::{Place, Root, clean, is_directory};
-
-/// What names a removal.
-pub(crate) const WHITEOUT_PREFIX: &[u8] = b".wh.";
-const METADATA_PREFIX: &[u8] = b".wh..wh.";
-const OPAQUE_NAME: &[u8] = b".wh..wh..opq";
+use crate::whiteout::Meaning;
 
 /// Bytes moved at once.
-const BUFFER_BYTES: usize = 256 << 10;
+pub(crate) const BUFFER_BYTES: usize = 256 << 10;
 
 /// What a listed directory takes in memory beside its path.
 const DIRECTORY_BYTES: usize = 96;
 
 /// What an archive may list.
 #[derive(Debug, Clone, Copy)]
-struct Bounds {
+pub(crate) struct Bounds {
     /// Members: an ext4 of 64 GiB has no more inodes, and 24 bytes are kept of each.
-    members: u64,
+    pub(crate) members: u64,
     /// Memory of the paths and times of its directories: those of more than half a million, at
     /// usual lengths.
     directory_bytes: usize,
 }
 
-const BOUNDS: Bounds = Bounds { members: 4 << 20, directory_bytes: 128 << 20 };
+pub(crate) const BOUNDS: Bounds = Bounds { members: 4 << 20, directory_bytes: 128 << 20 };
 
 /// A path by its hash, as the text of millions of long ones would take gigabytes. Who finds two
 /// paths with the same (2^64 tries) spoils his own layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct PathHash([u8; 16]);
+pub(crate) struct PathHash([u8; 16]);
 
 impl PathHash {
-    fn of(path: &Path) -> Self {
+    pub(crate) fn of(path: &Path) -> Self {
         let hash = blake3::hash(path.as_os_str().as_bytes());
         let mut first = [0; 16];
         first.copy_from_slice(&hash.as_bytes()[..16]);
@@ -68,6 +64,19 @@ pub struct Unpacked {
     pub size_bytes: u64,
     /// The number of members.
     pub entries: u64,
+}
+
+impl Unpacked {
+    /// Counts a member in, unless there are `limit` already.
+    pub(crate) fn count(&mut self, member: &Member, limit: u64) -> Result<(), ArchiveError> {
+        if self.entries >= limit {
+            return Err(ArchiveError::Members { limit });
+        }
+        self.entries += 1;
+        let size_bytes = self.size_bytes.checked_add(member.size_bytes);
+        self.size_bytes = size_bytes.ok_or_else(|| member.error("its size is impossible"))?;
+        Ok(())
+    }
 }
 
 /// Unpacks the archive of a layer over the tree at `root`. With `recording`, what
@@ -124,16 +133,10 @@ impl Unpacker {
             match members.next()? {
                 Next::End(raw) => break raw,
                 Next::Member(member) => {
-                    if unpacked.entries >= self.bounds.members {
-                        return Err(ArchiveError::Members { limit: self.bounds.members });
-                    }
+                    unpacked.count(&member, self.bounds.members)?;
                     self.record(&member.raw)?;
                     self.apply(&member, members)?;
                     self.record(&members.padding()?)?;
-                    unpacked.entries += 1;
-                    let size = unpacked.size_bytes.checked_add(member.size_bytes);
-                    unpacked.size_bytes =
-                        size.ok_or_else(|| member.error("its size is impossible"))?;
                 }
             }
         };
@@ -162,16 +165,9 @@ impl Unpacker {
         members: &mut Members<R>,
     ) -> Result<(), ArchiveError> {
         let path = clean(&member.shown(), &member.name)?;
-        let name = path.file_name().unwrap_or_default().as_bytes().to_vec();
-        let is_note = path.components().any(|component| {
-            let component = component.as_os_str().as_bytes();
-            component.starts_with(METADATA_PREFIX) && component != OPAQUE_NAME
-        });
-        if is_note {
-            return self.pass_over(members);
-        }
-        if name.starts_with(WHITEOUT_PREFIX) {
-            self.white_out(member, &path, &name)?;
+        let meaning = Meaning::of(member, &path)?;
+        if meaning != Meaning::Member {
+            self.white_out(member, &path, &meaning)?;
             return self.pass_over(members);
         }
         if path.as_os_str().is_empty() && member.kind != Kind::Directory {
@@ -205,22 +201,19 @@ impl Unpacker {
     }
 
     /// Removes what a whiteout hides.
-    fn white_out(&mut self, member: &Member, path: &Path, name: &[u8]) -> Result<(), ArchiveError> {
-        let shown_member = member.shown();
-        let place = self.root.place(&shown_member, path, true)?;
+    fn white_out(
+        &mut self,
+        member: &Member,
+        path: &Path,
+        meaning: &Meaning,
+    ) -> Result<(), ArchiveError> {
+        if matches!(meaning, Meaning::Member | Meaning::Note) {
+            return Ok(());
+        }
+        let place = self.root.place(&member.shown(), path, true)?;
         let directory = place.path.parent().unwrap_or(Path::new("")).to_owned();
-        if name == OPAQUE_NAME {
-            return self.clear(directory, true);
-        }
-        let hidden = &name[WHITEOUT_PREFIX.len()..];
-        if hidden == b"." || hidden == b".." {
-            let name = shown(&member.name);
-            return Err(ArchiveError::Escapes { member: shown_member, name });
-        }
-        if hidden.is_empty() {
-            return Err(member.error("a whiteout that names nothing"));
-        }
-        let hidden = directory.join(std::ffi::OsStr::from_bytes(hidden));
+        let Meaning::Removes(hidden) = meaning else { return self.clear(directory, true) };
+        let hidden = directory.join(hidden);
         let place = self.root.resolved(&hidden).map_err(failed("open the parent of", &hidden))?;
         match place.stat()? {
             Some(stat) => self.remove(&hidden, is_directory(&stat), true),
@@ -428,9 +421,7 @@ impl Unpacker {
     /// Sets owner, permissions, extended attributes and time. In this order: a new owner takes
     /// set-user-id and capabilities away.
     fn set_attributes(&mut self, member: &Member, place: &Place) -> Result<(), ArchiveError> {
-        if member.uid == u32::MAX || member.gid == u32::MAX {
-            return Err(member.error("its owner or group is no valid number"));
-        }
+        member.check_owner()?;
         let owner = (Uid::from_raw(member.uid), Gid::from_raw(member.gid));
         let flags = AtFlags::SYMLINK_NOFOLLOW;
         rustix::fs::chownat(&place.parent, &place.name, Some(owner.0), Some(owner.1), flags)

@@ -12,9 +12,10 @@ use serde_json::Value;
 
 /// Who may import whom in this workspace, and nobody else anybody else. `blockstore` knows no
 /// protocol, `nfs` and `api` never see each other, and the client side never sees the store.
-const ALLOWED_EDGES: [(&str, &str); 14] = [
+const ALLOWED_EDGES: [(&str, &str); 15] = [
     ("slackwater-driver", "slackwater-client"),
     ("slackwater-driver", "slackwater-archive"),
+    ("slackwater-archive", "slackwater-erofs"),
     ("slackwater-driver", "slackwater-attach"),
     ("slackwater-driver", "slackwater-fuse"),
     ("slackwater-fuse", "slackwater-client"),

@@ -1,6 +1,8 @@
 //! What the tests share: archives made member by member, and trees written down for comparison.
 #![allow(dead_code, reason = "each test program uses a part")]
 
+pub(crate) mod ops;
+
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
@@ -12,7 +14,7 @@ use tar::{EntryType, Header};
 
 /// An archive under construction. Names are taken as they are, however hostile.
 #[derive(Default, Clone)]
-pub(crate) struct Tar(Vec<u8>);
+pub(crate) struct Tar(pub(crate) Vec<u8>);
 
 /// The time of every member, where a test does not care.
 pub(crate) const TIME: i64 = 1_600_000_000;
@@ -160,7 +162,8 @@ pub(crate) fn tree(root: &Path) -> BTreeMap<PathBuf, Node> {
             Vec::new()
         };
         let is_device = kind.is_char_device() || kind.is_block_device();
-        let first = firsts.entry(metadata.ino()).or_insert_with(|| path.clone()).clone();
+        let inode = (metadata.dev(), metadata.ino());
+        let first = firsts.entry(inode).or_insert_with(|| path.clone()).clone();
         let node = Node {
             mode: metadata.mode(),
             owner: (metadata.uid(), metadata.gid()),
