@@ -64,7 +64,8 @@ def whole(world):
             require_equal("output", containerd.run(image, "one", "/bin/busybox", "echo", "runs"), "runs\n")
             archive = worker.directory / "exported.tar"
             with world.registry.away():
-                containerd.ctr("images", "export", str(archive), image, limit_seconds=COMMAND_LIMIT_SECONDS)
+                # Without --local ctr 2 copies the archive in the background, and may end before that has ended.
+                containerd.ctr("images", "export", "--local", str(archive), image, limit_seconds=COMMAND_LIMIT_SECONDS)
             found, named = blobs_of(archive)
             require(layers <= named <= found, f"the archive has {found}, expected {named} with {layers}")
             other = world.registry.name("pushed-again:1")
