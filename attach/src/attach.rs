@@ -100,6 +100,15 @@ impl Attach {
         to_the_end(async move { export.mount(source.borrow(), &target, access).await }).await
     }
 
+    /// Mounts a source that holds an EROFS image at `target`, which is made, for reading: from the file
+    /// itself where the kernel can (Linux 6.12), else through a loop device. Nothing may write the file any
+    /// more. Ok if that is so already; `Occupied` if something else is mounted there.
+    pub async fn mount_image(&self, source: Source<'_>, target: &Path) -> Result<(), AttachError> {
+        let (export, source, target) =
+            (self.export.clone(), OwnedSource::from(source), target.to_owned());
+        to_the_end(async move { export.mount_image(source.borrow(), &target).await }).await
+    }
+
     /// Unmounts and removes the directory; Ok if that is so already. Whether what was written came
     /// to the appliance only a `sync` before tells: the kernel drops what it cannot write, and
     /// says nothing. `LostWrites` if one that was needed here failed. The loop device is free, or will be when the last mount namespace or
@@ -109,7 +118,7 @@ impl Attach {
         to_the_end(async move { export.unmount(&target).await }).await
     }
 
-    /// Whether no loop device is on the source any more.
+    /// Whether no loop device is on the source any more, and no image is mounted from it in this mount namespace.
     pub async fn is_released(&self, source: Source<'_>) -> Result<bool, AttachError> {
         self.export.is_released(source)
     }

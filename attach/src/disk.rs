@@ -1,4 +1,5 @@
-//! The disks: loop devices on files of the export, and the ext4 mounted from them.
+//! The disks: loop devices on files of the export, and the ext4 mounted from them. Images that are
+//! mounted from files themselves are in `image.rs`; they are mounted and unmounted by the same calls.
 //!
 //! Invariants:
 //! - A file is under at most one loop device that writes. A second mount of it takes the same
@@ -9,8 +10,8 @@
 //! - A loop device is mounted only if the kernel says that it is on the very file of the export
 //!   that was asked for. `losetup` resolves links by itself, and a link would lead to a file or
 //!   disk of this machine.
-//! - Nothing is frozen, synced or unmounted that the mount table does not show as a loop mount:
-//!   the directory below is the machine's own disk.
+//! - Nothing is frozen, synced or unmounted that the mount table does not show as a loop mount, or as
+//!   an image of the export: the directory below is the machine's own disk.
 
 use std::fs;
 use std::io;
@@ -18,9 +19,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::export::{Export, FREED_WITHIN, Place, make_directory};
+use crate::image;
 use crate::kernel::{self, LoopDevice, MountPoint};
 use crate::tools::{LOSETUP, MOUNT, STAT, TOOL_TIME_LIMIT, UMOUNT, says};
-use crate::{Access, AttachError, Rights, Source};
+use crate::{Access, AttachError, FileSystem, Rights, Source};
 
 /// How a disk is mounted. Reads shall not write (`noatime`), the inode tables of a sparse file
 /// are zeros already (`noinit_itable`), and after an error nothing more is written.
@@ -71,16 +73,40 @@ impl Export {
             Source::File(_) => access,
             Source::Snapshot(_) => Access::ReadOnly,
         };
+        self.mount_as(source, target, access, FileSystem::Ext4).await
+    }
+
+    pub(crate) async fn mount_image(
+        &self,
+        source: Source<'_>,
+        target: &Path,
+    ) -> Result<(), AttachError> {
+        self.mount_as(source, target, Access::ReadOnly, FileSystem::Erofs).await
+    }
+
+    async fn mount_as(
+        &self,
+        source: Source<'_>,
+        target: &Path,
+        access: Access,
+        kind: FileSystem,
+    ) -> Result<(), AttachError> {
         let place = self.place(source)?;
         let target = target_path(target)?;
         let _target_turn = self.locks.lock(&target).await;
         let _source_turn = self.locks.lock(&place.file).await;
-        if self.is_mounted(&place, &target, access)? {
+        if self.is_mounted(&place, &target, access, kind)? {
             return Ok(());
+        }
+        if access == Access::ReadWrite {
+            self.require_no_image(&place)?;
         }
         self.require().await?;
         make_directory(&target)?;
-        let mounted = self.mount_locked(&place, &target, access).await;
+        let mounted = match kind {
+            FileSystem::Ext4 => self.mount_locked(&place, &target, access, kind).await,
+            FileSystem::Erofs => self.mount_image_locked(&place, &target).await,
+        };
         if mounted.is_err() {
             // Fails if it was mounted after all, or is not empty; then it stays.
             let _kept = fs::remove_dir(&target);
@@ -94,6 +120,7 @@ impl Export {
         place: &Place,
         target: &Path,
         access: Access,
+        kind: FileSystem,
     ) -> Result<bool, AttachError> {
         let Some(point) = kernel::mounted_at(target)? else {
             return Ok(false);
@@ -103,23 +130,26 @@ impl Export {
             None => (point.source.display().to_string(), point.read_only),
         };
         let rights = Rights { set_id: !point.has("nosuid"), devices: !point.has("nodev") };
-        let describe = |source: &str, read_only, rights: Rights| {
+        let describe = |source: &str, kind: &str, read_only, rights: Rights| {
             let access = if read_only { "read-only" } else { "writable" };
-            format!("`{source}` {access} with {}", rights.options())
+            let image = if kind == image::FILE_SYSTEM { ", an image," } else { "" };
+            format!("`{source}`{image} {access} with {}", rights.options())
         };
-        let got = describe(&got, read_only, rights);
-        let expected = describe(&place.path, access.is_read_only(), self.rights());
+        let got = describe(&got, &point.kind, read_only, rights);
+        let expected = describe(&place.path, kind.name(), access.is_read_only(), self.rights());
         if got == expected {
             return Ok(true);
         }
         Err(AttachError::Occupied { target: target.to_owned(), got, expected })
     }
 
-    async fn mount_locked(
+    /// Mounts what a loop device has.
+    pub(crate) async fn mount_locked(
         &self,
         place: &Place,
         target: &Path,
         access: Access,
+        kind: FileSystem,
     ) -> Result<(), AttachError> {
         for attempt in 1.. {
             let shared = match self.device_on(place)? {
@@ -133,12 +163,15 @@ impl Export {
                 Some(device) => {
                     return Err(AttachError::InUse {
                         path: place.path.clone(),
-                        loop_device: device.device.clone(),
+                        through: device.device.clone(),
                     });
                 }
                 None => self.attach_device(place, access).await?,
             };
-            let mounted = self.mount_device(place, &device, target, access).await;
+            let mounted = match kind {
+                FileSystem::Ext4 => self.mount_device(place, &device, target, access).await,
+                FileSystem::Erofs => self.mount_image_device(place, &device, target).await,
+            };
             if shared.is_none() {
                 // With a mount this leaves the device to it; without, it is free at once.
                 let freed = self.detach_device(&device).await;
@@ -307,7 +340,7 @@ impl Export {
             let Some(point) = kernel::mounted_at(target)? else {
                 return Ok(());
             };
-            if !is_disk(&point) {
+            if !is_disk(&point) && !self.is_mounted_image(&point) {
                 return Err(AttachError::Occupied {
                     target: target.to_owned(),
                     got: format!("{} ({})", point.source.display(), point.kind),
@@ -328,7 +361,10 @@ impl Export {
         let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c"]);
         match call.argument(target).run().await {
             Err(error) if says(&error, "target is busy") => {
-                self.sync_locked(target, TOOL_TIME_LIMIT).await?;
+                // An image has nothing to bring.
+                if kernel::mounted_at(target)?.as_ref().is_some_and(is_disk) {
+                    self.sync_locked(target, TOOL_TIME_LIMIT).await?;
+                }
                 let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c", "--lazy"]);
                 call.argument(target).run().await.map(drop)
             }
@@ -338,7 +374,8 @@ impl Export {
     }
 
     pub(crate) fn is_released(&self, source: Source<'_>) -> Result<bool, AttachError> {
-        Ok(self.device_on(&self.place(source)?)?.is_none())
+        let place = self.place(source)?;
+        Ok(self.image_on(&place)?.is_none() && self.device_on(&place)?.is_none())
     }
 
     /// Refuses a target at which no disk is mounted.
@@ -349,12 +386,13 @@ impl Export {
         Err(AttachError::NotMounted { target: target.to_owned() })
     }
 
-    /// Refuses a file that a loop device is on.
+    /// Refuses a file that a loop device is on, or from which an image is mounted.
     pub(crate) async fn require_unused(&self, place: &Place) -> Result<(), AttachError> {
+        self.require_no_image(place)?;
         match self.used_device(place).await? {
             None => Ok(()),
             Some(LoopDevice { device, .. }) => {
-                Err(AttachError::InUse { path: place.path.clone(), loop_device: device })
+                Err(AttachError::InUse { path: place.path.clone(), through: device })
             }
         }
     }
@@ -365,7 +403,7 @@ fn is_disk(point: &MountPoint) -> bool {
 }
 
 /// Whether `mount` complains of what is on the disk.
-fn is_damage(reason: &str) -> bool {
+pub(crate) fn is_damage(reason: &str) -> bool {
     // EINVAL and EFSBADCRC, EIO, EUCLEAN, EROFS for a journal that cannot be replayed.
     let complaints =
         ["bad superblock", "read superblock", "needs cleaning", "read-only", "write-protected"];

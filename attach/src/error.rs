@@ -91,18 +91,28 @@ pub enum AttachError {
         expected: String,
     },
     /// The source is attached in a way that excludes the wanted one.
-    #[error("`{path}` is still in use through {}: wait until the containers that use it have ended", loop_device.display())]
+    #[error("`{path}` is still in use through {}: wait until the containers that use it have ended", through.display())]
     InUse {
         /// The path below the export.
         path: String,
-        /// The device that is on it.
-        loop_device: PathBuf,
+        /// The device that is on it, or the directory at which it is mounted.
+        through: PathBuf,
     },
     /// The disk holds no file system that can be mounted.
     #[error(
         "the file system on `{path}` cannot be mounted: {reason}; see `e2fsck` and `slackwater check`"
     )]
     Damaged {
+        /// The path below the export.
+        path: String,
+        /// What the tool said.
+        reason: String,
+    },
+    /// The file or snapshot holds no image that can be mounted.
+    #[error(
+        "`{path}` holds no EROFS image that can be mounted: {reason}; write it again, or attach it as an ext4 if it is one"
+    )]
+    BadImage {
         /// The path below the export.
         path: String,
         /// What the tool said.

@@ -13,6 +13,7 @@ use mounting::without_secret;
 pub(crate) use mounting::{choose_method, has_nfs};
 use uuid::Uuid;
 
+use crate::image;
 use crate::kernel::{self, MountPoint};
 use crate::locks::Locks;
 use crate::serving::{self, Service, Serving};
@@ -231,7 +232,7 @@ impl Export {
 
     /// Takes away an export that nobody serves any more, with everything on it, and begins anew.
     async fn recover(&mut self) -> Result<(), AttachError> {
-        self.lost = self.disks()?;
+        self.lost = self.users()?;
         tracing::error!(
             lost = self.lost.len(),
             "all processes that served the export were killed; its disks are unmounted"
@@ -327,20 +328,37 @@ impl Export {
 
     /// The loop devices on files of the export, whoever mounted them.
     pub(crate) fn devices(&self) -> Result<Vec<kernel::LoopDevice>, AttachError> {
-        kernel::loop_devices(|file| {
-            file.starts_with(&self.directory) || file.starts_with(&self.snapshots)
+        kernel::loop_devices(|file| self.has(file))
+    }
+
+    /// What a mount of a loop device, or of an image, shows.
+    pub(crate) fn disk(&self, point: &MountPoint) -> Option<Mounted> {
+        let (file, loop_device) = match kernel::loop_device(&point.source) {
+            Some(device) => (device.file, Some(device.device)),
+            None if self.is_image(point) => (point.source.clone(), None),
+            None => return None,
+        };
+        Some(Mounted {
+            target: point.target.clone(),
+            source: self.path_of(&file),
+            read_only: point.read_only,
+            loop_device,
         })
     }
 
-    /// What a mount of a loop device shows.
-    pub(crate) fn disk(&self, point: &MountPoint) -> Option<Mounted> {
-        let device = kernel::loop_device(&point.source)?;
-        Some(Mounted {
-            target: point.target.clone(),
-            source: self.path_of(&device.file),
-            read_only: point.read_only,
-            loop_device: device.device,
-        })
+    /// Whether an image is mounted there from its file of the export.
+    fn is_image(&self, point: &MountPoint) -> bool {
+        point.kind == image::FILE_SYSTEM && self.has(&point.source)
+    }
+
+    /// Whether a path of this machine is one of a file of the export.
+    fn has(&self, file: &Path) -> bool {
+        file.starts_with(&self.directory) || file.starts_with(&self.snapshots)
+    }
+
+    /// Where the snapshots are.
+    pub(crate) fn snapshot_directory(&self) -> &Path {
+        &self.snapshots
     }
 
     /// The disks that are mounted below the state directory.
@@ -353,10 +371,25 @@ impl Export {
     /// The disks of this export that are mounted anywhere in this mount namespace.
     pub(crate) fn disks_anywhere(&self) -> Result<Vec<Mounted>, AttachError> {
         let devices = self.devices()?;
-        let is_ours =
-            |mounted: &Mounted| devices.iter().any(|device| device.device == mounted.loop_device);
+        // An image without a device is known by its file.
+        let is_ours = |mounted: &Mounted| {
+            let is_it = |device: &PathBuf| devices.iter().any(|other| other.device == *device);
+            mounted.loop_device.as_ref().is_none_or(is_it)
+        };
         let points = kernel::mount_points()?.into_iter();
         Ok(points.filter_map(|point| self.disk(&point)).filter(is_ours).collect())
+    }
+
+    /// The disks that are mounted below the state directory, and the images that are mounted anywhere from
+    /// files of this export: no loop device tells of these.
+    fn users(&self) -> Result<Vec<Mounted>, AttachError> {
+        let mut users = self.disks()?;
+        for image in self.disks_anywhere()?.into_iter().filter(|one| one.loop_device.is_none()) {
+            if !users.contains(&image) {
+                users.push(image);
+            }
+        }
+        Ok(users)
     }
 
     /// Puts right what a killed process left half done.
@@ -391,11 +424,11 @@ impl Export {
     /// for a moment, and the kernel frees it after that.
     ///
     /// # Errors
-    /// `Busy`: a disk is mounted, or a device was not freed in [`FREED_WITHIN`].
+    /// `Busy`: a disk or an image is mounted, or a device was not freed in [`FREED_WITHIN`].
     async fn wait_until_unused(&self) -> Result<(), AttachError> {
         let deadline = Instant::now() + FREED_WITHIN;
         loop {
-            let (disks, devices) = (self.disks()?, self.devices()?);
+            let (disks, devices) = (self.users()?, self.devices()?);
             if disks.is_empty() && devices.is_empty() {
                 return Ok(());
             }
@@ -417,7 +450,11 @@ impl Export {
         while kernel::mounted_at(directory)?.is_some() {
             let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c"]);
             match call.argument(directory).run().await {
-                Err(error) if says(&error, "target is busy") && Instant::now() < deadline => {
+                Err(error) if says(&error, "target is busy") => {
+                    // A program is in it, or an image that is mounted in another mount namespace.
+                    if Instant::now() >= deadline {
+                        return Err(AttachError::Busy { targets: vec![directory.to_owned()] });
+                    }
                     tokio::time::sleep(FREED_PAUSE).await;
                 }
                 outcome => drop(outcome?),

@@ -23,9 +23,11 @@ const DELETED_SUFFIX: &[u8] = b" (deleted)";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MountPoint {
     pub(crate) target: PathBuf,
-    /// `fuse.slackwater`, `nfs`, `ext4`.
+    /// The directory of the file system that is seen there: `/`, or one below where that was bound.
+    pub(crate) root: PathBuf,
+    /// `fuse.slackwater`, `nfs`, `ext4`, `erofs`.
     pub(crate) kind: String,
-    /// The device or the export.
+    /// The device, the export, or the file of an image.
     pub(crate) source: PathBuf,
     pub(crate) read_only: bool,
     /// Options of the mount: `rw,nosuid,nodev`.
@@ -67,13 +69,15 @@ pub(crate) fn has_ext4_errors(device: &Path) -> bool {
 /// `36 35 98:0 / /mnt rw,noatime shared:1 - ext4 /dev/loop0 rw,errors=remount-ro`
 fn parse_line(line: &[u8]) -> Option<MountPoint> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let target = fields.by_ref().nth(4)?;
+    let root = fields.by_ref().nth(3)?;
+    let target = fields.next()?;
     let own_options = fields.next()?;
     let mut fields = fields.skip_while(|field| *field != b"-").skip(1);
     let (kind, source, options) = (fields.next()?, fields.next()?, fields.next()?);
     let is_read_only = |options: &[u8]| options.split(|byte| *byte == b',').any(|o| o == b"ro");
     Some(MountPoint {
         target: unescape(target).into(),
+        root: unescape(root).into(),
         kind: String::from_utf8_lossy(kind).into_owned(),
         source: unescape(source).into(),
         read_only: is_read_only(own_options) || is_read_only(options),
@@ -217,6 +221,7 @@ mod tests {
         let line = br"42 27 7:0 / /state/my\040disks/a\134b rw,noatime shared:7 master:1 - ext4 /dev/loop0 rw,errors=remount-ro";
         let expected = MountPoint {
             target: r"/state/my disks/a\b".into(),
+            root: "/".into(),
             kind: "ext4".to_owned(),
             source: "/dev/loop0".into(),
             read_only: false,
@@ -225,6 +230,13 @@ mod tests {
         };
         assert!(expected.has("noatime") && !expected.has("atime") && !expected.has("nosuid"));
         assert_eq!(parse_line(line), Some(expected));
+    }
+
+    #[test]
+    fn a_directory_that_was_bound_is_told_from_the_whole() {
+        let line = br"42 27 0:9 /a\040b /x ro - erofs /export/image ro";
+        let point = parse_line(line).unwrap();
+        assert_eq!((&*point.root, &*point.target), (Path::new("/a b"), Path::new("/x")));
     }
 
     #[test]

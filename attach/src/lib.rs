@@ -1,11 +1,13 @@
-//! Attaches files and snapshots of the appliance as mounted ext4 file systems.
+//! Attaches files and snapshots of the appliance as mounted file systems: ext4, or EROFS images.
 //!
 //! ```text
 //!  target directory        ext4, mounted
 //!        |
 //!    /dev/loopN            autoclear: freed by the kernel with the last mount
 //!        |
-//!  STATE/export/PATH       kernel NFS mount  or  FUSE mount <- server process <- keeper process
+//!  STATE/export/PATH       (an image may be mounted from here, `image.rs`)
+//!        |
+//!  STATE/export            kernel NFS mount  or  FUSE mount <- server process <- keeper process
 //! ```
 //!
 //! Nothing here lives in memory alone: what is attached is read from the kernel each time, so a
@@ -18,6 +20,7 @@ mod error;
 mod export;
 mod file_system;
 mod freezing;
+mod image;
 mod keeper;
 mod kernel;
 mod locks;
@@ -115,7 +118,8 @@ pub struct Options {
     /// descriptor of `/dev/fuse` as its standard input. `--resume` is appended when it is started
     /// on a descriptor that has served already.
     pub fuse_program: Vec<OsString>,
-    /// The command line of a program that calls `run_tool` with the words that are appended.
+    /// The command line of a program that calls `run_tool` with the words that are appended: to become a tool
+    /// in its sandbox, or to mount an image.
     pub tool_program: Vec<OsString>,
     /// What the files of a disk may do on this machine.
     pub rights: Rights,
@@ -169,12 +173,29 @@ pub enum Source<'a> {
     Snapshot(Uuid),
 }
 
+/// What a file holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FileSystem {
+    Ext4,
+    Erofs,
+}
+
+impl FileSystem {
+    /// The kernel's name.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Erofs => image::FILE_SYSTEM,
+        }
+    }
+}
+
 /// Whether a mount may be written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Access {
     /// It may.
     ReadWrite,
-    /// It may not, and the loop device below refuses too.
+    /// It may not, and the loop device below, if there is one, refuses too.
     ReadOnly,
 }
 
@@ -187,6 +208,6 @@ pub struct Mounted {
     pub source: String,
     /// Whether it refuses writes.
     pub read_only: bool,
-    /// The device in between.
-    pub loop_device: PathBuf,
+    /// The device in between; none if an image is mounted from its file.
+    pub loop_device: Option<PathBuf>,
 }

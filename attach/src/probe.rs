@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::export::has_nfs;
+use crate::image::{self, WITHOUT_LOOP_RELEASE};
 use crate::tools::{MODPROBE, NEEDED, SANDBOXED, Tool, Tools, search_path};
 use crate::{Method, kernel, sandbox, serving};
 
@@ -63,7 +64,7 @@ pub(crate) async fn probe(wanted: Option<Method>) -> Probe {
         ),
         Finding::new(
             "ext4",
-            has_ext4(&tools).await,
+            has_file_system(&tools, "ext4").await,
             true,
             "modprobe ext4, or take a kernel with CONFIG_EXT4_FS",
         ),
@@ -86,6 +87,14 @@ pub(crate) async fn probe(wanted: Option<Method>) -> Probe {
         true,
         "take Linux 5.10 or newer",
     ));
+    let has_images = kernel::release().is_some_and(|release| release >= WITHOUT_LOOP_RELEASE)
+        && has_file_system(&tools, image::FILE_SYSTEM).await;
+    findings.push(Finding::new(
+        "EROFS images without a loop device (Linux 6.12)",
+        has_images,
+        false,
+        "modprobe erofs, or take Linux 6.12 or newer; older ones mount such images through loop devices",
+    ));
     findings.extend(NEEDED.iter().map(|tool| {
         let advice = format!("apt-get install {}", tool.package);
         let is_there = match SANDBOXED.contains(tool) {
@@ -97,12 +106,13 @@ pub(crate) async fn probe(wanted: Option<Method>) -> Probe {
     Probe { method, findings }
 }
 
-async fn has_ext4(tools: &Tools) -> bool {
-    if !kernel::has_file_system("ext4") {
+/// Whether the kernel has a file system, or a module that brings it.
+pub(crate) async fn has_file_system(tools: &Tools, name: &str) -> bool {
+    if !kernel::has_file_system(name) {
         // Whether there is such a module shows in the list afterwards.
-        let _absent = tools.call(MODPROBE).arguments(["-q", "ext4"]).run().await;
+        let _absent = tools.call(MODPROBE).arguments(["-q", name]).run().await;
     }
-    kernel::has_file_system("ext4")
+    kernel::has_file_system(name)
 }
 
 fn is_installed(tool: &Tool) -> bool {

@@ -1,4 +1,5 @@
-//! Runs a tool of e2fsprogs on one file of the export, with nothing else of this machine in reach.
+//! Runs a tool of e2fsprogs on one file of the export, with nothing else of this machine in reach. The same
+//! program mounts images (`image.rs`), without a sandbox.
 //!
 //! A container or another worker wrote the file, and the tools parse it byte by byte: what takes
 //! one of them over must gain nothing.
@@ -39,6 +40,7 @@ use rustix::process::{
 use rustix::thread::clear_ambient_capability_set;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_no_new_privs};
 
+use crate::image;
 use crate::tools::search_path;
 use crate::{Access, AttachError};
 
@@ -97,7 +99,15 @@ pub(crate) fn words<'a>(export: &'a Path, path: &'a str, access: Access) -> [&'a
 /// the words that were appended to `Options::tool_program`. It is called in namespaces of its own,
 /// which `unshare` made. It returns only if that failed: the reason is on standard error, and the
 /// process is to end with the answer as its status.
+///
+/// With the first word `mount-image` it mounts an image and returns; then it is called in the
+/// namespaces of its caller.
 pub fn run_tool(arguments: &[OsString]) -> u8 {
+    if let [first, words @ ..] = arguments
+        && first == image::MOUNT_IMAGE
+    {
+        return image::run(words);
+    }
     let error = become_tool(arguments);
     // A standard error that is closed takes no words; the status says enough.
     let _ = writeln!(io::stderr(), "{error}");
@@ -147,7 +157,7 @@ pub(crate) fn program(name: &OsStr) -> Option<PathBuf> {
 }
 
 /// Opens a regular file of the export, by a path of which no part is a link.
-fn open(export: &Path, path: &Path) -> Result<OwnedFd, AttachError> {
+pub(crate) fn open(export: &Path, path: &Path) -> Result<OwnedFd, AttachError> {
     let system = |action, path: &Path| {
         let path = path.to_owned();
         move |errno: Errno| AttachError::System { action, path, source: errno.into() }

@@ -40,6 +40,9 @@ pub(crate) const RESIZE2FS: Tool = Tool { program: "resize2fs", package: "e2fspr
 pub(crate) const UNSHARE: Tool = Tool { program: "unshare", package: "util-linux" };
 pub(crate) const MODPROBE: Tool = Tool { program: "modprobe", package: "kmod" };
 
+/// This program itself.
+const OWN: Tool = Tool { program: "slackwater-driver", package: "slackwater-driver" };
+
 /// All that disks are attached with.
 pub(crate) const NEEDED: [Tool; 11] =
     [LOSETUP, MOUNT, UMOUNT, FSFREEZE, SYNC, STAT, MKFS_EXT4, DEBUGFS, E2FSCK, RESIZE2FS, UNSHARE];
@@ -149,6 +152,20 @@ impl Tools {
             needs_permit: true,
             hidden_words: 0,
         }
+    }
+
+    /// Begins a call of what becomes a tool, outside of a sandbox.
+    pub(crate) fn call_own(&self) -> Call {
+        let mut call = self.call(OWN);
+        let mut words = self.sandbox_program.iter();
+        if let Some(program) = words.next() {
+            let mut command = Command::new(program);
+            command.args(words).env("PATH", search_path()).env("LC_ALL", "C").stdin(Stdio::null());
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+            call.command = command;
+        }
+        call.hidden_words = 1 + call.command.as_std().get_args().count();
+        call
     }
 
     /// Thaws what is mounted at `target`. It waits for no permit: what holds them all may be

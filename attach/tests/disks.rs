@@ -69,7 +69,7 @@ async fn a_disk_is_made_written_and_read_again() {
     assert_eq!(mounts.len(), 1);
     assert_eq!((&*mounts[0].source, &mounts[0].target), ("disk", &target));
     assert!(!mounts[0].read_only);
-    assert_eq!(place.loop_devices(), [mounts[0].loop_device.clone()]);
+    assert_eq!(place.loop_devices(), [mounts[0].loop_device.clone().unwrap()]);
     assert!(!attach.is_released(Source::File("disk")).await.unwrap());
     assert!(matches!(attach.shut_down().await, Err(AttachError::Busy { .. })));
 
@@ -102,7 +102,7 @@ async fn a_file_system_that_gave_up_writing_is_not_synced() {
     attach.sync(&target).await.unwrap();
     remount("remount,rw");
     let mounts = attach.mounts().await.unwrap();
-    let device = mounts[0].loop_device.file_name().unwrap();
+    let device = mounts[0].loop_device.as_ref().unwrap().file_name().unwrap();
     let errors = Path::new("/sys/fs/ext4").join(device).join("trigger_fs_error");
     fs::write(errors, "an error of the test").unwrap();
     let is_noted = async || {

@@ -14,7 +14,7 @@ use slackwater_driver::worker::{
     Access, Chosen, Content, DockerExtra, Engine, Extra, Key, Registration, SnapshotRef, Worker,
     WorkerError,
 };
-use support::{Appliance, Machine, mounts_below};
+use support::{Appliance, Machine, kernel_release, mounts_below};
 
 /// Longest time in which unreferenced files are deleted, also on a busy machine.
 const REAP_TIME: Duration = Duration::from_secs(60);
@@ -319,6 +319,84 @@ fn a_disk_that_is_detached_by_hand_tells_of_lost_writes() {
         machine.worker.remove(&Key::docker("image")).await.unwrap();
         assert_nothing_left(&machine.worker).await;
     });
+}
+
+/// The archive of a layer with one file.
+fn archive(name: &str, content: &[u8]) -> Vec<u8> {
+    let mut archive = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(content.len() as u64);
+    header.set_mode(0o644);
+    archive.append_data(&mut header, name, content).unwrap();
+    archive.into_inner().unwrap()
+}
+
+#[test]
+fn an_image_of_a_layer_is_written_to_the_appliance_and_attached_from_there() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    // Takes away what is mounted below its directory, however this ends.
+    let machine = runtime.block_on(Machine::start(&appliance));
+    let place = &machine.path().join("by-hand");
+    let run = |words: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slackwater-driver"));
+        command.args(words).args(["--attach", "fuse", "--api", &appliance.url]);
+        command
+            .args(["--nfs", &appliance.nfs.to_string()])
+            .arg("--state-dir")
+            .arg(place.join("state"));
+        let output = command.arg("--cache-dir").arg(place.join("cache")).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), said)
+    };
+    let at = |name: &str| place.join(name).to_str().unwrap().to_owned();
+    let (disk, image, snapshot) = (at("disk"), at("image"), at("snapshot"));
+    assert_eq!(run(&["attach", "--file", "disk", "--create", "64MiB", &disk]).0, Some(0));
+    let (code, said) =
+        run(&["attach", "--file", "new", "--create", "1MiB", "--type", "erofs", &image]);
+    assert!(code == Some(2) && said.contains("make an ext4"), "{code:?} {said}");
+
+    // The export keeps the size of a file: the image is smaller.
+    let path = slackwater_blockstore::FilePath::parse("layers/one").unwrap();
+    appliance.store.create_file(&path, 1 << 30).unwrap();
+    let file = place.join("state/attach/export/layers/one");
+    let file = std::fs::File::options().read(true).write(true).open(file).unwrap();
+    let content: Vec<u8> = (0..3_000_000_u32).flat_map(u32::to_le_bytes).collect();
+    let written =
+        slackwater_archive::image(&archive("file", &content)[..], None, file, None).unwrap();
+    assert!((12_000_000..13_000_000).contains(&written.image_bytes), "{written:?}");
+    let client = appliance.client();
+    let request = CreateSnapshot { path: "layers/one".to_owned(), ..CreateSnapshot::default() };
+    let id = runtime.block_on(client.create_snapshot(&request)).unwrap().id.to_string();
+
+    for (source, directory) in
+        [(["--file", "layers/one"], &image), (["--snapshot", &id], &snapshot)]
+    {
+        let (code, said) =
+            run(&[&["attach", "--type", "erofs"], &source[..], &[directory]].concat());
+        assert_eq!(code, Some(0), "{said}");
+        assert!(
+            std::fs::read(Path::new(directory).join("file")).unwrap() == content,
+            "{directory}"
+        );
+    }
+    for (source, expected) in [("--file", "is still in use"), ("--snapshot", "cannot be mounted")] {
+        let name = if source == "--file" { "layers/one" } else { &id };
+        let (code, said) = run(&["attach", source, name, &at("ext4")]);
+        assert!(code == Some(1) && said.contains(expected), "{code:?} {said}");
+    }
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let mount = table.lines().find(|line| line.contains(&image)).unwrap();
+    // Before Linux 6.12 by a loop device.
+    let is_old = mount.starts_with("/dev/loop");
+    assert!(is_old || mount.contains("state/attach/export/layers/one"), "{mount}");
+    assert!(!is_old || kernel_release() < (6, 12), "{mount}");
+    // The disk first: what is attached is in use, with a loop device or without.
+    for directory in [&disk, &image, &snapshot] {
+        let (code, said) = run(&["detach", directory]);
+        assert_eq!((code, &*said), (Some(0), ""));
+    }
+    assert_eq!(mounts_below(place), Vec::<std::path::PathBuf>::new());
 }
 
 #[tokio::test(flavor = "multi_thread")]

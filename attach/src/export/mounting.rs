@@ -355,6 +355,7 @@ mod tests {
             let kind = if method == nfs { NFS_FILE_SYSTEM } else { serving::FILE_SYSTEM };
             let point = MountPoint {
                 target: "/export".into(),
+                root: "/".into(),
                 kind: kind.to_owned(),
                 source: source.into(),
                 read_only: false,

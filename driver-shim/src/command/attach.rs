@@ -5,7 +5,7 @@
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use clap::{ArgGroup, Args};
+use clap::{ArgGroup, Args, ValueEnum};
 use serde_json::json;
 use slackwater_attach::{Access, Attach, AttachError, Options, Rights, Source};
 use slackwater_client::Client;
@@ -26,13 +26,23 @@ const SNAPSHOTS: &str = ".snapshot/";
 /// How long a snapshot stays of which no clone could be made.
 const UNHELD_SECONDS: u64 = 3600;
 
+/// What a file holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum FileSystem {
+    /// A disk
+    Ext4,
+    /// An image that is only read
+    Erofs,
+}
+
 /// Attaches a disk.
 #[derive(Clone, Debug, Args)]
 #[command(group(ArgGroup::new("source").required(true).args(["file", "snapshot", "clone"])))]
 pub(super) struct AttachArguments {
     /// Where it is to be seen; made if missing, with those above it for root alone
     directory: PathBuf,
-    /// A file of the appliance that holds an ext4; a worker that joined needs a token (--token-file) for each of these
+    /// A file of the appliance that holds an ext4, or an image; a worker that joined needs a token (--token-file) for
+    /// each of these
     #[arg(long, value_name = "PATH")]
     file: Option<String>,
     /// Make the file with this size first, with an ext4 on it; there must be none yet
@@ -48,6 +58,10 @@ pub(super) struct AttachArguments {
     /// its path on the appliance is printed, and it stays there after `detach`
     #[arg(long, value_name = "ID|PATH")]
     clone: Option<String>,
+    /// What it holds; an EROFS image is mounted for reading, and must not be written while it is: who can write it has the
+    /// kernel read what he likes, so only one that you trust
+    #[arg(long = "type", value_name = "TYPE", default_value = "ext4")]
+    file_system: FileSystem,
     /// Refuse writes
     #[arg(long)]
     read_only: bool,
@@ -72,6 +86,15 @@ pub(super) async fn attach(
     config: &Config,
     format: Format,
 ) -> Result<(), DriverError> {
+    if arguments.file_system == FileSystem::Erofs
+        && (arguments.create.is_some() || arguments.format)
+    {
+        return Err(DriverError::Usage(
+            "--create and --format make an ext4; an EROFS image is written as a whole, as by mkfs.erofs and \
+             `slackwater import`: leave them out, or --type erofs"
+                .to_owned(),
+        ));
+    }
     let _lock = daemon::take_directories(config)?;
     let rights = Rights { set_id: arguments.suid, devices: arguments.dev };
     let options = Options { rights, ..config.attach_options().await? };
@@ -92,12 +115,13 @@ async fn attach_at(
     config: &Config,
     format: Format,
 ) -> Result<(), DriverError> {
-    let is_read_only = arguments.read_only || arguments.snapshot.is_some();
+    let is_image = arguments.file_system == FileSystem::Erofs;
+    let is_read_only = arguments.read_only || arguments.snapshot.is_some() || is_image;
     let access = if is_read_only { Access::ReadOnly } else { Access::ReadWrite };
     let attached = match arguments.snapshot {
         Some(id) => {
             let source = Source::Snapshot(Uuid::from_bytes(*id.as_bytes()));
-            attach.mount(source, directory, access).await?;
+            mount(attach, source, directory, (arguments.file_system, access)).await?;
             Attached { path: None, snapshot: Some(id) }
         }
         None => {
@@ -108,7 +132,8 @@ async fn attach_at(
                 (Some(_), Format::Json) => remark(&format!("made the clone {path}")),
                 (None, _) => {}
             }
-            attach.mount(Source::File(&path), directory, access).await?;
+            let how = (arguments.file_system, access);
+            mount(attach, Source::File(&path), directory, how).await?;
             Attached { path: Some(path), snapshot }
         }
     };
@@ -119,6 +144,18 @@ async fn attach_at(
         print(&format!("{answer:#}\n"));
     }
     Ok(())
+}
+
+async fn mount(
+    attach: &Attach,
+    source: Source<'_>,
+    directory: &Path,
+    (file_system, access): (FileSystem, Access),
+) -> Result<(), AttachError> {
+    match file_system {
+        FileSystem::Ext4 => attach.mount(source, directory, access).await,
+        FileSystem::Erofs => attach.mount_image(source, directory).await,
+    }
 }
 
 /// What is attached.

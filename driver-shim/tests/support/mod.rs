@@ -462,3 +462,10 @@ async fn open_worker(
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
+
+/// The first two numbers of the kernel's release.
+pub fn kernel_release() -> (u32, u32) {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+    let mut numbers = release.split(|sign: char| !sign.is_ascii_digit()).map(str::parse);
+    (numbers.next().unwrap().unwrap(), numbers.next().unwrap().unwrap())
+}
