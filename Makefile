@@ -28,7 +28,7 @@ IMAGE_DIR := .cache/image
 AS_ROOT := $(if $(DESTDIR),,$(if $(filter 0,$(shell id -u)),,sudo))
 INSTALL = $(AS_ROOT) env RELEASE=$(RELEASE) $(foreach name,PREFIX UNITDIR SYSCONFDIR DESTDIR,$(if $($(name)),$(name)=$($(name)))) deploy/install
 
-.PHONY: help run build install install-appliance install-worker uninstall packages quick test check deny soak bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines fuzz image up down clean-data
+.PHONY: help run build install install-appliance install-worker uninstall packages tarball dist quick test check deny soak bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines fuzz image up down clean-data
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -64,6 +64,17 @@ uninstall: ## Take away what was installed; settings and data stay
 packages: build ## Build Debian packages into PACKAGES (./packages): slackwater, -client, -driver
 	@deploy/install-needs packages debhelper lintian
 	RELEASE=$(RELEASE) deploy/packages $(PACKAGES)
+
+tarball: build ## Build an archive for other Linux systems into PACKAGES: the programs, and what installs them
+	RELEASE=$(RELEASE) deploy/tarball $(PACKAGES)
+
+# Nothing of an older build is left beside what the checksums name.
+dist: build ## Build packages, archive and SHA256SUMS into an empty PACKAGES
+	@deploy/install-needs packages debhelper lintian
+	@if [ -n "$$(ls -A $(PACKAGES) 2>/dev/null)" ]; then echo "dist: $(PACKAGES) is not empty: remove what is there, or give PACKAGES=DIRECTORY" >&2; exit 1; fi
+	RELEASE=$(RELEASE) deploy/packages $(PACKAGES)
+	RELEASE=$(RELEASE) deploy/tarball $(PACKAGES)
+	cd $(PACKAGES) && sha256sum -- * >.sums && mv .sums SHA256SUMS && sha256sum --check --quiet SHA256SUMS
 
 check: test-needs ## Formatting and lints
 	cargo fmt --all -- --check
