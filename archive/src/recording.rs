@@ -19,6 +19,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{ArchiveError, failed};
+use crate::members::Members;
 
 pub(crate) const MAGIC: &[u8; 8] = b"SWLAYER1";
 pub(crate) const CHUNK_RECORDS: u8 = b'R';
@@ -42,6 +43,40 @@ const ROOM_SHARE: u64 = 8;
 
 /// Bytes of a chunk before compression; a reader refuses more.
 pub(crate) const CHUNK_BYTES_MAX: usize = 1 << 20;
+
+/// Reads the rest of a member's content, which goes nowhere else, into the recording, if there is one.
+pub(crate) fn record_content<R: Read>(
+    members: &mut Members<R>,
+    buffer: &mut [u8],
+    recorder: &mut Option<Recorder>,
+) -> Result<(), ArchiveError> {
+    record_all(|buffer| members.content(buffer), buffer, recorder)
+}
+
+/// Likewise what follows the end marker of the archive.
+pub(crate) fn record_trailing<R: Read>(
+    members: &mut Members<R>,
+    buffer: &mut [u8],
+    recorder: &mut Option<Recorder>,
+) -> Result<(), ArchiveError> {
+    record_all(|buffer| members.trailing(buffer), buffer, recorder)
+}
+
+fn record_all(
+    mut read: impl FnMut(&mut [u8]) -> Result<usize, ArchiveError>,
+    buffer: &mut [u8],
+    recorder: &mut Option<Recorder>,
+) -> Result<(), ArchiveError> {
+    loop {
+        let length = read(buffer)?;
+        if length == 0 {
+            return Ok(());
+        }
+        if let Some(recorder) = recorder {
+            recorder.raw(&buffer[..length])?;
+        }
+    }
+}
 
 /// The writer of a recording. Removes it when dropped before [`Recorder::finish`].
 #[derive(Debug)]

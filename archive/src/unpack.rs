@@ -21,7 +21,7 @@ use rustix::io::Errno;
 use crate::error::{ArchiveError, failed, shown};
 use crate::members::{Kind, Member, Members, Next};
 use crate::pax::Time;
-use crate::recording::Recorder;
+use crate::recording::{Recorder, record_content, record_trailing};
 use crate::root::{Place, Root, clean, is_directory};
 use crate::whiteout::Meaning;
 
@@ -141,14 +141,7 @@ impl Unpacker {
             }
         };
         self.record(&end)?;
-        let mut buffer = std::mem::take(&mut self.buffer);
-        loop {
-            let length = members.trailing(&mut buffer)?;
-            if length == 0 {
-                break;
-            }
-            self.record(&buffer[..length])?;
-        }
+        record_trailing(members, &mut self.buffer, &mut self.recorder)?;
         self.set_directory_times()?;
         self.recorder.map_or(Ok(()), Recorder::finish)?;
         Ok(unpacked)
@@ -189,15 +182,7 @@ impl Unpacker {
 
     /// Reads a content that goes nowhere.
     fn pass_over<R: Read>(&mut self, members: &mut Members<R>) -> Result<(), ArchiveError> {
-        let mut buffer = std::mem::take(&mut self.buffer);
-        loop {
-            let length = members.content(&mut buffer)?;
-            if length == 0 {
-                self.buffer = buffer;
-                return Ok(());
-            }
-            self.record(&buffer[..length])?;
-        }
+        record_content(members, &mut self.buffer, &mut self.recorder)
     }
 
     /// Removes what a whiteout hides.

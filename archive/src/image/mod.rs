@@ -7,7 +7,7 @@
 //!   holds the two against each other.
 //! - Each content goes into the image as it comes; names and attributes stay in memory, within a
 //!   limit, and are written at the end.
-//! - The same archive over the same images makes the same bytes, whoever makes them.
+//! - The same archive over the same images makes the same bytes, on every machine.
 //! - What only overlayfs may write cannot come from an archive: its attributes are escaped as overlayfs
 //!   itself does, its device is refused, as it is on an overlay.
 
@@ -25,7 +25,7 @@ use slackwater_erofs::{Attributes, ErofsError, Extent, ImageWriter, InodeId, Kin
 
 use crate::error::{ArchiveError, failed, shown};
 use crate::members::{Kind as MemberKind, Member, Members, Next};
-use crate::recording::Recorder;
+use crate::recording::{Recorder, record_content, record_trailing};
 use crate::root::{Place, clean, size_bytes};
 use crate::unpack::{BOUNDS, BUFFER_BYTES, PathHash, Unpacked};
 use crate::whiteout::Meaning;
@@ -107,14 +107,7 @@ impl Imager {
             }
         };
         self.record(&end)?;
-        let mut buffer = std::mem::take(&mut self.buffer);
-        loop {
-            let length = members.trailing(&mut buffer)?;
-            if length == 0 {
-                break;
-            }
-            self.record(&buffer[..length])?;
-        }
+        record_trailing(members, &mut self.buffer, &mut self.recorder)?;
         let tree = self.layer.finish()?;
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&self.headers.finalize().as_bytes()[..16]);
@@ -169,15 +162,7 @@ impl Imager {
 
     /// Reads a content that goes nowhere.
     fn pass_over<R: Read>(&mut self, members: &mut Members<R>) -> Result<(), ArchiveError> {
-        let mut buffer = std::mem::take(&mut self.buffer);
-        loop {
-            let length = members.content(&mut buffer)?;
-            if length == 0 {
-                self.buffer = buffer;
-                return Ok(());
-            }
-            self.record(&buffer[..length])?;
-        }
+        record_content(members, &mut self.buffer, &mut self.recorder)
     }
 
     /// A directory that is there keeps its children; what else is there gives way to an empty one.
