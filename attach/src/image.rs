@@ -10,8 +10,8 @@
 //! same image is bound to the first. `mount` of util-linux before 2.41 takes a loop device whatever it is
 //! told, so the call is made by a child of our own; it can hang while the appliance is away.
 //!
-//! Who can write the file has the kernel read what he likes, also after it was mounted: a snapshot, or a file
-//! that only a trusted writer made, is what such a mount is for.
+//! The kernel parses what is in the file, also what is written there after it was mounted. So it is to be a
+//! snapshot, or a file that nothing writes any more, and its writer is to be trusted.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};

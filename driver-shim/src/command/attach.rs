@@ -58,8 +58,8 @@ pub(super) struct AttachArguments {
     /// its path on the appliance is printed, and it stays there after `detach`
     #[arg(long, value_name = "ID|PATH")]
     clone: Option<String>,
-    /// What it holds; an EROFS image is mounted for reading, and must not be written while it is: who can write it has the
-    /// kernel read what he likes, so only one that you trust
+    /// What it holds; an EROFS image is mounted for reading, and must not be written while it is. The kernel parses it, so
+    /// take only one whose writer you trust
     #[arg(long = "type", value_name = "TYPE", default_value = "ext4")]
     file_system: FileSystem,
     /// Refuse writes
