@@ -79,9 +79,7 @@ pub(crate) struct Comparison<'a> {
     older: Option<&'a Root>,
     newer: &'a Root,
     found: BTreeMap<PathBuf, ChangeKind>,
-    bytes_max: usize,
-    /// What the paths of this take.
-    bytes: usize,
+    memory: PathMemory,
     older_links: Links,
     newer_links: Links,
     /// The inode of each path of `older_links`.
@@ -101,8 +99,7 @@ impl<'a> Comparison<'a> {
             older,
             newer,
             found: BTreeMap::new(),
-            bytes_max,
-            bytes: 0,
+            memory: PathMemory::new(bytes_max),
             older_links: Links::new(),
             newer_links: Links::new(),
             older_inodes: HashMap::new(),
@@ -110,7 +107,7 @@ impl<'a> Comparison<'a> {
         // A list of what is to be done and no recursion: a tree may be deep.
         let mut directories = vec![(PathBuf::new(), older.is_some())];
         while let Some((path, is_in_both)) = directories.pop() {
-            comparison.bytes = comparison.bytes.saturating_sub(bytes_of(&path));
+            comparison.memory.release(bytes_of(&path));
             comparison.directory(&path, is_in_both, &mut directories)?;
         }
         comparison.compare_links()?;
@@ -135,7 +132,7 @@ impl<'a> Comparison<'a> {
                 None => self.mark(&here, ChangeKind::Added)?,
                 Some(before) => {
                     if note_link(&mut self.older_links, &here, before) {
-                        self.take(2 * bytes_of(&here))?;
+                        self.memory.take(2 * bytes_of(&here))?;
                         self.older_inodes.insert(here.clone(), before.st_ino);
                     }
                     if self.differs(&here, before, &stat)? {
@@ -144,10 +141,10 @@ impl<'a> Comparison<'a> {
                 }
             }
             if note_link(&mut self.newer_links, &here, &stat) {
-                self.take(bytes_of(&here))?;
+                self.memory.take(bytes_of(&here))?;
             }
             if is_directory(&stat) {
-                self.take(bytes_of(&here))?;
+                self.memory.take(bytes_of(&here))?;
                 directories.push((here, before.as_ref().is_some_and(is_directory)));
             }
         }
@@ -172,17 +169,8 @@ impl<'a> Comparison<'a> {
     }
 
     fn insert(&mut self, path: &Path, kind: ChangeKind) -> Result<(), ArchiveError> {
-        self.take(bytes_of(path))?;
+        self.memory.take(bytes_of(path))?;
         self.found.insert(path.to_owned(), kind);
-        Ok(())
-    }
-
-    /// Counts memory that paths take.
-    fn take(&mut self, bytes: usize) -> Result<(), ArchiveError> {
-        self.bytes = self.bytes.saturating_add(bytes);
-        if self.bytes > self.bytes_max {
-            return Err(ArchiveError::Changes { limit_mib: self.bytes_max >> 20 });
-        }
         Ok(())
     }
 
@@ -266,8 +254,36 @@ impl<'a> Comparison<'a> {
     }
 }
 
+/// The memory that paths take.
+#[derive(Debug)]
+pub(crate) struct PathMemory {
+    bytes: usize,
+    bytes_max: usize,
+}
+
+impl PathMemory {
+    /// No path yet, and at most this for all that come.
+    pub(crate) fn new(bytes_max: usize) -> Self {
+        Self { bytes: 0, bytes_max }
+    }
+
+    /// Counts memory that paths take.
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<(), ArchiveError> {
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes > self.bytes_max {
+            return Err(ArchiveError::Changes { limit_mib: self.bytes_max >> 20 });
+        }
+        Ok(())
+    }
+
+    /// Counts memory that paths take no more.
+    pub(crate) fn release(&mut self, bytes: usize) {
+        self.bytes = self.bytes.saturating_sub(bytes);
+    }
+}
+
 /// What is compared of everything.
-fn attributes(stat: &Stat) -> (u32, u32, u32, u64) {
+pub(crate) fn attributes(stat: &Stat) -> (u32, u32, u32, u64) {
     let is_device = matches!(
         FileType::from_raw_mode(stat.st_mode),
         FileType::CharacterDevice | FileType::BlockDevice
@@ -296,7 +312,7 @@ fn has_same_bytes(older: &Root, newer: &Root, path: &Path) -> Result<bool, Archi
 }
 
 /// What a path takes in memory.
-fn bytes_of(path: &Path) -> usize {
+pub(crate) fn bytes_of(path: &Path) -> usize {
     PATH_BYTES + path.as_os_str().len()
 }
 

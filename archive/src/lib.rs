@@ -13,6 +13,7 @@
 //!
 //!  older tree, newer tree --> changes --> pack --> tar stream (OCI whiteouts)
 //!                                          +-----> recording, from which replay gives it again
+//!  upper directory of an overlay --> pack_upper --> tar stream (OCI whiteouts)
 //! ```
 //!
 //! Invariants:
@@ -20,7 +21,8 @@
 //!   (`root.rs` is the only module that opens anything in a tree).
 //! - An archive that was cut off anywhere is refused.
 //! - `replay` writes exactly what was unpacked, or fails; it says which file is not what it was.
-//! - `pack` writes the same bytes for the same trees; another version of it may write others.
+//! - `pack` and `pack_upper` write the same bytes for the same trees; another version of them may write others.
+//! - `pack_upper` takes time in proportion to what is in the upper directory; what is below is not walked.
 
 mod changes;
 mod error;
@@ -29,6 +31,7 @@ pub mod fuzzing;
 mod header;
 mod image;
 mod members;
+mod overlay;
 mod pack;
 mod pax;
 mod recording;
@@ -36,6 +39,7 @@ mod reference;
 mod replay;
 mod root;
 mod unpack;
+mod upper;
 mod whiteout;
 
 pub use changes::{Change, ChangeKind, PATHS_BYTES_MAX, changes};
@@ -48,3 +52,4 @@ pub use reference::{
 };
 pub use replay::replay;
 pub use unpack::{Unpacked, unpack};
+pub use upper::pack_upper;

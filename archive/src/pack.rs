@@ -11,6 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Stat, major, minor};
+use rustix::io::Errno;
 
 use crate::changes::{ChangeKind, Closeness, Comparison};
 use crate::error::{ArchiveError, failed};
@@ -18,7 +19,7 @@ use crate::header::{self, BLOCK_BYTES, Builder};
 use crate::pax::{self, Records, Time};
 use crate::recording::Recorder;
 use crate::root::{Place, Root, modified, size_bytes};
-use crate::whiteout::WHITEOUT_PREFIX;
+use crate::whiteout::{OPAQUE_NAME, WHITEOUT_PREFIX};
 
 /// Bytes moved at once.
 const BUFFER_BYTES: usize = 256 << 10;
@@ -55,21 +56,13 @@ pub fn pack(
     let older = older.map(Root::open).transpose()?;
     let newer = Root::open(newer)?;
     let found = Comparison::run(Closeness::Whole, paths_bytes_max, older.as_ref(), &newer)?;
-    let mut packer = Packer {
-        root: &newer,
-        out,
-        recorder: recording.map(Recorder::create).transpose()?,
-        links: HashMap::new(),
-        packed: Packed::default(),
-    };
+    let recorder = recording.map(Recorder::create).transpose()?;
+    let mut packer = Packer::new(&newer, out, recorder);
     if Comparison::root_differs(older.as_ref(), &newer)? {
         packer.present(Path::new(""))?;
     }
     packer.all(&found)?;
-    packer.write(&[0; 2 * BLOCK_BYTES])?;
-    packer.out.flush().map_err(|source| ArchiveError::Write { source })?;
-    packer.recorder.map_or(Ok(()), Recorder::finish)?;
-    Ok(packer.packed)
+    packer.finish()
 }
 
 /// The fields of a member.
@@ -87,7 +80,7 @@ struct Fields {
 }
 
 /// An archive under way.
-struct Packer<'a, W> {
+pub(crate) struct Packer<'a, W> {
     root: &'a Root,
     out: &'a mut W,
     recorder: Option<Recorder>,
@@ -96,14 +89,23 @@ struct Packer<'a, W> {
     packed: Packed,
 }
 
-impl<W: Write> Packer<'_, W> {
+impl<'a, W: Write> Packer<'a, W> {
+    /// An archive without members yet; its files are read below `root`.
+    pub(crate) fn new(root: &'a Root, out: &'a mut W, recorder: Option<Recorder>) -> Self {
+        Self { root, out, recorder, links: HashMap::new(), packed: Packed::default() }
+    }
+
+    /// Ends the archive, and the recording.
+    pub(crate) fn finish(mut self) -> Result<Packed, ArchiveError> {
+        self.write(&[0; 2 * BLOCK_BYTES])?;
+        self.out.flush().map_err(|source| ArchiveError::Write { source })?;
+        self.recorder.map_or(Ok(()), Recorder::finish)?;
+        Ok(self.packed)
+    }
+
     fn all(&mut self, found: &BTreeMap<PathBuf, ChangeKind>) -> Result<(), ArchiveError> {
         for (path, kind) in found {
-            let name = path.file_name().unwrap_or_default();
-            if name.as_bytes().starts_with(WHITEOUT_PREFIX) {
-                let reason = "names that begin with `.wh.` mean deletions in a layer; rename it";
-                return Err(ArchiveError::Unpackable { path: path.clone(), reason });
-            }
+            check_name(path)?;
             match kind {
                 ChangeKind::Deleted => self.whiteout(path)?,
                 ChangeKind::Added | ChangeKind::Modified => self.present(path)?,
@@ -113,10 +115,19 @@ impl<W: Write> Packer<'_, W> {
     }
 
     /// Writes that a path is gone.
-    fn whiteout(&mut self, path: &Path) -> Result<(), ArchiveError> {
+    pub(crate) fn whiteout(&mut self, path: &Path) -> Result<(), ArchiveError> {
         let name = path.file_name().unwrap_or_default();
         let name = [WHITEOUT_PREFIX, name.as_bytes()].concat();
-        let name = path.with_file_name(OsStr::from_bytes(&name));
+        self.mark(&path.with_file_name(OsStr::from_bytes(&name)))
+    }
+
+    /// Writes that nothing of the layers below is left in a directory.
+    pub(crate) fn opaque(&mut self, directory: &Path) -> Result<(), ArchiveError> {
+        self.mark(&directory.join(OsStr::from_bytes(OPAQUE_NAME)))
+    }
+
+    /// Writes an empty file whose name says something.
+    fn mark(&mut self, name: &Path) -> Result<(), ArchiveError> {
         self.member(&Fields {
             kind: b'0',
             name: name.as_os_str().as_bytes().to_vec(),
@@ -134,15 +145,25 @@ impl<W: Write> Packer<'_, W> {
     /// Writes what is at a path now.
     fn present(&mut self, path: &Path) -> Result<(), ArchiveError> {
         let place = self.root.resolved(path).map_err(failed("open the parent of", path))?;
-        let stat = place.stat()?;
-        let stat = stat
-            .ok_or_else(|| failed::<rustix::io::Errno>("pack", path)(rustix::io::Errno::NOENT))?;
+        let stat = place.stat()?.ok_or_else(|| failed("pack", path)(Errno::NOENT))?;
+        let xattrs = place.xattrs()?;
+        self.add(&place, &stat, xattrs)
+    }
+
+    /// Writes what is at a place, with these extended attributes.
+    pub(crate) fn add(
+        &mut self,
+        place: &Place,
+        stat: &Stat,
+        xattrs: Records,
+    ) -> Result<(), ArchiveError> {
+        let path = &place.path;
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind == FileType::Socket {
             // Something else may have been there.
             return self.whiteout(path);
         }
-        let mut fields = fields(&place, &stat, kind)?;
+        let mut fields = fields(place, stat, kind, xattrs)?;
         if kind != FileType::Directory && stat.st_nlink > 1 {
             if let Some(first) = self.links.get(&stat.st_ino) {
                 fields.kind = b'1';
@@ -150,7 +171,7 @@ impl<W: Write> Packer<'_, W> {
                 fields.size_bytes = 0;
                 return self.member(&fields);
             }
-            self.links.insert(stat.st_ino, path.to_owned());
+            self.links.insert(stat.st_ino, path.clone());
         }
         self.member(&fields)?;
         if kind == FileType::RegularFile && fields.size_bytes > 0 {
@@ -231,8 +252,23 @@ impl<W: Write> Packer<'_, W> {
     }
 }
 
+/// Refuses what a layer says deletions with.
+pub(crate) fn check_name(path: &Path) -> Result<(), ArchiveError> {
+    let name = path.file_name().unwrap_or_default();
+    if name.as_bytes().starts_with(WHITEOUT_PREFIX) {
+        let reason = "names that begin with `.wh.` mean deletions in a layer; rename it";
+        return Err(ArchiveError::Unpackable { path: path.to_owned(), reason });
+    }
+    Ok(())
+}
+
 /// The fields of what is at a place.
-fn fields(place: &Place, stat: &Stat, kind: FileType) -> Result<Fields, ArchiveError> {
+fn fields(
+    place: &Place,
+    stat: &Stat,
+    kind: FileType,
+    xattrs: Records,
+) -> Result<Fields, ArchiveError> {
     let mut name = place.path.as_os_str().as_bytes().to_vec();
     let mut fields = Fields {
         kind: b'0',
@@ -244,7 +280,7 @@ fn fields(place: &Place, stat: &Stat, kind: FileType) -> Result<Fields, ArchiveE
         modified: modified(stat),
         size_bytes: 0,
         device: (0, 0),
-        xattrs: place.xattrs()?,
+        xattrs,
     };
     match kind {
         FileType::RegularFile => fields.size_bytes = size_bytes(stat),

@@ -106,6 +106,15 @@ impl Root {
         Ok(Place { parent, name: name.to_owned(), path: path.to_owned() })
     }
 
+    /// What is at a resolved path: nothing also if something on the way there is no directory.
+    pub(crate) fn look_up(&self, path: &Path) -> Result<Option<(Place, Stat)>, ArchiveError> {
+        match self.resolved(path) {
+            Ok(place) => Ok(place.stat()?.map(|stat| (place, stat))),
+            Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => Ok(None),
+            Err(errno) => Err(failed("open the directory of", path)(errno)),
+        }
+    }
+
     /// The place of a name from an archive, cleaned by [`clean`]. Links before the last component
     /// are followed within the root; missing directories are made if `makes_parents`.
     pub(crate) fn place(

@@ -10,7 +10,8 @@ use crate::members::Member;
 /// What names a removal.
 pub(crate) const WHITEOUT_PREFIX: &[u8] = b".wh.";
 const METADATA_PREFIX: &[u8] = b".wh..wh.";
-const OPAQUE_NAME: &[u8] = b".wh..wh..opq";
+/// What removes all else in its directory.
+pub(crate) const OPAQUE_NAME: &[u8] = b".wh..wh..opq";
 
 /// What a member's name means.
 #[derive(Debug, PartialEq, Eq)]

@@ -11,24 +11,16 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Stat};
 use rustix::io::Errno;
-use slackwater_erofs::{Attributes, InodeId, Kind, Time, Tree, Xattrs};
+use slackwater_erofs::{Attributes, InodeId, Kind, Time, Tree};
 
 use super::of_image;
 use crate::error::{ArchiveError, failed};
 use crate::members::Member;
+use crate::overlay::{OPAQUE, escaped};
 use crate::pax;
 use crate::root::{
     Component, IMPLIED_DIRECTORY_MODE, Place, Root, follow, is_directory, missing, modified,
 };
-
-/// What overlayfs writes, and an archive may not.
-const OVERLAY_PREFIX: &[u8] = b"trusted.overlay.";
-
-/// What it shows as such an attribute of a file (since Linux 6.7).
-const ESCAPED_PREFIX: &[u8] = b"trusted.overlay.overlay.";
-
-/// On a directory: what is below is not seen.
-const OPAQUE: (&[u8], &[u8]) = (b"trusted.overlay.opaque", b"y");
 
 /// In the mode of a directory: what is made in it has its group.
 const SET_GROUP_ID: u16 = 0o2000;
@@ -205,12 +197,7 @@ impl Layer {
 
     /// What the layers below have at a resolved path, hidden or not.
     fn below(&self, path: &Path) -> Result<Option<(Place, Stat)>, ArchiveError> {
-        let Some(root) = &self.below else { return Ok(None) };
-        match root.resolved(path) {
-            Ok(place) => Ok(place.stat()?.map(|stat| (place, stat))),
-            Err(Errno::NOENT | Errno::LOOP | Errno::NOTDIR) => Ok(None),
-            Err(errno) => Err(failed("open the directory of", path)(errno)),
-        }
+        self.below.as_ref().map_or(Ok(None), |root| root.look_up(path))
     }
 
     /// What the layers below have at a resolved path, if no directory of this layer on the way there
@@ -460,13 +447,4 @@ fn implied_attributes() -> Attributes {
 
 pub(super) fn time(time: pax::Time) -> Time {
     Time { seconds: time.seconds, nanoseconds: time.nanoseconds }
-}
-
-/// Attributes in the form in which overlayfs shows them, and does not take them for its own.
-pub(super) fn escaped(xattrs: pax::Records) -> Xattrs {
-    let escape = |(name, value): (Vec<u8>, Vec<u8>)| match name.strip_prefix(OVERLAY_PREFIX) {
-        Some(rest) => ([ESCAPED_PREFIX, rest].concat(), value),
-        None => (name, value),
-    };
-    xattrs.into_iter().map(escape).collect()
 }

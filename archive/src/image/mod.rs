@@ -25,6 +25,7 @@ use slackwater_erofs::{Attributes, ErofsError, Extent, ImageWriter, InodeId, Kin
 
 use crate::error::{ArchiveError, failed, shown};
 use crate::members::{Kind as MemberKind, Member, Members, Next};
+use crate::overlay::escaped;
 use crate::recording::{Recorder, record_content, record_trailing};
 use crate::root::{Place, clean, size_bytes};
 use crate::unpack::{BOUNDS, BUFFER_BYTES, PathHash, Unpacked};
@@ -385,7 +386,7 @@ fn attributes(member: &Member) -> Result<Attributes, ArchiveError> {
         uid: member.uid,
         gid: member.gid,
         modified: layer::time(member.modified),
-        xattrs: layer::escaped(xattrs),
+        xattrs: escaped(xattrs),
     };
     apply_acl(&mut attributes);
     Ok(attributes)

@@ -1,0 +1,67 @@
+//! Extended attributes of overlayfs: its own, and the form in which it keeps those of its users.
+//!
+//! What begins with `trusted.overlay.` belongs to overlayfs. An attribute of that name which a user of
+//! the overlay sets stands in a layer with one more `overlay.` (*escaped*; since Linux 6.7).
+
+use crate::pax::Records;
+
+/// What overlayfs writes, and an archive may not.
+const PREFIX: &[u8] = b"trusted.overlay.";
+
+/// What it shows as such an attribute of a file.
+const ESCAPED_PREFIX: &[u8] = b"trusted.overlay.overlay.";
+
+/// On a directory: what is below is not seen.
+pub(crate) const OPAQUE: (&[u8], &[u8]) = (b"trusted.overlay.opaque", b"y");
+
+/// Attributes in the form in which overlayfs shows them, and does not take them for its own.
+pub(crate) fn escaped(xattrs: Records) -> Records {
+    let escape = |(name, value): (Vec<u8>, Vec<u8>)| match name.strip_prefix(PREFIX) {
+        Some(rest) => ([ESCAPED_PREFIX, rest].concat(), value),
+        None => (name, value),
+    };
+    xattrs.into_iter().map(escape).collect()
+}
+
+/// Attributes of a layer as users of the overlay see them, without overlayfs' own.
+pub(crate) fn unescaped(xattrs: Records) -> Records {
+    let unescape = |(name, value): (Vec<u8>, Vec<u8>)| match name.strip_prefix(ESCAPED_PREFIX) {
+        Some(rest) => Some(([PREFIX, rest].concat(), value)),
+        None => own(&name).is_none().then_some((name, value)),
+    };
+    xattrs.into_iter().filter_map(unescape).collect()
+}
+
+/// What follows the prefix in the name of an attribute that is overlayfs' own.
+pub(crate) fn own(name: &[u8]) -> Option<&[u8]> {
+    name.strip_prefix(PREFIX).filter(|_| !name.starts_with(ESCAPED_PREFIX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn records(names: &[&str]) -> Records {
+        names.iter().map(|name| (name.as_bytes().to_vec(), b"value".to_vec())).collect()
+    }
+
+    #[test]
+    fn unescaped_is_what_was_escaped_and_nothing_of_overlayfs_itself() {
+        let users = [
+            "trusted.overlay.",
+            "trusted.overlay.opaque",
+            "trusted.overlay.overlay.",
+            "trusted.overlay.overlay.note",
+            "trusted.overlayer",
+            "user.overlay.opaque",
+        ];
+        let kept = escaped(records(&users));
+        assert!(kept.keys().all(|name| own(name).is_none()), "{kept:?}");
+        assert_eq!(unescaped(kept), records(&users));
+        assert_eq!(
+            unescaped(records(&["trusted.overlay.", "trusted.overlay.origin"])),
+            records(&[])
+        );
+        assert_eq!(own(b"trusted.overlay.origin"), Some(&b"origin"[..]));
+    }
+}

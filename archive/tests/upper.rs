@@ -1,0 +1,433 @@
+//! The archive of an overlay's upper directory makes what the overlay shows of what is below.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
+
+#[path = "support/edits.rs"]
+mod edits;
+#[path = "../../erofs/tests/support/mount.rs"]
+mod mount;
+mod support;
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
+use std::path::{Path, PathBuf};
+
+use edits::{apply_all, attribute_names, edit, make_node, set_attribute, stamp};
+use mount::Mount;
+use proptest::prelude::*;
+use rustix::fs::FileType;
+use rustix::mount::{MountFlags, UnmountFlags};
+use slackwater_archive::{ArchiveError, image, pack_upper};
+use support::ops::{append, op};
+use support::{Node, Tar, tree, unpack, xattrs};
+use tempfile::{TempDir, tempdir};
+
+/// The options with which nothing is elsewhere than in the upper directory.
+const OPTIONS: &str = "index=off,redirect_dir=off,metacopy=off";
+
+/// An overlay that can be written; dropped, it is none.
+struct Writable(PathBuf);
+
+impl Drop for Writable {
+    fn drop(&mut self) {
+        rustix::mount::unmount(&self.0, UnmountFlags::DETACH).unwrap();
+    }
+}
+
+/// Layers as images, one above the other, and an overlay of them that can be written.
+struct Layers {
+    // Dropped from the first to the last: overlays before what they are of.
+    merged: Option<Writable>,
+    below: Option<Mount>,
+    images: Vec<Mount>,
+    archives: Vec<Vec<u8>>,
+    folder: TempDir,
+}
+
+impl Layers {
+    fn new(archives: &[Vec<u8>]) -> Self {
+        Self::with(archives, OPTIONS)
+    }
+
+    fn with(archives: &[Vec<u8>], options: &str) -> Self {
+        let folder = tempdir().unwrap();
+        let (merged, below, images, archives) = (None, None, Vec::new(), archives.to_vec());
+        let mut layers = Self { merged, below, images, archives, folder };
+        for index in 0..layers.archives.len() {
+            let above = layers.image(&layers.archives[index], index);
+            layers.images.push(above);
+            if index > 0 {
+                let root = layers.directory(&format!("below{index}"));
+                layers.below = Some(Mount::overlay(&layers.lowers(), &root));
+            }
+        }
+        let [root, upper, work] = ["merged", "upper", "work"].map(|name| layers.directory(name));
+        let lowers: Vec<_> = layers.lowers().iter().map(|lower| lower.to_str().unwrap()).collect();
+        let directories =
+            format!("upperdir={},workdir={}", upper.to_str().unwrap(), work.to_str().unwrap());
+        let options = format!("lowerdir={},{directories},{options}", lowers.join(":"));
+        let options = CString::new(options).unwrap();
+        rustix::mount::mount("overlay", &root, "overlay", MountFlags::empty(), &*options).unwrap();
+        layers.merged = Some(Writable(root));
+        layers
+    }
+
+    fn directory(&self, name: &str) -> PathBuf {
+        let path = self.folder.path().join(name);
+        fs::create_dir(&path).unwrap();
+        // Whatever the umask took: what is above no layer has this mode.
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
+    /// Mounts the image of a layer above those that are there.
+    fn image(&self, archive: &[u8], index: usize) -> Mount {
+        let path = self.folder.path().join(format!("image{index}"));
+        let file = File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        image(archive, self.below(), file, None).unwrap();
+        Mount::image(&path, &self.directory(&format!("root{index}")))
+    }
+
+    /// The lower directories, the topmost first.
+    fn lowers(&self) -> Vec<&Path> {
+        self.images.iter().rev().map(Mount::root).collect()
+    }
+
+    /// All lower directories as one.
+    fn below(&self) -> Option<&Path> {
+        self.below.as_ref().or(self.images.first()).map(Mount::root)
+    }
+
+    fn merged(&self) -> &Path {
+        &self.merged.as_ref().unwrap().0
+    }
+
+    fn upper(&self) -> PathBuf {
+        self.folder.path().join("upper")
+    }
+
+    fn pack(&self) -> Result<Vec<u8>, ArchiveError> {
+        packed(&self.upper(), self.below())
+    }
+
+    /// Packs the upper directory, and makes what the overlay shows of what is below: in a copy of
+    /// that, and by an image above it.
+    fn check(&self) -> Vec<u8> {
+        let expected = shown(self.merged());
+        let archive = self.pack().unwrap();
+        assert!(self.pack().unwrap() == archive, "packed differently");
+        let copy = self.directory("copy");
+        for below in &self.archives {
+            unpack(below, &copy).unwrap();
+        }
+        unpack(&archive, &copy).unwrap();
+        assert_same(&shown(&copy), &expected);
+        let times = directory_times(self.merged());
+        let copied = directory_times(&copy);
+        for path in directory_times(&self.upper()).keys() {
+            assert_eq!(copied[path], times[path], "time of {}", path.display());
+        }
+        let above = self.image(&archive, self.images.len());
+        let lowers = [&[above.root()], &self.lowers()[..]].concat();
+        let overlay = Mount::overlay(&lowers, &self.directory("overlay"));
+        assert_same(&shown(overlay.root()), &expected);
+        assert_eq!(directory_times(overlay.root()), times);
+        archive
+    }
+}
+
+fn packed(upper: &Path, below: Option<&Path>) -> Result<Vec<u8>, ArchiveError> {
+    let mut archive = Vec::new();
+    pack_upper(upper, below, &mut archive, usize::MAX).map(|_| archive)
+}
+
+/// A tree without sockets, which no layer holds.
+fn shown(root: &Path) -> BTreeMap<PathBuf, Node> {
+    let mut nodes = tree(root);
+    nodes.retain(|_, node| node.mode & 0o170_000 != 0o140_000);
+    nodes
+}
+
+fn assert_same(got: &BTreeMap<PathBuf, Node>, expected: &BTreeMap<PathBuf, Node>) {
+    let names = |tree: &BTreeMap<PathBuf, Node>| tree.keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(got), names(expected));
+    for (path, node) in expected {
+        assert_eq!(&got[path], node, "{}", path.display());
+    }
+}
+
+/// The times of a tree's directories, without the root: a layer does not always hold that.
+fn directory_times(root: &Path) -> BTreeMap<PathBuf, (i64, i64)> {
+    let mut times = BTreeMap::new();
+    for path in tree(root).into_keys().filter(|path| !path.as_os_str().is_empty()) {
+        let metadata = root.join(&path).symlink_metadata().unwrap();
+        if metadata.is_dir() {
+            times.insert(path, (metadata.mtime(), metadata.mtime_nsec()));
+        }
+    }
+    times
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn as_root_any_changes_come_through(
+        layers in prop::collection::vec(prop::collection::vec(op(), 0..14), 1..3),
+        edits in prop::collection::vec(edit(), 0..24),
+    ) {
+        // Something with attributes to be copied and removed, too.
+        let first = || {
+            let names = attribute_names().into_iter();
+            let records: Vec<_> = names.map(|name| format!("SCHILY.xattr.{name}")).collect();
+            let records: Vec<_> = records.iter().map(|record| (&**record, &b"y"[..])).collect();
+            Tar::new().pax(&records).directory("b/").pax(&records).file("b/x", b"noted")
+        };
+        let archive = |ops: &Vec<_>| ops.iter().fold(first(), append).end();
+        let layers = Layers::new(&layers.iter().map(archive).collect::<Vec<_>>());
+        apply_all(layers.merged(), &edits);
+        layers.check();
+    }
+}
+
+const OPAQUE: &str = "trusted.overlay.opaque";
+
+/// An upper directory as overlayfs leaves it, and what is below, made by hand.
+struct Made {
+    upper: PathBuf,
+    below: PathBuf,
+    folder: TempDir,
+}
+
+impl Made {
+    /// Directories end with a slash, an opaque one with `/=`.
+    fn new(upper: &[&str], below: &[&str]) -> Self {
+        let folder = tempdir().unwrap();
+        let make = |kind: &str, names: &[&str]| {
+            let root = folder.path().join(kind);
+            fs::create_dir(&root).unwrap();
+            for name in names {
+                let path = root.join(name.trim_end_matches('='));
+                if name.ends_with(['/', '=']) {
+                    fs::create_dir(&path).unwrap();
+                } else {
+                    fs::write(&path, name).unwrap();
+                }
+                if name.ends_with('=') {
+                    set_attribute(&path, OPAQUE, b"y").unwrap();
+                }
+            }
+            root
+        };
+        Self { upper: make("upper", upper), below: make("below", below), folder }
+    }
+
+    fn white_out(&self, name: &str) {
+        make_node(&self.upper.join(name), FileType::CharacterDevice, 0).unwrap();
+    }
+
+    fn pack(&self) -> Result<Vec<u8>, ArchiveError> {
+        packed(&self.upper, Some(&self.below))
+    }
+
+    fn assert_refused(&self, reason: &str) {
+        let error = self.pack().unwrap_err();
+        assert!(matches!(error, ArchiveError::Unpackable { .. }), "{error:?}");
+        assert!(error.to_string().contains(reason), "{error}, expected {reason}");
+    }
+
+    /// Unpacks over what is below.
+    fn unpack(&self, archive: &[u8]) -> PathBuf {
+        let copy = self.folder.path().join("copy");
+        support::copy(&self.below, &copy);
+        unpack(archive, &copy).unwrap();
+        copy
+    }
+}
+
+/// The names of an archive's members.
+fn members(archive: &[u8]) -> String {
+    let mut archive = tar::Archive::new(archive);
+    let names = archive
+        .entries()
+        .unwrap()
+        .map(|entry| String::from_utf8(entry.unwrap().path_bytes().to_vec()).unwrap());
+    names.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn as_root_marks_of_overlayfs_become_marks_of_a_layer() {
+    let made = Made::new(
+        &["d/=", "d/e/=", "d/new", "file/=", "m/", "m/e/", "m/e/f/=", "m/n/=", "soft/", "soft/e/="],
+        &["d/", "d/e/", "d/e/old", "file", "gone", "m/", "m/e/", "m/e/f/", "m/e/g"],
+    );
+    symlink("d", made.below.join("soft")).unwrap();
+    made.white_out("gone");
+    made.white_out("m/e/g");
+    made.white_out("d/e/h");
+    let expected = "d/ d/.wh..wh..opq d/e/ d/e/.wh.h d/new file/ .wh.gone m/ m/e/ m/e/f/ \
+                    m/e/f/.wh..wh..opq m/e/.wh.g m/n/ soft/ soft/e/";
+    let archive = made.pack().unwrap();
+    assert_eq!(members(&archive), expected);
+    let copy = made.unpack(&archive);
+    assert_eq!(support::paths(&copy), "d/ d/e/ d/new file/ m/ m/e/ m/e/f/ m/n/ soft/ soft/e/");
+    // A whiteout can stand over nothing, and without anything below there is nothing to hide.
+    let alone = packed(&made.upper, None).unwrap();
+    let expected =
+        "./ d/ d/e/ d/e/.wh.h d/new file/ .wh.gone m/ m/e/ m/e/f/ m/e/.wh.g m/n/ soft/ soft/e/";
+    assert_eq!(members(&alone), expected);
+    // overlayfs does not look at the root's mark.
+    set_attribute(&made.upper, OPAQUE, b"y").unwrap();
+    assert!(made.pack().unwrap() == archive, "the root's mark made a difference");
+}
+
+#[test]
+fn as_root_attributes_of_overlayfs_itself_are_left_out_and_those_of_its_users_kept() {
+    let made = Made::new(&["d/", "file"], &["d/", "file"]);
+    for own in ["origin", "impure", "uuid", "upper", "protattr"] {
+        for path in ["", "d", "file"] {
+            let name = format!("trusted.overlay.{own}");
+            set_attribute(&made.upper.join(path), &name, b"value").unwrap();
+        }
+    }
+    let users = ["opaque", "metacopy", "overlay.redirect"];
+    for users in users {
+        let name = format!("trusted.overlay.overlay.{users}");
+        set_attribute(&made.upper.join("d"), &name, users.as_bytes()).unwrap();
+    }
+    set_attribute(&made.upper.join("file"), "user.overlay.opaque", b"y").unwrap();
+    let archive = made.pack().unwrap();
+    assert_eq!(members(&archive), "d/ file");
+    let copy = made.unpack(&archive);
+    let expected = users
+        .map(|users| (format!("trusted.overlay.{users}").into_bytes(), users.as_bytes().to_vec()));
+    assert_eq!(xattrs(&copy.join("d")), BTreeMap::from(expected));
+    let names = xattrs(&copy.join("file")).into_keys().collect::<Vec<_>>();
+    assert_eq!(names, [b"user.overlay.opaque"]);
+}
+
+#[test]
+fn as_root_what_overlayfs_has_elsewhere_is_refused() {
+    let cases: [(&str, &[u8], &str); 9] = [
+        ("redirect", b"/elsewhere", "redirect_dir=off,metacopy=off"),
+        ("metacopy", b"", "redirect_dir=off,metacopy=off"),
+        ("nlink", b"U+0", "index=off"),
+        ("opaque", b"x", "extended attributes"),
+        ("opaque", b"", "extended attributes"),
+        ("opaque", b"yes", "extended attributes"),
+        ("whiteout", b"", "extended attributes"),
+        ("whiteouts", b"", "extended attributes"),
+        ("later", b"", "does not know"),
+    ];
+    for (name, value, reason) in cases {
+        for path in ["", "d", "d/file"] {
+            let made = Made::new(&["d/", "d/file"], &["d/"]);
+            set_attribute(&made.upper.join(path), &format!("trusted.overlay.{name}"), value)
+                .unwrap();
+            made.assert_refused(reason);
+        }
+    }
+}
+
+#[test]
+fn as_root_an_overlay_with_other_options_is_refused() {
+    let below = Tar::new().file("d/file", b"1").file("file", b"2").link("link", "file").end();
+    let refused = |options: &str, change: &dyn Fn(&Path), reason: &str| {
+        let layers = Layers::with(std::slice::from_ref(&below), options);
+        change(layers.merged());
+        let error = layers.pack().unwrap_err();
+        assert!(matches!(error, ArchiveError::Unpackable { .. }), "{error:?}");
+        assert!(error.to_string().contains(reason), "{error}, expected {reason}");
+    };
+    let rename = |root: &Path| fs::rename(root.join("d"), root.join("e")).unwrap();
+    refused("index=off,redirect_dir=on,metacopy=off", &rename, "redirect_dir=off");
+    let chmod = |root: &Path| {
+        fs::set_permissions(root.join("d/file"), fs::Permissions::from_mode(0o600)).unwrap();
+    };
+    refused("index=off,redirect_dir=on,metacopy=on", &chmod, "metacopy=off");
+    let append = |root: &Path| fs::write(root.join("file"), "more").unwrap();
+    refused("index=on,redirect_dir=off,metacopy=off", &append, "index=off");
+}
+
+#[test]
+fn as_root_names_that_mean_deletions_are_refused() {
+    for name in [".wh.a", ".wh..wh..opq", ".wh.", ".wh.d/"] {
+        let made = Made::new(&["d/", &format!("d/{name}")], &["d/"]);
+        made.assert_refused("names that begin with `.wh.`");
+    }
+    let made = Made::new(&[], &[]);
+    made.white_out(".wh.a");
+    made.assert_refused("names that begin with `.wh.`");
+}
+
+#[test]
+fn as_root_a_socket_is_left_out_and_hides_what_is_below() {
+    let made = Made::new(&["d/"], &["d/", "d/file"]);
+    make_node(&made.upper.join("d/file"), FileType::Socket, 0).unwrap();
+    let archive = made.pack().unwrap();
+    assert_eq!(members(&archive), "d/ d/.wh.file");
+    assert_eq!(support::paths(&made.unpack(&archive)), "d/");
+}
+
+#[test]
+fn as_root_the_root_is_a_member_if_its_attributes_differ() {
+    let made = Made::new(&["a"], &["a"]);
+    stamp(&made.upper, &mut 0).unwrap();
+    assert_eq!(members(&made.pack().unwrap()), "a");
+    set_attribute(&made.upper, "user.one", b"1").unwrap();
+    assert_eq!(members(&made.pack().unwrap()), "./ a");
+    set_attribute(&made.below, "user.one", b"1").unwrap();
+    assert_eq!(members(&made.pack().unwrap()), "a");
+    lchown(&made.upper, Some(1), None).unwrap();
+    assert_eq!(members(&made.pack().unwrap()), "./ a");
+    lchown(&made.below, Some(1), None).unwrap();
+    fs::set_permissions(&made.upper, fs::Permissions::from_mode(0o711)).unwrap();
+    assert_eq!(members(&made.pack().unwrap()), "./ a");
+    // An image keeps them as overlayfs does, and so does the upper directory.
+    let name = "trusted.overlay.note";
+    let record = format!("SCHILY.xattr.{name}");
+    let root = Tar::new().pax(&[(&record, b"1")]).directory("./").end();
+    let layers = Layers::new(&[root]);
+    set_attribute(&layers.upper(), "trusted.overlay.overlay.note", b"1").unwrap();
+    assert_eq!(members(&layers.pack().unwrap()), "");
+    set_attribute(&layers.upper(), "trusted.overlay.overlay.note", b"2").unwrap();
+    assert_eq!(members(&layers.pack().unwrap()), "./");
+}
+
+#[test]
+fn as_root_the_same_files_make_the_same_bytes() {
+    let names = ["a-b", "a/", "a/x", "a/y", "a.b", "b/=", "b/c/", "b/c/d"];
+    let below = ["a/", "b/"];
+    let mut reversed = names;
+    // Parents first, as they are.
+    reversed.sort_by_key(|name| {
+        let path = Path::new(name.trim_end_matches('='));
+        (path.components().count(), std::cmp::Reverse(path.to_owned()))
+    });
+    let archives = [names, reversed].map(|names| {
+        let made = Made::new(&names, &below);
+        for name in names.iter().rev() {
+            let path = made.upper.join(name.trim_end_matches('='));
+            stamp(&path, &mut name.len().try_into().unwrap()).unwrap();
+        }
+        made.pack().unwrap()
+    });
+    assert_eq!(members(&archives[0]), "a/ a/x a/y a-b a.b b/ b/.wh..wh..opq b/c/ b/c/d");
+    assert!(archives[0] == archives[1], "other bytes");
+}
+
+#[test]
+fn as_root_a_link_to_what_is_below_and_a_renamed_directory_come_through() {
+    let below = Tar::new().file("one", b"1").link("two", "one").file("old/x", b"2").end();
+    let above = Tar::new().file("old/y", b"3").end();
+    let layers = Layers::new(&[below, above]);
+    let root = layers.merged();
+    fs::hard_link(root.join("one"), root.join("new")).unwrap();
+    fs::create_dir_all(root.join("made/x/in")).unwrap();
+    fs::remove_dir_all(root.join("old")).unwrap();
+    fs::rename(root.join("made"), root.join("old")).unwrap();
+    let archive = layers.check();
+    assert_eq!(members(&archive), "new old/ old/.wh..wh..opq old/x/ old/x/in/ one");
+    assert!(!archive.windows(15).any(|bytes| bytes == b"trusted.overlay"), "overlayfs' own");
+}
