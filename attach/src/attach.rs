@@ -1,6 +1,7 @@
 //! The face of the crate: every operation runs as a task of its own, so that a caller who stops
 //! waiting leaves nothing half done.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -107,6 +108,18 @@ impl Attach {
         let (export, source, target) =
             (self.export.clone(), OwnedSource::from(source), target.to_owned());
         to_the_end(async move { export.mount_image(source.borrow(), &target).await }).await
+    }
+
+    /// Whether the kernel has EROFS, or a module that brings it: then images can be mounted, one way or the other.
+    pub async fn has_images(&self) -> bool {
+        self.export.has_images().await
+    }
+
+    /// Opens a regular file of the export for reading and writing, by its path; the export is mounted first if it is not.
+    /// What reads and writes it waits while the appliance is away.
+    pub async fn open_file(&self, path: &str) -> Result<File, AttachError> {
+        let (export, path) = (self.export.clone(), path.to_owned());
+        to_the_end(async move { export.open_file(path).await }).await
     }
 
     /// Unmounts and removes the directory; Ok if that is so already. Whether what was written came

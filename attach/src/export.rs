@@ -3,7 +3,8 @@
 mod mounting;
 
 use std::collections::{HashMap, HashSet};
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,6 +17,7 @@ use uuid::Uuid;
 use crate::image;
 use crate::kernel::{self, MountPoint};
 use crate::locks::Locks;
+use crate::sandbox;
 use crate::serving::{self, Service, Serving};
 use crate::syncing::Syncing;
 use crate::tools::{TOOL_TIME_LIMIT, Tools, UMOUNT, says};
@@ -295,6 +297,25 @@ impl Export {
             });
         }
         Ok(())
+    }
+
+    /// Opens a regular file for reading and writing.
+    pub(crate) async fn open_file(&self, path: String) -> Result<File, AttachError> {
+        self.require().await?;
+        check_path(&path)?;
+        let directory = self.directory.to_path_buf();
+        let open = move || {
+            let found = sandbox::open(&directory, Path::new(&path))?;
+            // By the descriptor: its name may be another file's by now.
+            let named = format!("/proc/self/fd/{}", found.as_raw_fd());
+            let opened = File::options().read(true).write(true).open(named);
+            opened.map_err(|source| AttachError::System {
+                action: "open",
+                path: PathBuf::from(path),
+                source,
+            })
+        };
+        tokio::task::spawn_blocking(open).await.unwrap_or(Err(AttachError::Interrupted))
     }
 
     /// Where a source is.

@@ -160,9 +160,14 @@ impl Export {
         point.kind == FILE_SYSTEM && self.disk(point).is_some()
     }
 
+    /// Whether the kernel has the file system.
+    pub(crate) async fn has_images(&self) -> bool {
+        has_file_system(&self.tools, FILE_SYSTEM).await
+    }
+
     /// Sees that the kernel has the file system.
     async fn require_file_system(&self) -> Result<(), AttachError> {
-        if has_file_system(&self.tools, FILE_SYSTEM).await {
+        if self.has_images().await {
             return Ok(());
         }
         let advice = "modprobe erofs, or take a kernel with CONFIG_EROFS_FS".to_owned();

@@ -87,13 +87,17 @@ pub(crate) async fn probe(wanted: Option<Method>) -> Probe {
         true,
         "take Linux 5.10 or newer",
     ));
-    let has_images = kernel::release().is_some_and(|release| release >= WITHOUT_LOOP_RELEASE)
-        && has_file_system(&tools, image::FILE_SYSTEM).await;
     findings.push(Finding::new(
-        "EROFS images without a loop device (Linux 6.12)",
-        has_images,
+        "EROFS, for layers as images",
+        has_file_system(&tools, image::FILE_SYSTEM).await,
         false,
-        "modprobe erofs, or take Linux 6.12 or newer; older ones mount such images through loop devices",
+        "modprobe erofs, or take a kernel with CONFIG_EROFS_FS; without it layers are disks",
+    ));
+    findings.push(Finding::new(
+        "images without a loop device (Linux 6.12)",
+        kernel::release().is_some_and(|release| release >= WITHOUT_LOOP_RELEASE),
+        false,
+        "take Linux 6.12 or newer; older ones mount each image through a loop device",
     ));
     findings.extend(NEEDED.iter().map(|tool| {
         let advice = format!("apt-get install {}", tool.package);

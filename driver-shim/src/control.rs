@@ -267,14 +267,22 @@ async fn layer(
     let is_kept = worker.trust().private_layers;
     candidates.retain(|volume| is_layer(volume, is_own(volume), &chain_id, &prefix, is_kept));
     candidates.sort_by_key(|volume| !is_own(volume));
+    let mut of_images = None;
     for volume in candidates {
-        if let Some(snapshot) = worker.snapshot_of(&volume.key).await? {
-            return Ok(Json(Some(snapshot)));
+        match worker.snapshot_of(&volume.key).await {
+            Ok(Some(snapshot)) => return Ok(Json(Some(snapshot))),
+            Ok(None) => {}
+            // Another one may be a disk.
+            Err(error @ WorkerError::OfImages { .. }) => of_images = Some(error),
+            Err(error) => return Err(error.into()),
         }
     }
     // What is no chain id, the appliance does not have.
     let Ok(chain) = chain_id.parse() else { return Ok(Json(None)) };
-    Ok(Json(worker.find_chain(&chain).await?))
+    match (worker.find_chain(&chain).await?, of_images) {
+        (None, Some(error)) => Err(error.into()),
+        (found, _) => Ok(Json(found)),
+    }
 }
 
 fn is_layer(volume: &Volume, is_own: bool, chain_id: &str, prefix: &str, is_kept: bool) -> bool {

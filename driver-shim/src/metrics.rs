@@ -79,7 +79,7 @@ impl Metrics {
             gauge(
                 &mut registry,
                 &format!("{engine}_volumes"),
-                "Layers and containers",
+                "LayerKind and containers",
                 volumes.len(),
             );
             gauge(&mut registry, &format!("{engine}_volumes_in_use"), "Those in use", in_use);

@@ -22,6 +22,10 @@ use support::{Appliance, Machine, Trust};
 mod blobs;
 #[path = "containerd_remote/hostile.rs"]
 mod hostile;
+#[path = "containerd_remote/images.rs"]
+mod images;
+#[path = "containerd_remote/kinds.rs"]
+mod kinds;
 #[path = "containerd_remote/links.rs"]
 mod links;
 #[path = "containerd_remote/registries.rs"]

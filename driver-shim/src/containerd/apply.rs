@@ -1,4 +1,5 @@
-//! containerd's diff service, as far as it unpacks: a layer that the appliance has is compared, and not written again.
+//! containerd's diff service, as far as it unpacks: a layer that the appliance has is compared, and not written again;
+//! where layers are kept as images, others are written as such.
 //!
 //! ```text
 //! docker pull and load, nerdctl, ctr images pull --local
@@ -8,42 +9,56 @@
 //!    |                                  the blob --> tar --> SHA-256, the diff id
 //!    |                                      chain id of the one below, with the diff id = that chain id?
 //!    +------- the diff id <-- the active snapshot is bound to that of the appliance <-- yes
+//!
+//!    where the appliance has none, and layers are images:
+//!                                       the blob --> tar --> SHA-256, and an image of it
+//!    +------- the diff id <-- the active snapshot is that image                     <-- yes
 //! ```
 //! The engine has fetched the blob before, so that it can save, export and push the image, and build on it, as with any
 //! snapshotter; what it would have unpacked is on the appliance.
 //!
 //! - Nothing is bound that was only looked up: the blob is read to its end, and is that layer.
+//! - A reference is not made an image: containerd unpacks it, and Commit finds it.
 //! - What this one does not do, or fails at before that, is answered with `Unimplemented`: containerd's own differ
 //!   unpacks the layer then, and compares it with the image.
 //! - A caller who leaves ends the reading.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Buf, Bytes};
+use slackwater_archive::Recognised;
 use slackwater_client::types::{ChainId, SnapshotId};
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 
-use super::diff::{Caller, Differ, PIECES_MAX, Waiting, bound, other};
+use super::diff::{Caller, Differ, PIECES_MAX, Waiting, bound, other, upper};
 use super::error::CallError;
-use super::proto::{ApplyRequest, ApplyResponse, Descriptor};
+use super::proto::{ApplyRequest, ApplyResponse, Descriptor, Mount};
 use super::remote;
 use super::snapshotter::extra;
 use crate::engine::containerd::Containerd;
-use crate::image::digest::{Digest, HashingWriter, chain_id};
+use crate::image::digest::{Digest, HashingReader, chain_id};
 use crate::image::form::{self, Form};
 use crate::trust::unpacking;
-use crate::worker::{Engine, Kind, Volume, WorkerError};
+use crate::worker::{Engine, Kind, LayerKind, Volume, WorkerError};
 
-/// What the appliance has of a layer that is to be unpacked.
+/// A layer that is to be unpacked.
 struct Wanted {
     volume: Volume,
     chain: ChainId,
     below: Option<String>,
-    snapshot: SnapshotId,
+    /// What the appliance has of it; if nothing, it becomes an image.
+    found: Option<(SnapshotId, LayerKind)>,
+}
+
+/// A blob that was read to its end.
+struct Unpacked<T> {
+    diff_id: Digest,
+    size_bytes: u64,
+    made: T,
 }
 
 impl Differ {
@@ -62,7 +77,7 @@ impl Differ {
         if caller.namespace.is_empty() {
             return Err(other("the call names no namespace"));
         }
-        let path = bound(&request.mounts)?.to_owned();
+        let path = place(&request.mounts)?.to_owned();
         let waiting = Waiting(Arc::default());
         let has_left = Arc::clone(&waiting.0);
         let differ = self.clone();
@@ -71,7 +86,11 @@ impl Differ {
             let wanted = differ.wanted(&path).await?;
             // An error: the driver ends.
             let _turn = differ.readings.acquire().await;
-            differ.adopt(&caller, &layer.digest, wanted, &path, has_left).await
+            let read = Reading { caller: &caller, blob: &layer.digest, has_left };
+            match wanted.found {
+                Some(found) => differ.adopt(read, wanted, found, &path).await,
+                None => differ.unpack(read, wanted, &path).await,
+            }
         });
         let (diff_id, size_bytes) = work.await??;
         drop(waiting);
@@ -83,7 +102,7 @@ impl Differ {
         Ok(ApplyResponse { applied: Some(applied) })
     }
 
-    /// What the appliance has of the layer that is to be unpacked at this path.
+    /// The layer that is to be unpacked at this path.
     async fn wanted(&self, path: &Path) -> Result<Wanted, CallError> {
         let Some(volume) = self.worker.disk_at(Engine::Containerd, path) else {
             // Nothing may be unpacked where a disk was.
@@ -105,58 +124,90 @@ impl Differ {
                 Some(known.ok_or_else(|| other(format!("{parent} is not known to be a chain")))?)
             }
         };
+        let layers = volume.layers;
         let found = remote::found(&self.worker, &volume, &chain).await;
-        match found.map_err(|error| unpacked(&error))? {
-            Some(snapshot) => Ok(Wanted { volume, chain, below, snapshot }),
-            None => Err(other(format!("the appliance does not have layer {chain}"))),
+        let found = found.map_err(|error| unpacked(&error))?;
+        if found.is_none() && layers == LayerKind::Disks {
+            return Err(other(format!("the appliance does not have layer {chain}")));
         }
+        Ok(Wanted { volume, chain, below, found })
     }
 
     /// Compares the blob with what is wanted, and takes that. Returns the diff id, and the bytes of the tar.
     async fn adopt(
         &self,
-        caller: &Caller,
-        digest: &str,
+        reading: Reading<'_>,
         wanted: Wanted,
+        (snapshot, layers): (SnapshotId, LayerKind),
         path: &Path,
-        has_left: Arc<AtomicBool>,
     ) -> Result<(Digest, u64), CallError> {
-        let Wanted { volume, chain, below, snapshot } = wanted;
-        let read = self.diff_id(caller, digest, Arc::clone(&has_left)).await;
-        let (diff_id, size_bytes) =
-            read.map_err(|error| match has_left.load(Ordering::Acquire) {
-                true => other("the caller waits no more"),
-                false => unpacked(&*error),
-            })?;
-        let got = chain_id(below.as_deref(), &diff_id.to_string());
-        if got != chain.as_str() {
-            tracing::warn!(key = %volume.key, blob = digest, got, expected = %chain,
-                "a blob is not the layer that its image names: containerd unpacks and refuses it");
-            return Err(other(format!("the blob is layer {got}, expected {chain}")));
-        }
-        self.worker.bind(&volume.key, snapshot).await.map_err(|error| match error {
-            // It was removed while its blob was read: nothing may be unpacked in its place.
-            WorkerError::NotFound { .. } => CallError::NoDisk { path: path.to_owned() },
-            other => unpacked(&other),
-        })?;
-        tracing::debug!(key = %volume.key, %snapshot, "the appliance has this layer: not unpacked");
-        Ok((diff_id, size_bytes))
+        let read = self.read(&reading, |tar| io::copy(tar, &mut io::sink())).await?;
+        wanted.require(&read, reading.blob)?;
+        let key = &wanted.volume.key;
+        let bound = self.worker.bind_as(key, snapshot, layers).await;
+        bound.map_err(|error| gone_or_unpacked(error, path))?;
+        tracing::debug!(%key, %snapshot, "the appliance has this layer: not unpacked");
+        Ok((read.diff_id, read.size_bytes))
     }
 
-    /// The digest and the size of a blob's tar.
-    async fn diff_id(
+    /// Makes the blob an image, and the snapshot that.
+    async fn unpack(
         &self,
-        caller: &Caller,
-        digest: &str,
-        has_left: Arc<AtomicBool>,
-    ) -> Result<(Digest, u64), Box<dyn std::error::Error + Send + Sync>> {
+        reading: Reading<'_>,
+        wanted: Wanted,
+        path: &Path,
+    ) -> Result<(Digest, u64), CallError> {
+        let key = &wanted.volume.key;
+        let (worker, of) = (self.worker.clone(), key.clone());
+        let runtime = tokio::runtime::Handle::current();
+        let write = move |tar: &mut dyn Read| {
+            let layer = match slackwater_archive::recognise(tar).map_err(io::Error::other)? {
+                Recognised::Ordinary(layer) => layer,
+                Recognised::Reference(_) => {
+                    return Err(io::Error::other(
+                        "it is a reference, which is no layer to be kept",
+                    ));
+                }
+            };
+            // Not before: a reference needs no file.
+            let new = runtime.block_on(worker.new_image(&of)).map_err(io::Error::other)?;
+            let imaged = new.write(layer).map_err(io::Error::other)?;
+            Ok((new, imaged))
+        };
+        let read = self.read(&reading, write).await?;
+        wanted.require(&read, reading.blob)?;
+        let (new, imaged) = read.made;
+        let kept = self.worker.keep_image(key, new, imaged).await;
+        kept.map_err(|error| gone_or_unpacked(error, path))?;
+        Ok((read.diff_id, read.size_bytes))
+    }
+
+    /// Reads the tar of a blob to its end, and does with it what is asked.
+    async fn read<T: Send + 'static>(
+        &self,
+        reading: &Reading<'_>,
+        work: impl FnOnce(&mut dyn Read) -> io::Result<T> + Send + 'static,
+    ) -> Result<Unpacked<T>, CallError> {
+        let read = self.read_parts(reading, work).await;
+        read.map_err(|error| match reading.has_left.load(Ordering::Acquire) {
+            true => other("the caller waits no more"),
+            false => unpacked(&*error),
+        })
+    }
+
+    async fn read_parts<T: Send + 'static>(
+        &self,
+        reading: &Reading<'_>,
+        work: impl FnOnce(&mut dyn Read) -> io::Result<T> + Send + 'static,
+    ) -> Result<Unpacked<T>, Box<dyn std::error::Error + Send + Sync>> {
+        let Reading { caller, blob, has_left } = reading;
         let containerd = Containerd::connect(&self.api, &caller.namespace).await?;
-        let mut parts = containerd.open(digest).await?;
+        let mut parts = containerd.open(blob).await?;
         let (sender, receiver) = mpsc::channel(PIECES_MAX);
-        let sink = Until(Arc::clone(&has_left));
-        let hashed = spawn_blocking(move || hash(Received::new(receiver), sink));
+        let until = Arc::clone(has_left);
+        let read = spawn_blocking(move || read_tar(Received::new(receiver), until, work));
         // The thread ends with this function, which has the other end.
-        let read = loop {
+        let received = loop {
             if has_left.load(Ordering::Acquire) {
                 break Err("the caller waits no more".into());
             }
@@ -170,42 +221,86 @@ impl Differ {
                 break Ok(());
             }
         };
-        if read.is_err() {
+        if received.is_err() {
             let cut = io::Error::from(io::ErrorKind::UnexpectedEof);
             let _ = sender.send(Err(cut)).await;
         }
         drop(sender);
-        let hashed = hashed.await?;
-        read.and(hashed.map_err(Into::into))
+        let read = read.await?;
+        received.and(read.map_err(Into::into))
+    }
+}
+
+/// A blob that is read for a caller.
+struct Reading<'a> {
+    caller: &'a Caller,
+    /// Its digest.
+    blob: &'a str,
+    has_left: Arc<AtomicBool>,
+}
+
+impl Wanted {
+    /// Sees that a blob is this layer.
+    fn require<T>(&self, read: &Unpacked<T>, blob: &str) -> Result<(), CallError> {
+        let got = chain_id(self.below.as_deref(), &read.diff_id.to_string());
+        if got == self.chain.as_str() {
+            return Ok(());
+        }
+        let (key, expected) = (&self.volume.key, &self.chain);
+        tracing::warn!(%key, blob, got, %expected,
+            "a blob is not the layer that its image names: containerd unpacks and refuses it");
+        Err(other(format!("the blob is layer {got}, expected {expected}")))
+    }
+}
+
+/// Where a layer is to be unpacked: what is to be bound, or the upper directory of an overlay.
+fn place(mounts: &[Mount]) -> Result<&Path, CallError> {
+    upper(mounts).map_or_else(|| bound(mounts), Ok)
+}
+
+/// What to answer where a layer that was read is not kept.
+fn gone_or_unpacked(error: WorkerError, path: &Path) -> CallError {
+    match error {
+        // It was removed while its blob was read, or another call was faster: nothing may be unpacked in its place.
+        WorkerError::NotFound { .. } | WorkerError::ReadOnly { .. } => {
+            CallError::NoDisk { path: path.to_owned() }
+        }
+        other => unpacked(&other),
     }
 }
 
 /// containerd unpacks what this driver was to compare and cannot.
 fn unpacked(error: &(dyn std::error::Error + 'static)) -> CallError {
-    tracing::warn!(%error, "containerd unpacks a layer that the appliance may have");
+    tracing::warn!(%error, "containerd unpacks a layer itself");
     other(error.to_string())
 }
 
-/// Where a tar goes until the caller leaves: a short blob can be a very long tar.
-struct Until(Arc<AtomicBool>);
+/// A tar until the caller leaves: a short blob can be a very long tar.
+struct Until<R> {
+    tar: R,
+    has_left: Arc<AtomicBool>,
+}
 
-impl Write for Until {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.0.load(Ordering::Acquire) {
+impl<R: Read> Read for Until<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self.has_left.load(Ordering::Acquire) {
             true => Err(io::ErrorKind::BrokenPipe.into()),
-            false => Ok(bytes.len()),
+            false => self.tar.read(buffer),
         }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 
-fn hash(blob: Received, sink: Until) -> io::Result<(Digest, u64)> {
-    let mut writer = HashingWriter::new(sink);
-    io::copy(&mut form::decoder(blob)?, &mut writer)?;
-    Ok(writer.finish())
+fn read_tar<T>(
+    blob: Received,
+    has_left: Arc<AtomicBool>,
+    work: impl FnOnce(&mut dyn Read) -> io::Result<T>,
+) -> io::Result<Unpacked<T>> {
+    let mut tar = HashingReader::new(Until { tar: form::decoder(blob)?, has_left });
+    let made = work(&mut tar)?;
+    // The diff id is that of all of it, whatever the end of an archive is.
+    io::copy(&mut tar, &mut io::sink())?;
+    let (diff_id, size_bytes) = tar.finish();
+    Ok(Unpacked { diff_id, size_bytes, made })
 }
 
 /// Reads what comes in parts; a part that is an error ends it.

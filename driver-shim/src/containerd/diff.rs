@@ -8,7 +8,7 @@
 //!    +------------------------------- the content store, piece by piece <------------------+
 //! ```
 //! containerd's own differ reads both trees whole, where times are in whole seconds. This one goes by inode and times,
-//! which clones of a disk share, and reads what changed.
+//! which clones of a disk share, and reads what changed. Where layers are images, what one adds is read, and nothing else.
 //!
 //! - What this one does not do, or fails at before containerd has taken the layer, is answered with `Unimplemented`:
 //!   containerd goes on to its own differ then.
@@ -24,7 +24,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use slackwater_archive::{ArchiveError, PATHS_BYTES_MAX};
+use slackwater_archive::{ArchiveError, PATHS_BYTES_MAX, pack_upper};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::spawn_blocking;
 use uuid::Uuid;
@@ -35,7 +35,7 @@ use crate::engine::containerd::Containerd;
 use crate::engine::ingest::{Piece, Whole};
 use crate::image::digest::HashingWriter;
 use crate::image::form::{Encoder, Form};
-use crate::worker::{Engine, Tree, Worker, WorkerError, now};
+use crate::worker::{Added, Engine, Tree, Worker, WorkerError, now};
 
 /// The name of the service, the first part of each path.
 pub const DIFF_SERVICE: &str = "containerd.services.diff.v1.Diff";
@@ -79,10 +79,12 @@ pub(super) struct Differ {
     pub(super) readings: Arc<Semaphore>,
 }
 
-/// Two trees.
-struct Trees {
-    older: Option<Tree>,
-    newer: Tree,
+/// What a layer is made of.
+enum Trees {
+    /// Two trees are compared.
+    Compared { older: Option<Tree>, newer: Tree },
+    /// One layer adds it to those below.
+    Added(Added),
 }
 
 /// What is to be made of them.
@@ -123,11 +125,7 @@ impl Differ {
         if caller.namespace.is_empty() {
             return Err(other("the call names no namespace"));
         }
-        let older = match request.left.as_slice() {
-            [] => None,
-            mounts => Some(bound(mounts)?.to_owned()),
-        };
-        let newer = bound(&request.right)?.to_owned();
+        let (older, newer) = (request.left, request.right);
         let waiting = Waiting(Arc::default());
         let layer = Layer { form, labels: request.labels, has_left: Arc::clone(&waiting.0) };
         // A disk that is compared is not committed, so not before its turn. `None`: the driver ends.
@@ -135,11 +133,7 @@ impl Differ {
         let differ = self.clone();
         let work = tokio::spawn(async move {
             let _turn = turn;
-            let older = match older {
-                Some(path) => Some(differ.tree(&path).await?),
-                None => None,
-            };
-            let trees = Trees { older, newer: differ.tree(&newer).await? };
+            let trees = differ.trees(&older, &newer).await?;
             differ.write(&caller, trees, layer).await
         });
         let whole = work.await??;
@@ -150,6 +144,26 @@ impl Differ {
             size: i64::try_from(whole.size_bytes).unwrap_or(i64::MAX),
         };
         Ok(DiffResponse { diff: Some(diff) })
+    }
+
+    async fn trees(&self, older: &[Mount], newer: &[Mount]) -> Result<Trees, CallError> {
+        let (mut below, all) = (directories(older), directories(newer));
+        below.retain(|path| !self.worker.is_view_of_empty_disk(path));
+        if let Some((_, rest)) = all.split_first()
+            && *rest == below[..]
+        {
+            match self.worker.added_at(Engine::Containerd, &all).await {
+                Ok(Some(added)) => return Ok(Trees::Added(added)),
+                Ok(None) => {}
+                Err(error @ WorkerError::Damaged { .. }) => return Err(error.into()),
+                Err(error) => return Err(left(&error)),
+            }
+        }
+        let older = match older {
+            [] => None,
+            mounts => Some(self.tree(bound(mounts)?).await?),
+        };
+        Ok(Trees::Compared { older, newer: self.tree(bound(newer)?).await? })
     }
 
     async fn tree(&self, path: &Path) -> Result<Tree, CallError> {
@@ -191,6 +205,29 @@ pub(super) fn bound(mounts: &[Mount]) -> Result<&Path, CallError> {
     }
 }
 
+/// The upper directory, if the mounts are one overlay that has one.
+pub(super) fn upper(mounts: &[Mount]) -> Option<&Path> {
+    overlay_option(mounts, "upperdir=").map(Path::new)
+}
+
+/// The directories that are seen through mounts, the highest one first; none if it cannot be said.
+fn directories(mounts: &[Mount]) -> Vec<&Path> {
+    if let Ok(path) = bound(mounts) {
+        return vec![path];
+    }
+    let lowers = overlay_option(mounts, "lowerdir=").into_iter().flat_map(|all| all.split(':'));
+    upper(mounts).into_iter().chain(lowers.map(Path::new)).collect()
+}
+
+fn overlay_option<'a>(mounts: &'a [Mount], name: &str) -> Option<&'a str> {
+    match mounts {
+        [mount] if mount.r#type == "overlay" && mount.target.is_empty() => {
+            mount.options.iter().find_map(|option| option.strip_prefix(name))
+        }
+        _ => None,
+    }
+}
+
 pub(super) fn other(reason: impl Into<String>) -> CallError {
     CallError::OtherDiffer { reason: reason.into() }
 }
@@ -226,8 +263,22 @@ fn pack(trees: &Trees, layer: Layer, sender: mpsc::Sender<Piece>) -> Result<Whol
     let pieces = Pieces { sender, has_left, current: BytesMut::new() };
     let encoder = Encoder::new(form, HashingWriter::new(pieces)).map_err(failed)?;
     let mut out = HashingWriter::new(encoder);
-    let (older, newer) = (trees.older.as_ref().map(Tree::path), trees.newer.path());
-    slackwater_archive::pack(older.as_deref(), &newer, &mut out, None, PATHS_BYTES_MAX)?;
+    match trees {
+        Trees::Compared { older, newer } => {
+            let older = older.as_ref().map(Tree::path);
+            slackwater_archive::pack(
+                older.as_deref(),
+                &newer.path(),
+                &mut out,
+                None,
+                PATHS_BYTES_MAX,
+            )?;
+        }
+        Trees::Added(added) => {
+            let below = added.below();
+            pack_upper(&added.path(), below.as_deref(), &mut out, PATHS_BYTES_MAX)?;
+        }
+    }
     let (encoder, uncompressed, _) = out.into_parts();
     let (mut pieces, digest, size_bytes) = encoder.finish().map_err(failed)?.into_parts();
     pieces.flush().map_err(failed)?;

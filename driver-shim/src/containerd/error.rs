@@ -212,6 +212,10 @@ fn worker_code(error: &WorkerError) -> Code {
         | WorkerError::UnknownSnapshot { .. }
         | WorkerError::Untrusted { .. }
         | WorkerError::OldAppliance { .. }
+        | WorkerError::OfImages { .. }
+        | WorkerError::TooManyImages { .. }
+        | WorkerError::OtherKind { .. }
+        | WorkerError::Image { .. }
         | WorkerError::Busy { .. }
         | WorkerError::ReadOnly { .. } => Code::FailedPrecondition,
         WorkerError::Appliance { .. } => Code::Unavailable,

@@ -39,8 +39,8 @@ use super::snapshotter::extra;
 use crate::trust::annotation::{self, Located};
 use crate::trust::{TrustError, reference, unpacking};
 use crate::worker::{
-    Access, ContainerdExtra, Content, Engine, Extra, Key, Kind, SnapshotRef, Volume, Worker,
-    WorkerError, now,
+    Access, ContainerdExtra, Content, Engine, Extra, Key, Kind, LayerKind, Rootfs, SnapshotRef,
+    Volume, Worker, WorkerError, now,
 };
 
 /// What a snapshot is called until it is adopted. containerd's names begin with a namespace,
@@ -79,7 +79,8 @@ pub(super) async fn adopt(
     if let Some(name) = named(worker, unpack, chain, parent.as_ref()) {
         return Ok(Some(name));
     }
-    let Some(snapshot) = locate(worker, chain, labels).await? else { return Ok(None) };
+    let place = place_above(worker, parent.as_ref()).await?;
+    let Some(snapshot) = locate(worker, chain, labels, &place).await? else { return Ok(None) };
     let key = Key::containerd(format!("{UNFINISHED}{}", Uuid::new_v4()));
     let extra = ContainerdExtra {
         kind: Kind::Active,
@@ -109,7 +110,7 @@ struct Layer {
 async fn make(
     worker: &Worker,
     key: Key,
-    snapshot: SnapshotId,
+    snapshot: (SnapshotId, LayerKind),
     mut layer: Layer,
 ) -> Result<Option<String>, CallError> {
     let extra = Extra::Containerd(layer.extra.clone());
@@ -127,7 +128,7 @@ async fn make(
 async fn finish(
     worker: &Worker,
     key: &Key,
-    snapshot: SnapshotId,
+    snapshot: (SnapshotId, LayerKind),
     layer: &Layer,
 ) -> Result<Option<String>, CallError> {
     let Layer { unpack, chain, parent, extra } = layer;
@@ -189,26 +190,43 @@ pub(super) async fn found(
     worker: &Worker,
     unpack: &Volume,
     chain: &ChainId,
-) -> Result<Option<SnapshotId>, CallError> {
+) -> Result<Option<(SnapshotId, LayerKind)>, CallError> {
     let labels = &extra(unpack)?.labels;
     let is_chain = |extra: &ContainerdExtra| extra.chain.as_deref() == Some(chain.as_str());
     let own = local(worker, &unpack.key, unpack.parent.as_ref(), is_chain);
-    if let Some(snapshot) = own.and_then(|volume| volume.snapshot()) {
-        return Ok(Some(snapshot.id));
+    if let Some((snapshot, layers)) = own.and_then(|volume| volume.layer()) {
+        return Ok(Some((snapshot.id, layers)));
     }
-    locate(worker, chain, labels).await
+    let place = place_above(worker, unpack.parent.as_ref()).await?;
+    locate(worker, chain, labels, &place).await
 }
 
-/// The snapshot of the appliance that is this layer.
+/// Where a layer is wanted.
+struct Place {
+    layers: LayerKind,
+    /// It is the lowest one, or above layers whose chain is known.
+    is_known: bool,
+    below: Option<String>,
+}
+
+async fn place_above(worker: &Worker, parent: Option<&Key>) -> Result<Place, CallError> {
+    let layers = worker.layers_above(parent).await?;
+    let below = parent.and_then(|parent| worker.chain_of(parent));
+    Ok(Place { layers, is_known: parent.is_none() || below.is_some(), below })
+}
+
+/// The snapshot of the appliance that is this layer. What an annotation names is a disk, with all that is below the
+/// layer.
 async fn locate(
     worker: &Worker,
     chain: &ChainId,
     labels: &BTreeMap<String, String>,
-) -> Result<Option<SnapshotId>, CallError> {
+    place: &Place,
+) -> Result<Option<(SnapshotId, LayerKind)>, CallError> {
     if let Some(annotation) = labels.get(annotation::NAME) {
         match Located::parse(annotation) {
             Some(located) => match proven(worker, chain, &located).await {
-                Ok(snapshot) => return Ok(Some(snapshot)),
+                Ok(snapshot) => return Ok(Some((snapshot, LayerKind::Disks))),
                 // So it is with images of workers that list registries.
                 Err(WorkerError::Untrusted {
                     source:
@@ -227,7 +245,13 @@ async fn locate(
             None => tracing::warn!(%chain, annotation, "annotation is not STORE/SNAPSHOT/SIZE"),
         }
     }
-    Ok(worker.find_chain(chain).await?.map(|snapshot| snapshot.id))
+    let layers = place.layers;
+    // A disk has all that is below it; an image is the layer only above the layers that it was made above.
+    if layers == LayerKind::Images && !place.is_known {
+        return Ok(None);
+    }
+    let found = worker.find_chain_as(chain, layers, place.below.as_deref()).await?;
+    Ok(found.map(|snapshot| (snapshot.id, layers)))
 }
 
 /// The snapshot that an annotation names, if the appliance says that it is this chain.
@@ -274,10 +298,16 @@ pub(super) async fn unpacked_reference(
         return Ok(None);
     }
     let key = &volume.key;
-    let root = worker.ensure_mounted(key, Access::ReadWrite).await?;
+    let mounted = worker.ensure_rootfs(key, Access::ReadWrite).await?;
+    let Some(root) = mounted.written() else { return Ok(None) };
+    // The upper directory of an overlay has what was added, and nothing from below.
+    let parent = match mounted {
+        Rootfs::Directory(_) => volume.parent.as_ref(),
+        Rootfs::Overlay { .. } => None,
+    };
     let owned = key.clone();
     let found = read_root(key, root.clone(), move |root| link_target::find(root, &owned)).await?;
-    if let Some(reference) = reference_in(worker, volume, root.clone(), found).await? {
+    if let Some(reference) = reference_in(worker, (key, parent), root.clone(), found).await? {
         return Ok(Some(worker.believe(&reference).await?));
     }
     if found.is_linked {
@@ -290,17 +320,18 @@ pub(super) async fn unpacked_reference(
     Ok(None)
 }
 
-/// The reference that was unpacked: it and its link are all that was added to the root directory.
+/// The reference that was unpacked: it and its link are all that was added to the root directory, which has the names of
+/// this parent's, too.
 async fn reference_in(
     worker: &Worker,
-    volume: &Volume,
+    (key, parent): (&Key, Option<&Key>),
     root: PathBuf,
     found: Found,
 ) -> Result<Option<Reference>, CallError> {
-    let Some(member) = read_root(&volume.key, root.clone(), read_member).await? else {
+    let Some(member) = read_root(key, root.clone(), read_member).await? else {
         return Ok(None);
     };
-    let mut names = read_root(&volume.key, root, names_in).await?;
+    let mut names = read_root(key, root, names_in).await?;
     names.remove(&OsString::from(REFERENCE_MEMBER));
     if found.is_own {
         names.remove(&OsString::from(REFERENCE_LINK_TARGET));
@@ -308,7 +339,7 @@ async fn reference_in(
     if found.is_linked {
         names.remove(&OsString::from(REFERENCE_LINK));
     }
-    let below = match &volume.parent {
+    let below = match parent {
         Some(parent) => match worker.snapshot_of(parent).await? {
             Some(snapshot) => names_of(worker, parent, snapshot).await?,
             None => BTreeSet::new(),
@@ -319,7 +350,7 @@ async fn reference_in(
         return Ok(None);
     }
     let reference = Reference::from_member(&member);
-    let bad = |source| CallError::Reference { key: volume.key.clone(), source };
+    let bad = |source| CallError::Reference { key: key.clone(), source };
     reference.map(Some).map_err(bad)
 }
 

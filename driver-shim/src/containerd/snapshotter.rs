@@ -1,7 +1,7 @@
 //! The calls of containerd, one method each.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -20,8 +20,8 @@ use crate::metrics::Metrics;
 use crate::trust::sharing::{Sharing, is_of_image, layer_digest};
 use crate::trust::unpacking::{self, Below, Root};
 use crate::worker::{
-    Access, ContainerdExtra, Engine, Extra, Key, Kind, Registration, Usage, Volume, Worker,
-    WorkerError, now,
+    Access, ContainerdExtra, Engine, Extra, Key, Kind, LayerKind, Registration, Rootfs, Usage,
+    Volume, Worker, WorkerError, now, upper_of,
 };
 
 /// Longest name. containerd's own are at most a few hundred bytes.
@@ -151,14 +151,15 @@ impl Snapshotter {
                 committed.is_private |= !self.worker.trust().shares_all()
                     || self.worker.is_restricted(snapshot).await?;
                 let committed = Extra::Containerd(committed);
-                self.worker.commit_bound(&volume.key, name, snapshot, committed).await?
+                let disk = (snapshot, LayerKind::Disks);
+                self.worker.commit_bound(&volume.key, name, disk, committed).await?
             }
             None => {
                 // The appliance may have this layer of another worker, for fewer than this one: that has to be known before
                 // the layer has its name.
                 let sealed = self.worker.seal(&volume.key, registered).await?;
                 // What it was bound to (apply.rs) may be restricted whatever this worker lists.
-                let was_bound = volume.snapshot().is_some();
+                let was_bound = volume.layer().is_some();
                 if was_bound || is_for_all && !self.worker.trust().shares_all() {
                     committed.is_private |= self.worker.is_restricted(sealed.id).await?;
                 }
@@ -264,7 +265,12 @@ impl Snapshotter {
         extra: ContainerdExtra,
     ) -> Result<MountsResponse, CallError> {
         let parent = parent.map(|parent| parent.key);
-        let volume = self.worker.create(key, parent, Extra::Containerd(extra)).await?;
+        let layers = match extra.kind == Kind::Active && !extra.is_shared {
+            true => self.worker.layers_above(parent.as_ref()).await?,
+            false => LayerKind::Disks,
+        };
+        let extra = Extra::Containerd(extra);
+        let volume = self.worker.create_keeping(key, parent, extra, layers).await?;
         let mounted = self.begun(&volume).await;
         if mounted.is_err() {
             remote::forget(&self.worker, &volume.key).await;
@@ -273,27 +279,30 @@ impl Snapshotter {
     }
 
     async fn begun(&self, volume: &Volume) -> Result<MountsResponse, CallError> {
-        let (path, access) = self.mounted(volume).await?;
-        if access == Access::ReadWrite && unpacking::is_unpacking(&volume.key.name) {
-            remote::prepare_to_unpack(&self.worker, &volume.key, path.clone()).await?;
+        let (root, access) = self.mounted(volume).await?;
+        if access == Access::ReadWrite
+            && unpacking::is_unpacking(&volume.key.name)
+            && let Some(written) = root.written()
+        {
+            remote::prepare_to_unpack(&self.worker, &volume.key, written).await?;
         }
-        Ok(MountsResponse { mounts: vec![bind(&path, access)] })
+        Ok(MountsResponse { mounts: vec![mount_of(&root, access)] })
     }
 
     /// Sees that a snapshot is mounted, and says how its directory is to be used.
     async fn mount(&self, volume: &Volume) -> Result<MountsResponse, CallError> {
-        let (path, access) = self.mounted(volume).await?;
-        Ok(MountsResponse { mounts: vec![bind(&path, access)] })
+        let (root, access) = self.mounted(volume).await?;
+        Ok(MountsResponse { mounts: vec![mount_of(&root, access)] })
     }
 
-    async fn mounted(&self, volume: &Volume) -> Result<(PathBuf, Access), CallError> {
+    async fn mounted(&self, volume: &Volume) -> Result<(Rootfs, Access), CallError> {
         let extra = extra(volume)?;
         let access = match extra.kind {
             Kind::Active if !extra.is_shared => Access::ReadWrite,
             Kind::Active | Kind::View => Access::ReadOnly,
             Kind::Committed => return Err(CallError::NotMountable { key: volume.key.clone() }),
         };
-        Ok((self.worker.ensure_mounted(&volume.key, access).await?, access))
+        Ok((self.worker.ensure_rootfs(&volume.key, access).await?, access))
     }
 
     fn volume(&self, name: String) -> Result<Volume, CallError> {
@@ -399,6 +408,24 @@ pub(super) fn extra(volume: &Volume) -> Result<&ContainerdExtra, CallError> {
         Extra::Docker(_) => {
             Err(CallError::Worker(WorkerError::NotFound { key: volume.key.clone() }))
         }
+    }
+}
+
+/// The mount by which an engine sees a root.
+fn mount_of(root: &Rootfs, access: Access) -> Mount {
+    match root {
+        Rootfs::Directory(path) => bind(path, access),
+        // overlayfs wants two directories.
+        Rootfs::Overlay { lowers, disk: Some(disk) } if lowers.is_empty() => {
+            bind(&upper_of(disk), access)
+        }
+        Rootfs::Overlay { lowers, disk: None } if lowers.len() == 1 => bind(&lowers[0], access),
+        Rootfs::Overlay { .. } => Mount {
+            r#type: "overlay".to_owned(),
+            source: "overlay".to_owned(),
+            target: String::new(),
+            options: root.overlay_options(),
+        },
     }
 }
 

@@ -275,6 +275,9 @@ impl GraphDriver {
             Content::Inherited => {}
             Content::Disk { name, .. } => pairs.push(("Disk", name.to_string())),
             Content::Snapshot { snapshot, .. } => pairs.push(("Snapshot", snapshot.id.to_string())),
+            // Of containerd's layers alone.
+            Content::ImageFile { name, .. } => pairs.push(("Image", name.to_string())),
+            Content::Image { snapshot, .. } => pairs.push(("Image", snapshot.id.to_string())),
         }
         Ok(pairs)
     }

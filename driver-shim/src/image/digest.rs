@@ -1,7 +1,7 @@
 //! SHA-256, by which images name their parts.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 
 use ring::digest::{Context, SHA256, digest};
 
@@ -84,6 +84,32 @@ impl<W: Write> HashingWriter<W> {
     /// What the bytes were passed on to, their digest and their number.
     pub(crate) fn into_parts(self) -> (W, Digest, u64) {
         (self.inner, Digest::from_ring(&self.context.finish()), self.length_bytes)
+    }
+}
+
+/// Passes on what it reads, and knows the digest and number of these bytes.
+pub(crate) struct HashingReader<R> {
+    inner: R,
+    context: Context,
+    length_bytes: u64,
+}
+
+impl<R: Read> HashingReader<R> {
+    pub(crate) fn new(inner: R) -> Self {
+        Self { inner, context: Context::new(&SHA256), length_bytes: 0 }
+    }
+
+    pub(crate) fn finish(self) -> (Digest, u64) {
+        (Digest::from_ring(&self.context.finish()), self.length_bytes)
+    }
+}
+
+impl<R: Read> Read for HashingReader<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let length = self.inner.read(buffer)?;
+        self.context.update(&buffer[..length]);
+        self.length_bytes += length as u64;
+        Ok(length)
     }
 }
 

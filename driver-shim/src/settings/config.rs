@@ -14,7 +14,7 @@ use crate::containerd::Namespaces;
 use crate::credential;
 use crate::registry::Registries;
 use crate::trust::{PrivateRegistry, PrivateRegistryParseError, Trust, TrustedMakers};
-use crate::worker::{Push, WorkerOptions};
+use crate::worker::{IMAGE_SIZE_BYTES, LayerKind, Push, WorkerOptions};
 
 use super::{AttachChoice, LogFilter, LogFormat, Settings, SettingsError, Size, read_bounded};
 
@@ -157,6 +157,8 @@ pub struct Config {
     pub cache_size: Size,
     /// The size of a disk.
     pub disk_size: Size,
+    /// How containerd's layers are kept.
+    pub layers: LayerKind,
     /// Whose unpacked layers are taken, whether images that release 0.2 made by reference are, and whether its own
     /// layers are kept from others.
     pub trust: Trust,
@@ -206,11 +208,23 @@ impl Config {
             );
             return Err(value("disk-size", &disk_size.to_string(), &expected));
         }
+        let layers = given(settings.layers, "layers")?;
+        let is_for_mounts = |text: &str| !text.contains([',', ':', '\\', '"']);
+        if layers == LayerKind::Images && !state_dir.to_str().is_some_and(is_for_mounts) {
+            let expected = "expected a path of UTF-8 without `,`, `:`, `\\` and quotes, as options of mounts have it where layers are images";
+            return Err(value("state-dir", &state_dir.to_string_lossy(), expected));
+        }
+        if disk_size.bytes() == IMAGE_SIZE_BYTES {
+            let expected =
+                "expected another size: images of layers have this one, and are told apart by it";
+            return Err(value("disk-size", &disk_size.to_string(), expected));
+        }
         Ok(Self {
             target: Target::of(settings)?,
             cache_dir: absolute("cache-dir", in_state(&settings.cache_dir, "cache"))?,
             cache_size: given(settings.cache_size, "cache-size")?,
             disk_size,
+            layers,
             trust: Trust {
                 references_without_mac: settings
                     .insecure_references_without_mac
@@ -275,6 +289,7 @@ impl Config {
             attach: AttachOptions { rights: Rights::CONTAINER, ..self.attach_options().await? },
             state_directory: self.state_dir.clone(),
             disk_size_bytes: self.disk_size.bytes(),
+            layers: self.layers,
             trust: self.trust.clone(),
             registries: self.registries.clone(),
         })
@@ -421,6 +436,30 @@ mod tests {
             Settings { state_dir: Some("/var/lib/driver".into()), ..Settings::defaults() };
         change(&mut settings);
         Config::new(&settings)
+    }
+
+    #[test]
+    fn no_disk_has_the_size_of_an_image() {
+        let sized = |bytes| checked(|settings| settings.disk_size = Some(Size::from_bytes(bytes)));
+        let error = sized(IMAGE_SIZE_BYTES).unwrap_err().to_string();
+        assert!(error.contains("disk-size") && error.contains("images"), "{error}");
+        assert_eq!(sized(IMAGE_SIZE_BYTES - BLOCK_BYTES).unwrap().layers, LayerKind::Disks);
+    }
+
+    #[test]
+    fn paths_that_options_of_mounts_cannot_have_are_refused_for_images() {
+        let kept = |layers, path: &str| {
+            let path = path.into();
+            checked(|settings| {
+                (settings.layers, settings.state_dir) = (Some(layers), Some(path));
+            })
+        };
+        for path in ["/a,b", "/a:b", "/a\\b", "/a\"b"] {
+            kept(LayerKind::Disks, path).unwrap();
+            let error = kept(LayerKind::Images, path).unwrap_err().to_string();
+            assert!(error.contains("state-dir") && error.contains("mounts"), "{error}");
+        }
+        kept(LayerKind::Images, "/var/lib/driver").unwrap();
     }
 
     #[test]

@@ -9,6 +9,7 @@ use slackwater_client::types::{
 use slackwater_client::{ClientError, ProblemCode};
 use uuid::Uuid;
 
+use super::imaging::IMAGE_SIZE_BYTES;
 use super::state::{Change, FileKind, OwnFile};
 use super::usage::INODES_LABEL;
 use super::volume::SnapshotRef;
@@ -16,6 +17,12 @@ use super::{Worker, WorkerError, now};
 
 /// Label of every snapshot that a worker takes: the worker's id.
 pub(super) const WORKER_LABEL: &str = "slackwater.worker";
+
+/// Label of the snapshot of an image: the chain id of the layers that it was made above. Only above these it is the layer.
+const BELOW_LABEL: &str = "slackwater.below";
+
+/// Its value where there are none.
+const BELOW_NOTHING: &str = "nothing";
 
 /// A new snapshot has no clone yet; should the worker die before it makes one, the appliance
 /// deletes the snapshot some time after this.
@@ -128,16 +135,33 @@ impl Worker {
         inodes.into_iter().chain([own]).collect()
     }
 
+    /// The labels of a snapshot of an image that this worker wrote above layers of this chain.
+    pub(super) fn labels_of_image(&self, inodes: u64, below: Option<&str>) -> Labels {
+        let below = below.unwrap_or(BELOW_NOTHING).to_owned();
+        let mut labels = self.labels_of_snapshot(Some(inodes));
+        labels.insert(BELOW_LABEL.to_owned(), below);
+        labels
+    }
+
     /// Takes a snapshot of a disk that lives until its last clone goes, or an hour without one.
     pub(super) async fn take_snapshot(
         &self,
         disk: Uuid,
         inodes: Option<u64>,
     ) -> Result<Snapshot, ClientError> {
+        self.take_labelled(disk, self.labels_of_snapshot(inodes)).await
+    }
+
+    /// The same with these labels.
+    pub(super) async fn take_labelled(
+        &self,
+        disk: Uuid,
+        labels: Labels,
+    ) -> Result<Snapshot, ClientError> {
         let request = CreateSnapshot {
             path: self.disk_path(disk),
             name: None,
-            labels: self.labels_of_snapshot(inodes),
+            labels,
             deletion_policy: DeletionPolicy::OnZeroClones,
             expires_at: None,
             expires_in_seconds: Some(UNHELD_AGE_MAX.as_secs()),
@@ -189,6 +213,12 @@ impl Worker {
             }
         }
     }
+}
+
+/// Whether a snapshot is an image that was made above layers of this chain.
+pub(super) fn is_image_above(snapshot: &Snapshot, below: Option<&str>) -> bool {
+    let told = snapshot.labels.get(BELOW_LABEL).map(String::as_str);
+    snapshot.size_bytes == IMAGE_SIZE_BYTES && told == Some(below.unwrap_or(BELOW_NOTHING))
 }
 
 /// The snapshot that holds the wanted name, if that is why the call was refused.

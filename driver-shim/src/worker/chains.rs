@@ -16,11 +16,15 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use slackwater_client::query::AddChain;
-use slackwater_client::types::{ChainId, RegisterChain, RegistryBlob, Snapshot, SnapshotId};
+use slackwater_client::types::{
+    ChainId, Labels, RegisterChain, RegistryBlob, Snapshot, SnapshotId,
+};
 use slackwater_client::{ClientError, ProblemCode};
 use uuid::Uuid;
 
-use super::volume::{SnapshotRef, Volume};
+use super::appliance::is_image_above;
+use super::imaging::IMAGE_SIZE_BYTES;
+use super::volume::{LayerKind, SnapshotRef, Volume};
 use super::{Worker, WorkerError};
 use crate::trust::sharing::BelowIs;
 
@@ -53,7 +57,24 @@ impl Worker {
     /// # Errors
     /// `Appliance`.
     pub async fn find_chain(&self, chain: &ChainId) -> Result<Option<SnapshotRef>, WorkerError> {
-        let found = match self.client().chain(chain, self.disk_size_bytes()).await {
+        self.find_chain_as(chain, LayerKind::Disks, None).await
+    }
+
+    /// The same of disks; or of images of the highest layer that were made above layers of the chain `below`.
+    ///
+    /// # Errors
+    /// As [`Self::find_chain`].
+    pub async fn find_chain_as(
+        &self,
+        chain: &ChainId,
+        layers: LayerKind,
+        below: Option<&str>,
+    ) -> Result<Option<SnapshotRef>, WorkerError> {
+        let size_bytes = match layers {
+            LayerKind::Disks => self.disk_size_bytes(),
+            LayerKind::Images => IMAGE_SIZE_BYTES,
+        };
+        let found = match self.client().chain(chain, size_bytes).await {
             Err(error) if error.is_not_found() || is_unknown_call(&error) => return Ok(None),
             outcome => outcome?,
         };
@@ -61,6 +82,11 @@ impl Worker {
             let makers = found.chains.get(chain);
             tracing::info!(%chain, snapshot = %found.id, ?makers,
                 "the appliance has this layer, but trusted-makers names none who registered it: not taken");
+            return Ok(None);
+        }
+        if layers == LayerKind::Images && !is_image_above(&found, below) {
+            tracing::info!(%chain, snapshot = %found.id, below,
+                "the appliance has an image of this layer that was made above other layers: not taken");
             return Ok(None);
         }
         let reference = SnapshotRef { id: found.id, size_bytes: found.size_bytes };
@@ -112,7 +138,7 @@ impl Worker {
         chain: Option<&ChainId>,
         was_private: bool,
     ) -> Result<BelowIs, WorkerError> {
-        let Some((snapshot, chain)) = self.snapshot_of(&layer.key).await?.zip(chain) else {
+        let Some((snapshot, chain)) = self.layer_of(&layer.key)?.zip(chain) else {
             return Ok(if was_private { BelowIs::Kept } else { BelowIs::ForAll });
         };
         let snapshot = match self.look_up(snapshot.id).await {
@@ -175,13 +201,13 @@ impl Worker {
         &self,
         disk: Uuid,
         registration: &Registration,
-        inodes: Option<u64>,
+        labels: Labels,
     ) -> Result<Snapshot, ClientError> {
         let request = RegisterChain {
             path: self.disk_path(disk),
             chain_id: registration.chain.clone(),
             blob: registration.blob.clone(),
-            labels: self.labels_of_snapshot(inodes),
+            labels,
         };
         self.client().register_chain(&request).await
     }

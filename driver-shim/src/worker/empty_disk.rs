@@ -72,6 +72,11 @@ impl Worker {
         }
     }
 
+    /// Whether a snapshot is the empty disk of the size where none is asked for.
+    pub(super) fn is_empty_disk(&self, id: SnapshotId) -> bool {
+        self.known_empty_disk(self.disk_size_bytes()).is_some_and(|known| known.id == id)
+    }
+
     fn known_empty_disk(&self, size_bytes: u64) -> Option<SnapshotRef> {
         let id = self.inner.state.fact(&fact(size_bytes))?.parse().ok()?;
         Some(SnapshotRef { id, size_bytes })

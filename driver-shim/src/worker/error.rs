@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use slackwater_archive::ArchiveError;
 use slackwater_attach::AttachError;
 use slackwater_client::ClientError;
 use slackwater_client::types::{ImageName, SnapshotId};
 
+use super::layers::IMAGES_MAX;
 use super::publications::publisher;
 use super::volume::Key;
 use crate::trust::TrustError;
@@ -59,6 +61,18 @@ pub enum WorkerError {
         /// The volume.
         key: Key,
     },
+    /// A snapshot is not of the kind that it was taken for.
+    #[error(
+        "snapshot {id} has {got_bytes} bytes: expected {expected}; pull the image again once its layer is removed"
+    )]
+    OtherKind {
+        /// The snapshot.
+        id: SnapshotId,
+        /// Its size.
+        got_bytes: u64,
+        /// What it should be.
+        expected: &'static str,
+    },
     /// The appliance has no such snapshot.
     #[error(
         "the appliance at {appliance} has no snapshot {id} for this worker: the image was made on another appliance, or its snapshot was deleted there, or is not published; push the image again from a worker that has it"
@@ -102,6 +116,34 @@ pub enum WorkerError {
         /// Why.
         #[from]
         source: TrustError,
+    },
+    /// What is asked for is one snapshot of a whole tree, and it is put together from images.
+    #[error(
+        "{key} is made of images, one for each layer, and is not one snapshot: references, and commits in constant time, need an image that was pulled with layers = \"disks\""
+    )]
+    OfImages {
+        /// The volume.
+        key: Key,
+    },
+    /// More layers than an overlay takes.
+    #[error(
+        "{key} has {got} layers that are images, at most {IMAGES_MAX} can be mounted as one: build the image with fewer layers, or pull it with layers = \"disks\""
+    )]
+    TooManyImages {
+        /// The volume.
+        key: Key,
+        /// How many it has.
+        got: usize,
+    },
+    /// What was written cannot be made an image.
+    #[error(
+        "the image of the layer of {key} cannot be made: {source}; with layers = \"disks\" none is needed"
+    )]
+    Image {
+        /// The volume.
+        key: Key,
+        /// Why.
+        source: ArchiveError,
     },
     /// A disk cannot be made smaller than what it is cloned from.
     #[error(

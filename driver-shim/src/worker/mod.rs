@@ -7,12 +7,15 @@
 //!       |                (a clone of what its parent is)            ^
 //!       +---------------------------- bind -------------------------+
 //!
+//!   above images:      Disk ------ write its image ------> ImageFile ------ seal ------> Image
+//!
 //!   appliance:  workers/ID/disks/UUID   one clone for each Disk
 //!               workers/ID/holds/UUID   one clone for each Snapshot: keeps it alive
 //!               workers/ID/lease        heartbeat
 //!               published/SNAPSHOT      keeps snapshots that images in a registry refer to
 //!   machine:    STATE/mounts/UUID       a disk, mounted for writing
 //!               STATE/views/SNAPSHOT    a snapshot, mounted for reading, shared by all readers
+//!               STATE/images/SNAPSHOT   the image of a layer, the same (layers.rs)
 //! ```
 //!
 //! Invariants (ARCHITECTURE.md states them too):
@@ -35,7 +38,9 @@ mod appliance;
 mod chains;
 mod empty_disk;
 mod error;
+mod imaging;
 mod keyed;
+mod layers;
 mod lease;
 mod mounting;
 mod publications;
@@ -51,28 +56,31 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use slackwater_attach::Attach;
 use slackwater_client::types::{SnapshotId, Timestamp};
 use slackwater_client::{Client, RetryPolicy};
-use tokio::sync::{Notify, OnceCell};
+use tokio::sync::{Notify, OnceCell, Semaphore};
 use uuid::Uuid;
 
 pub use self::appliance::Held;
 pub use self::chains::Registration;
 pub use self::error::WorkerError;
+pub use self::imaging::{IMAGE_SIZE_BYTES, NewImage};
 pub(crate) use self::keyed::KeyedLocks;
+pub use self::layers::{Merged, Rootfs, upper_of};
 pub use self::lease::{LEASE_INTERVAL, Lease};
 pub use self::mounting::{Pin, View};
 pub(crate) use self::publications::publisher;
 pub use self::publications::{Chosen, Published, Unpublished};
 pub use self::reap::Reconciled;
-pub use self::trees::Tree;
+pub use self::trees::{Added, Tree};
 pub use self::volume::{
-    Access, Archive, ContainerdExtra, Content, DockerExtra, Engine, Extra, Key, Kind, MountedAs,
-    Push, SnapshotRef, Usage, Volume,
+    Access, Archive, ContainerdExtra, Content, DockerExtra, Engine, Extra, Key, Kind, LayerKind,
+    MountedAs, Push, SnapshotRef, Usage, Volume,
 };
 
 use self::state::{Change, State};
@@ -103,6 +111,9 @@ pub struct WorkerOptions {
     pub state_directory: PathBuf,
     /// Size of a disk where none is asked for.
     pub disk_size_bytes: u64,
+    /// How layers of containerd's images are kept that have nothing below them; the others are kept as what is
+    /// below them.
+    pub layers: LayerKind,
     /// Which references, and whose chains, it takes.
     pub trust: Trust,
     /// How registries are asked whether this worker may read a blob.
@@ -123,9 +134,13 @@ struct Inner {
     attach: OnceCell<Attach>,
     volume_locks: KeyedLocks<Key>,
     view_locks: KeyedLocks<SnapshotId>,
+    /// Whether it was said that the kernel mounts no images.
+    has_warned_of_images: AtomicBool,
+    /// Layers that are packed at once.
+    packing: Semaphore,
     /// By size: each is made once.
     empty_disk_locks: KeyedLocks<u64>,
-    /// Guards of views, by snapshot.
+    /// Guards of views and images, by snapshot.
     views: Mutex<HashMap<SnapshotId, usize>>,
     /// Volumes whose mounts the driver itself is using.
     pinned: Mutex<HashMap<Key, usize>>,
@@ -153,6 +168,8 @@ impl Inner {
             attach: OnceCell::new(),
             volume_locks: KeyedLocks::default(),
             view_locks: KeyedLocks::default(),
+            has_warned_of_images: AtomicBool::new(false),
+            packing: Semaphore::new(imaging::PACKED_AT_ONCE),
             empty_disk_locks: KeyedLocks::default(),
             views: Mutex::default(),
             pinned: Mutex::default(),
@@ -179,7 +196,7 @@ impl Worker {
             let path = path.to_owned();
             move |source| WorkerError::Local { path, source }
         };
-        for name in ["", "mounts", "views", "recordings"] {
+        for name in ["", "mounts", "views", "images", "merged", "recordings"] {
             let path = options.state_directory.join(name);
             std::fs::create_dir_all(&path).map_err(local(&path))?;
         }
@@ -188,6 +205,8 @@ impl Worker {
         options.state_directory = canonical.map_err(local(&options.state_directory))?;
         options.attach.state_directory.clone_from(&options.state_directory);
         let state = State::open(&options.state_directory.join("state.redb"))?;
+        // Not before the state is this process's alone.
+        layers::forget_mount_points(&options.state_directory);
         let worker_id = identity(&state, &options.state_directory, &machine_id())?;
         forget_users_of_another_boot(&state)?;
         let worker = Self { inner: Arc::new(Inner::new(options, worker_id, state)) };
@@ -201,6 +220,15 @@ impl Worker {
     #[must_use]
     pub fn get(&self, key: &Key) -> Option<Volume> {
         self.inner.state.get(key)
+    }
+
+    /// The chain id of the layers that a volume is known to show. From memory.
+    #[must_use]
+    pub fn chain_of(&self, key: &Key) -> Option<String> {
+        match self.get(key)?.extra {
+            Extra::Containerd(extra) => extra.chain,
+            Extra::Docker(_) => None,
+        }
     }
 
     /// All volumes of an engine. From memory.
@@ -225,10 +253,25 @@ impl Worker {
         parent: Option<Key>,
         extra: Extra,
     ) -> Result<Volume, WorkerError> {
+        self.create_keeping(key, parent, extra, LayerKind::Disks).await
+    }
+
+    /// Makes a volume as [`Self::create`] does, and says how what is written to it is kept.
+    ///
+    /// # Errors
+    /// As [`Self::create`].
+    pub async fn create_keeping(
+        &self,
+        key: Key,
+        parent: Option<Key>,
+        extra: Extra,
+        layers: LayerKind,
+    ) -> Result<Volume, WorkerError> {
         let volume = Volume {
             key,
             parent,
             content: Content::Inherited,
+            layers,
             users: 0,
             recent_calls: Vec::new(),
             mounted: None,
@@ -355,9 +398,11 @@ impl Worker {
     {
         let outcome = tokio::spawn(operation(self.clone())).await.map_err(interrupted)?;
         match outcome {
-            Err(error @ WorkerError::Attach { .. }) => {
-                Err(self.full(&error.to_string()).await.unwrap_or(error))
-            }
+            Err(
+                error @ (WorkerError::Attach { .. }
+                | WorkerError::Image { .. }
+                | WorkerError::Local { .. }),
+            ) => Err(self.full(&error.to_string()).await.unwrap_or(error)),
             other => other,
         }
     }

@@ -18,7 +18,7 @@ use super::{Worker, WorkerError};
 
 /// How long a mount without users stays: longer than an engine takes between two uses, short
 /// enough that hundreds of short containers do not pile up.
-const IDLE: Duration = Duration::from_secs(10);
+pub(super) const IDLE: Duration = Duration::from_secs(10);
 
 /// A shared read-only mount of a snapshot, there for as long as this lives.
 #[derive(Debug)]
@@ -82,6 +82,8 @@ pub(super) enum Resolved {
     Snapshot(SnapshotRef),
     /// The disk of this volume, which is the asked one or one above which it was made.
     Disk(Key),
+    /// These images, the highest one first.
+    Images(Vec<SnapshotRef>),
 }
 
 impl Worker {
@@ -244,7 +246,10 @@ impl Worker {
     ) -> Result<PathBuf, WorkerError> {
         let volume = self.existing(key)?;
         let name = match (access, &volume.content) {
-            (Access::ReadWrite, Content::Snapshot { .. }) => {
+            (
+                Access::ReadWrite,
+                Content::Snapshot { .. } | Content::Image { .. } | Content::ImageFile { .. },
+            ) => {
                 return Err(WorkerError::ReadOnly { key: key.clone() });
             }
             (Access::ReadWrite, Content::Inherited) => self.make_disk(&volume).await?,
@@ -307,13 +312,27 @@ impl Worker {
     /// What a volume reads as, by its own content or by that of what it was made above.
     pub(super) fn resolve(&self, key: &Key) -> Result<Resolved, WorkerError> {
         let mut key = key.clone();
+        let mut images = Vec::new();
         loop {
             let volume = self.existing(&key)?;
             match (volume.content, volume.parent) {
-                (Content::Snapshot { snapshot, .. }, _) => return Ok(Resolved::Snapshot(snapshot)),
-                (Content::Disk { .. }, _) => return Ok(Resolved::Disk(key)),
+                (Content::Image { snapshot, .. }, Some(parent)) => {
+                    images.push(snapshot);
+                    key = parent;
+                }
+                (Content::Image { snapshot, .. }, None) => {
+                    images.push(snapshot);
+                    return Ok(Resolved::Images(images));
+                }
                 (Content::Inherited, Some(parent)) => key = parent,
-                (Content::Inherited, None) => return Ok(Resolved::Empty),
+                (Content::Inherited, None) if images.is_empty() => return Ok(Resolved::Empty),
+                (Content::Inherited, None) => return Ok(Resolved::Images(images)),
+                // Below an image are images alone.
+                _ if !images.is_empty() => return Err(WorkerError::OfImages { key }),
+                (Content::Snapshot { snapshot, .. }, _) => return Ok(Resolved::Snapshot(snapshot)),
+                (Content::Disk { .. } | Content::ImageFile { .. }, _) => {
+                    return Ok(Resolved::Disk(key));
+                }
             }
         }
     }
@@ -323,7 +342,11 @@ impl Worker {
     pub(super) async fn settled(&self, key: &Key) -> Result<SnapshotRef, WorkerError> {
         match self.resolve(key)? {
             Resolved::Snapshot(snapshot) => Ok(snapshot),
+            Resolved::Images(_) => Err(WorkerError::OfImages { key: key.clone() }),
             Resolved::Empty => self.empty_disk(self.disk_size_bytes()).await,
+            Resolved::Disk(owner) if self.is_above_images(&owner)? => {
+                Err(WorkerError::OfImages { key: key.clone() })
+            }
             Resolved::Disk(owner) if owner == *key => Box::pin(self.seal_locked(key, None)).await,
             Resolved::Disk(owner) => {
                 let _lock = self.inner.volume_locks.lock(&owner).await;
@@ -336,7 +359,8 @@ impl Worker {
     pub(super) async fn make_disk(&self, volume: &Volume) -> Result<Uuid, WorkerError> {
         let wanted_bytes = volume.extra.disk_size_bytes();
         let (from, making) = match self.resolve(&volume.key)? {
-            Resolved::Empty => {
+            // What is above images has on its disk what is written there.
+            Resolved::Empty | Resolved::Images(_) => {
                 let size_bytes = wanted_bytes.unwrap_or(self.disk_size_bytes());
                 self.clone_empty_disk(size_bytes).await?
             }
@@ -382,7 +406,7 @@ impl Worker {
                     }
                 });
             }
-            None => {}
+            Some(MountedAs::Images) | None => {}
         }
     }
 

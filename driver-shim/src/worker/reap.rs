@@ -86,9 +86,14 @@ impl Worker {
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             let volume = worker.existing(&key)?;
+            let images = volume.mounted.and_then(|_| worker.images_of(&volume).ok());
             worker.apply(vec![Change::Delete(key)]).await?;
             if let Some(MountedAs::View(snapshot)) = volume.mounted {
                 worker.unmount_view_later(snapshot);
+            }
+            let ids: Vec<_> = images.into_iter().flatten().map(|image| image.id).collect();
+            if !ids.is_empty() {
+                worker.unmount_images_later(ids);
             }
             Ok(())
         })
@@ -216,6 +221,13 @@ impl Worker {
             if mounted.target.parent() == Some(&self.state_directory().join("views")) {
                 if let Ok(snapshot) = name.parse() {
                     self.unmount_view(snapshot).await?;
+                }
+                continue;
+            }
+            if mounted.target.parent() == Some(&self.state_directory().join("images")) {
+                // The source ends with the id, of which the name of the directory is a half.
+                if let Some(Ok(id)) = mounted.source.rsplit('/').next().map(str::parse) {
+                    self.unmount_image(id).await?;
                 }
                 continue;
             }
@@ -399,6 +411,7 @@ pub(super) mod tests {
             attach,
             state_directory: "/nonexistent".into(),
             disk_size_bytes: 1 << 20,
+            layers: crate::worker::LayerKind::default(),
             trust: crate::trust::Trust::default(),
             registries: crate::registry::Registries::default(),
         };

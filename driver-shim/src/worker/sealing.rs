@@ -8,12 +8,13 @@ use slackwater_client::ProblemCode;
 use slackwater_client::types::{Snapshot, SnapshotId};
 use uuid::Uuid;
 
-use super::appliance::{Making, existing_id};
+use super::appliance::{Making, existing_id, is_image_above};
 use super::chains::Registration;
+use super::imaging::IMAGE_SIZE_BYTES;
 use super::mounting::Resolved;
 use super::state::{Change, FileKind};
-use super::usage::{inodes_told, used_inodes};
-use super::volume::{Content, Extra, Key, SnapshotRef, Usage, Volume};
+use super::usage::{inodes_told, usage_of_image, used_inodes};
+use super::volume::{Content, Extra, Key, LayerKind, SnapshotRef, Usage, Volume};
 use super::{Worker, WorkerError, now};
 
 /// How long sealing waits for users to let go: BuildKit gives a layer back just after it has
@@ -28,6 +29,28 @@ const THAW_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often a snapshot is taken because the one that was registered as its chain went away.
 const CHAIN_ATTEMPTS_MAX: u32 = 5;
+
+/// Sees that a snapshot is a disk, or an image, as the size of its file tells.
+fn require_kind(snapshot: &Snapshot, layers: LayerKind) -> Result<(), WorkerError> {
+    let (id, got_bytes) = (snapshot.id, snapshot.size_bytes);
+    match (layers, got_bytes == IMAGE_SIZE_BYTES) {
+        (LayerKind::Disks, false) | (LayerKind::Images, true) => Ok(()),
+        (LayerKind::Disks, true) => {
+            Err(WorkerError::OtherKind { id, got_bytes, expected: "a disk, and this is an image" })
+        }
+        (LayerKind::Images, false) => {
+            Err(WorkerError::OtherKind { id, got_bytes, expected: "the image of a layer" })
+        }
+    }
+}
+
+/// What becomes a snapshot.
+enum Sealing<'a> {
+    /// A disk, mounted there.
+    Disk { target: &'a Path, name: Uuid },
+    /// An image that is written, above layers of this chain.
+    Image { name: Uuid, inodes: u64, below: Option<String> },
+}
 
 impl Worker {
     /// Makes a volume an immutable snapshot. With a chain id, which says what the volume holds, the
@@ -73,14 +96,14 @@ impl Worker {
         &self,
         key: &Key,
         to: Key,
-        snapshot: SnapshotId,
+        (snapshot, layers): (SnapshotId, LayerKind),
         extra: Extra,
     ) -> Result<Volume, WorkerError> {
         let key = key.clone();
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             worker.require_free(&key, &to)?;
-            worker.bind_locked(&key, snapshot).await?;
+            worker.bind_locked(&key, snapshot, layers).await?;
             worker.rename_locked(&key, to, extra).await
         })
         .await
@@ -114,6 +137,9 @@ impl Worker {
             let Content::Disk { name, size_bytes, .. } = worker.existing(&key)?.content else {
                 return worker.settled(&key).await;
             };
+            if worker.is_above_images(&key)? {
+                return Err(WorkerError::OfImages { key });
+            }
             let target = worker.mount_disk(name).await?;
             let taken = worker.take_running(&key, &target, name).await;
             // It may have been unmounted before: then it is again.
@@ -138,22 +164,46 @@ impl Worker {
     /// # Errors
     /// `NotFound`, `UnknownSnapshot`, `Appliance`, `State`; `Busy` while it is in use.
     pub async fn bind(&self, key: &Key, snapshot: SnapshotId) -> Result<SnapshotRef, WorkerError> {
+        self.bind_as(key, snapshot, LayerKind::Disks).await
+    }
+
+    /// Makes a volume be a snapshot that is a disk, as [`Self::bind`] does, or the image of its layer.
+    ///
+    /// # Errors
+    /// As [`Self::bind`].
+    pub async fn bind_as(
+        &self,
+        key: &Key,
+        snapshot: SnapshotId,
+        layers: LayerKind,
+    ) -> Result<SnapshotRef, WorkerError> {
         let key = key.clone();
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
-            worker.bind_locked(&key, snapshot).await
+            worker.bind_locked(&key, snapshot, layers).await
         })
         .await
     }
 
-    async fn bind_locked(&self, key: &Key, id: SnapshotId) -> Result<SnapshotRef, WorkerError> {
+    async fn bind_locked(
+        &self,
+        key: &Key,
+        id: SnapshotId,
+        layers: LayerKind,
+    ) -> Result<SnapshotRef, WorkerError> {
         self.await_users(key).await?;
         let volume = self.existing(key)?;
         let snapshot = self.look_up(id).await?;
+        require_kind(&snapshot, layers)?;
         let making = self.clone_as(FileKind::Hold, id).await?;
+        if layers == LayerKind::Images {
+            let usage = usage_of_image(&snapshot, inodes_told(&snapshot));
+            return self.become_image(key, &snapshot, &making, usage).await;
+        }
         let below = match volume.parent.as_ref().map(|parent| self.resolve(parent)).transpose()? {
             Some(Resolved::Snapshot(below)) => Some(below),
             Some(Resolved::Disk(_)) => None,
+            Some(Resolved::Images(_)) => self.counted_empty_disk(snapshot.size_bytes).await?,
             // What the file system itself takes is nobody's own.
             Some(Resolved::Empty) | None => self.counted_empty_disk(snapshot.size_bytes).await?,
         };
@@ -171,6 +221,19 @@ impl Worker {
     pub async fn snapshot_of(&self, key: &Key) -> Result<Option<SnapshotRef>, WorkerError> {
         match self.resolve(key)? {
             Resolved::Snapshot(snapshot) => Ok(Some(snapshot)),
+            Resolved::Images(_) => Err(WorkerError::OfImages { key: key.clone() }),
+            Resolved::Empty | Resolved::Disk(_) => Ok(None),
+        }
+    }
+
+    /// The snapshot of the layer that a volume shows, whether it has the layers below or not.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub(super) fn layer_of(&self, key: &Key) -> Result<Option<SnapshotRef>, WorkerError> {
+        match self.resolve(key)? {
+            Resolved::Snapshot(snapshot) => Ok(Some(snapshot)),
+            Resolved::Images(images) => Ok(images.first().copied()),
             Resolved::Empty | Resolved::Disk(_) => Ok(None),
         }
     }
@@ -183,9 +246,24 @@ impl Worker {
     ) -> Result<SnapshotRef, WorkerError> {
         let volume = self.existing(key)?;
         let (disk, from, size_bytes) = match volume.content {
-            Content::Snapshot { snapshot, .. } => return Ok(snapshot),
+            Content::Snapshot { snapshot, .. } | Content::Image { snapshot, .. } => {
+                return Ok(snapshot);
+            }
+            Content::ImageFile { name, inodes } => {
+                return self.seal_image(key, name, inodes, chain).await;
+            }
+            Content::Disk { name, .. } if volume.layers == LayerKind::Images => {
+                self.image_of_disk(&volume, name).await?;
+                return Box::pin(self.seal_locked(key, chain)).await;
+            }
             Content::Disk { name, from, size_bytes } => (name, from, size_bytes),
             Content::Inherited if chain.is_none() => {
+                // It shows the images below it, and needs none of its own.
+                if let Resolved::Images(images) = self.resolve(key)?
+                    && let Some(highest) = images.first()
+                {
+                    return Ok(*highest);
+                }
                 let snapshot = self.settled(key).await?;
                 let making = self.clone_as(FileKind::Hold, snapshot.id).await?;
                 self.become_snapshot(key, snapshot, &making, Usage::default()).await?;
@@ -203,11 +281,27 @@ impl Worker {
         let disk_inodes = used_inodes(&target)?;
         // Others look for one of the usual size.
         let chain = chain.filter(|_| size_bytes == self.disk_size_bytes());
-        let (snapshot, making) = self.snapshot_and_hold(&target, disk, chain.as_ref()).await?;
+        let sealing = Sealing::Disk { target: &target, name: disk };
+        let (snapshot, making) = self.snapshot_and_hold(&sealing, chain.as_ref()).await?;
         let usage = self.usage_of(&snapshot, Some(from), disk_inodes).await?;
         let sealed = SnapshotRef { id: snapshot.id, size_bytes };
         self.become_snapshot(key, sealed, &making, usage).await?;
         Ok(sealed)
+    }
+
+    /// Makes the snapshot of an image that is written.
+    async fn seal_image(
+        &self,
+        key: &Key,
+        name: Uuid,
+        inodes: u64,
+        chain: Option<Registration>,
+    ) -> Result<SnapshotRef, WorkerError> {
+        let below = self.existing(key)?.parent.and_then(|parent| self.chain_of(&parent));
+        let sealing = Sealing::Image { name, inodes, below };
+        let (snapshot, making) = self.snapshot_and_hold(&sealing, chain.as_ref()).await?;
+        let usage = usage_of_image(&snapshot, inodes);
+        self.become_image(key, &snapshot, &making, usage).await
     }
 
     /// Records that a volume is a snapshot now; its disk, if it had one, is dropped.
@@ -219,28 +313,59 @@ impl Worker {
         usage: Usage,
     ) -> Result<(), WorkerError> {
         let hold = making.file.name;
-        self.change(key, move |volume| {
-            volume.content = Content::Snapshot { snapshot, hold };
-            volume.mounted = None;
-            volume.is_kept_mounted = false;
-            volume.usage = Some(usage);
-        })
-        .await?;
+        self.become_content(key, Content::Snapshot { snapshot, hold }, Some(usage)).await?;
         self.inner.captured.lock().remove(&snapshot.id);
         Ok(())
+    }
+
+    /// Records that a volume is the image of its layer now.
+    async fn become_image(
+        &self,
+        key: &Key,
+        snapshot: &Snapshot,
+        making: &Making,
+        usage: Usage,
+    ) -> Result<SnapshotRef, WorkerError> {
+        let hold = making.file.name;
+        let snapshot = SnapshotRef { id: snapshot.id, size_bytes: snapshot.size_bytes };
+        self.become_content(key, Content::Image { snapshot, hold }, Some(usage)).await?;
+        Ok(snapshot)
+    }
+
+    /// Records what a volume is from now on; nothing of it is mounted any more.
+    pub(super) async fn become_content(
+        &self,
+        key: &Key,
+        content: Content,
+        usage: Option<Usage>,
+    ) -> Result<Volume, WorkerError> {
+        let before = self.existing(key)?;
+        let images = before.mounted.map(|_| self.images_of(&before)).transpose()?;
+        let became = self
+            .change(key, move |volume| {
+                volume.content = content;
+                volume.mounted = None;
+                volume.is_kept_mounted = false;
+                volume.usage = usage;
+            })
+            .await?;
+        let ids: Vec<_> = images.into_iter().flatten().map(|image| image.id).collect();
+        if !ids.is_empty() {
+            self.unmount_images_later(ids);
+        }
+        Ok(became)
     }
 
     /// A snapshot of the disk, and a clone that keeps it. With a chain that is registered: its
     /// snapshot; should that one go away in between, once more.
     async fn snapshot_and_hold(
         &self,
-        target: &Path,
-        disk: Uuid,
+        sealing: &Sealing<'_>,
         chain: Option<&Registration>,
     ) -> Result<(Snapshot, Making), WorkerError> {
         let mut attempt = 1;
         loop {
-            let error = match self.take_or_find(target, disk, chain).await {
+            let error = match self.take_or_find(sealing, chain).await {
                 Ok(snapshot) => match self.clone_as(FileKind::Hold, snapshot.id).await {
                     Ok(making) => return Ok((snapshot, making)),
                     Err(error) => error,
@@ -263,18 +388,19 @@ impl Worker {
     /// trusted.
     async fn take_or_find(
         &self,
-        target: &Path,
-        disk: Uuid,
+        sealing: &Sealing<'_>,
         chain: Option<&Registration>,
     ) -> Result<Snapshot, WorkerError> {
-        let taken = self.take_frozen(target, disk, chain).await.map(|(snapshot, _)| snapshot);
+        let is_alike = |found: &Snapshot| match sealing {
+            Sealing::Disk { .. } => found.size_bytes == self.disk_size_bytes(),
+            Sealing::Image { below, .. } => is_image_above(found, below.as_deref()),
+        };
+        let taken = self.take(sealing, chain).await;
         let reason = match (&taken, chain) {
             (Err(WorkerError::Appliance { source }), Some(registration)) => {
                 let Some(id) = existing_id(source) else { return taken };
                 let found = self.look_up(id).await?;
-                if self.trust().is_chain(&found, &registration.chain)
-                    && found.size_bytes == self.disk_size_bytes()
-                {
+                if self.trust().is_chain(&found, &registration.chain) && is_alike(&found) {
                     self.widen(&found, registration).await;
                     return Ok(found);
                 }
@@ -285,7 +411,28 @@ impl Worker {
         };
         let chain = chain.map(|registration| registration.chain.as_str());
         tracing::warn!(chain, reason, "this worker keeps the layer for itself");
-        Ok(self.take_frozen(target, disk, None).await?.0)
+        self.take(sealing, None).await
+    }
+
+    /// Takes a snapshot, and registers it as the chain.
+    async fn take(
+        &self,
+        sealing: &Sealing<'_>,
+        chain: Option<&Registration>,
+    ) -> Result<Snapshot, WorkerError> {
+        match sealing {
+            Sealing::Disk { target, name } => {
+                self.take_frozen(target, *name, chain).await.map(|(snapshot, _)| snapshot)
+            }
+            Sealing::Image { name, inodes, below } => {
+                let labels = self.labels_of_image(*inodes, below.as_deref());
+                let taken = match chain {
+                    Some(registration) => self.register(*name, registration, labels).await,
+                    None => self.take_labelled(*name, labels).await,
+                };
+                taken.map_err(|error| self.refused(error))
+            }
+        }
     }
 
     /// Brings what is dirty to the appliance, before anybody has to stand still for it. A failure
@@ -351,7 +498,9 @@ impl Worker {
         // Those who take the snapshot over have mounted nothing of it.
         let inodes = used_inodes(target).ok();
         let taken = match chain {
-            Some(registration) => self.register(disk, registration, inodes).await,
+            Some(registration) => {
+                self.register(disk, registration, self.labels_of_snapshot(inodes)).await
+            }
             None => self.take_snapshot(disk, inodes).await,
         };
         let thawed = attach.thaw(target).await;
@@ -368,7 +517,7 @@ impl Worker {
     }
 
     /// Waits for the users of a disk to let go of it.
-    async fn await_users(&self, key: &Key) -> Result<(), WorkerError> {
+    pub(super) async fn await_users(&self, key: &Key) -> Result<(), WorkerError> {
         let started = Instant::now();
         loop {
             let users = self.existing(key)?.users;

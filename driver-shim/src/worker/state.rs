@@ -25,10 +25,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::{Mutex, RwLock};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use serde::{Deserialize, Serialize};
+use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
 use super::error::WorkerError;
-use super::volume::{Content, Engine, Key, Volume};
+use super::volume::{Content, Engine, Key, LayerKind, Volume};
 
 const VOLUMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("volumes");
 const OBSOLETE: TableDefinition<'_, &str, &str> = TableDefinition::new("obsolete");
@@ -40,7 +41,7 @@ const CACHE_BYTES: usize = 4 << 20;
 /// What a file of this worker on the appliance is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) enum FileKind {
-    /// A disk, below `disks`.
+    /// A disk, or an image that is no snapshot yet, below `disks`.
     Disk,
     /// A clone that keeps a snapshot, below `holds`.
     Hold,
@@ -121,8 +122,12 @@ struct InDoubt;
 fn files_of(volume: &Volume) -> Option<OwnFile> {
     match &volume.content {
         Content::Inherited => None,
-        Content::Disk { name, .. } => Some(OwnFile { kind: FileKind::Disk, name: *name }),
-        Content::Snapshot { hold, .. } => Some(OwnFile { kind: FileKind::Hold, name: *hold }),
+        Content::Disk { name, .. } | Content::ImageFile { name, .. } => {
+            Some(OwnFile { kind: FileKind::Disk, name: *name })
+        }
+        Content::Snapshot { hold, .. } | Content::Image { hold, .. } => {
+            Some(OwnFile { kind: FileKind::Hold, name: *hold })
+        }
     }
 }
 
@@ -206,6 +211,16 @@ impl State {
     pub(super) fn matching(&self, mut is_wanted: impl FnMut(&Volume) -> bool) -> Vec<Volume> {
         let index = self.index.read();
         index.volumes.values().filter(|volume| is_wanted(volume)).cloned().collect()
+    }
+
+    /// Whether a volume that is as asked for has this image among those that it reads.
+    pub(super) fn reads_image(
+        &self,
+        id: SnapshotId,
+        mut is_wanted: impl FnMut(&Volume) -> bool,
+    ) -> bool {
+        let index = self.index.read();
+        index.volumes.values().any(|volume| is_wanted(volume) && index.has_image(volume, id))
     }
 
     /// The volumes that were made directly above this one.
@@ -304,6 +319,9 @@ impl State {
             for change in changes {
                 match change {
                     Change::Put(volume) | Change::Create(volume) => {
+                        if volume.layers == LayerKind::Images {
+                            format::note_images(&mut facts)?;
+                        }
                         let value = serde_json::to_vec(volume)?;
                         volumes.insert(row_key(&volume.key).as_str(), value.as_slice())?;
                     }
@@ -328,6 +346,13 @@ impl State {
 }
 
 impl Index {
+    /// Whether an image is the layer of a volume, or of one below it.
+    fn has_image(&self, volume: &Volume, id: SnapshotId) -> bool {
+        let is_it = |volume: &&Volume| matches!(&volume.content, Content::Image { snapshot, .. } if snapshot.id == id);
+        let below = |volume: &&Volume| self.volumes.get(volume.parent.as_ref()?);
+        std::iter::successors(Some(volume), below).any(|volume| is_it(&volume))
+    }
+
     fn put(&mut self, volume: Volume) {
         if let Some(parent) = &volume.parent {
             self.children.entry(parent.clone()).or_default().insert(volume.key.clone());

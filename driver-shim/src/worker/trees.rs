@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
+use super::layers::{Merged, disk_of_upper, upper_of};
 use super::mounting::{Pin, View};
-use super::volume::{Access, Content, Engine, MountedAs, SnapshotRef, Volume};
+use super::volume::{Access, Content, Engine, LayerKind, MountedAs, SnapshotRef, Volume};
 use super::{Worker, WorkerError};
 
 /// A directory tree of a volume, mounted for as long as this lives.
@@ -57,6 +58,38 @@ impl Tree {
     }
 }
 
+/// What one layer adds to those below it, as overlayfs keeps it; mounted for as long as this lives.
+#[derive(Debug)]
+pub struct Added {
+    layer: Layer,
+    below: Option<Merged>,
+}
+
+#[derive(Debug)]
+enum Layer {
+    /// An upper directory, which may be written.
+    Upper(Pin),
+    /// An image.
+    Image(Merged),
+}
+
+impl Added {
+    /// The directory with what is added.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        match &self.layer {
+            Layer::Upper(pin) => upper_of(pin.path()),
+            Layer::Image(image) => image.path(),
+        }
+    }
+
+    /// The tree of what is below.
+    #[must_use]
+    pub fn below(&self) -> Option<PathBuf> {
+        self.below.as_ref().map(Merged::path)
+    }
+}
+
 fn has_disk(volume: &Volume, name: Uuid) -> bool {
     matches!(volume.content, Content::Disk { name: own, .. } if own == name)
 }
@@ -69,7 +102,9 @@ impl Worker {
     pub async fn tree_at(&self, engine: Engine, path: &Path) -> Result<Option<Tree>, WorkerError> {
         let volumes = self.list(engine);
         let mounted = if let Some(name) = self.name_below::<Uuid>("mounts", path) {
-            let Some(volume) = volumes.iter().find(|volume| has_disk(volume, name)) else {
+            let is_tree =
+                |volume: &&Volume| has_disk(volume, name) && volume.layers == LayerKind::Disks;
+            let Some(volume) = volumes.iter().find(is_tree) else {
                 return Ok(None);
             };
             // Nothing is made of a disk whose writes were lost, as with a commit.
@@ -88,17 +123,77 @@ impl Worker {
         Tree::open(mounted).map_err(|source| WorkerError::Local { path: path.to_owned(), source })
     }
 
-    /// The engine's volume whose disk has its mount point at this path.
-    #[must_use]
-    pub fn disk_at(&self, engine: Engine, path: &Path) -> Option<Volume> {
-        let name = self.name_below::<Uuid>("mounts", path)?;
-        self.list(engine).into_iter().find(|volume| has_disk(volume, name))
+    /// What the highest of these directories adds to the others, if they are those of an engine's volume of images;
+    /// the highest one first.
+    ///
+    /// # Errors
+    /// As [`Self::tree_at`]; `OfImages`.
+    pub async fn added_at(
+        &self,
+        engine: Engine,
+        directories: &[&Path],
+    ) -> Result<Option<Added>, WorkerError> {
+        let Some((highest, below)) = directories.split_first() else { return Ok(None) };
+        let below: Option<Vec<_>> = below.iter().map(|path| self.image_at(engine, path)).collect();
+        let Some(below) = below else { return Ok(None) };
+        if let Some(image) = self.image_at(engine, highest) {
+            let Some(image) = self.merged(&[image]).await? else { return Ok(None) };
+            let below = self.merged(&below).await?;
+            return Ok(Some(Added { layer: Layer::Image(image), below }));
+        }
+        let Some(volume) = self.disk_at(engine, highest) else { return Ok(None) };
+        if volume.layers == LayerKind::Disks || self.images_of(&volume)? != below {
+            return Ok(None);
+        }
+        if volume.is_damaged {
+            return Err(WorkerError::Damaged { key: volume.key });
+        }
+        let pin = self.pin(&volume.key, Access::ReadWrite).await?;
+        let below = self.merged(&below).await?;
+        Ok(Some(Added { layer: Layer::Upper(pin), below }))
     }
 
-    /// Whether a disk may have its mount point at this path, now or before.
+    /// The image of an engine's volume that has its mount point at this path.
+    fn image_at(&self, engine: Engine, path: &Path) -> Option<SnapshotRef> {
+        if path.parent() != Some(&self.state_directory().join("images")) {
+            return None;
+        }
+        let is_there = |volume: &Volume| match volume.content {
+            Content::Image { snapshot, .. } => self.image_target(snapshot.id) == path,
+            _ => false,
+        };
+        let found =
+            self.inner.state.matching(|volume| volume.key.engine == engine && is_there(volume));
+        found.first().and_then(|volume| Some(volume.layer()?.0))
+    }
+
+    /// Whether an empty disk is mounted at this path: what nothing is below is seen as one.
+    #[must_use]
+    pub fn is_view_of_empty_disk(&self, path: &Path) -> bool {
+        let seen = self.name_below::<SnapshotId>("views", path);
+        seen.is_some_and(|id| self.is_empty_disk(id))
+    }
+
+    /// The engine's volume to whose disk is written by this path: the mount point, or the upper directory below it.
+    #[must_use]
+    pub fn disk_at(&self, engine: Engine, path: &Path) -> Option<Volume> {
+        let (name, layers) = self.disk_below(path)?;
+        let is_it = |volume: &Volume| has_disk(volume, name) && volume.layers == layers;
+        self.list(engine).into_iter().find(is_it)
+    }
+
+    /// The name of the disk to which is written by a path, and how what is written there is kept.
+    fn disk_below(&self, path: &Path) -> Option<(Uuid, LayerKind)> {
+        if let Some(name) = self.name_below("mounts", path) {
+            return Some((name, LayerKind::Disks));
+        }
+        Some((self.name_below("mounts", disk_of_upper(path)?)?, LayerKind::Images))
+    }
+
+    /// Whether a disk may be written by this path, now or before.
     #[must_use]
     pub fn is_place_of_disk(&self, path: &Path) -> bool {
-        self.name_below::<Uuid>("mounts", path).is_some()
+        self.disk_below(path).is_some()
     }
 
     /// The name of what is mounted at a path of this folder of the state directory.

@@ -13,7 +13,7 @@ use std::path::Path;
 use slackwater_client::types::Snapshot;
 use slackwater_client::{Client, RetryPolicy};
 
-use super::volume::{Content, Key, SnapshotRef, Usage};
+use super::volume::{Content, Key, LayerKind, SnapshotRef, Usage};
 use super::{Worker, WorkerError};
 
 /// Label of a snapshot that a worker took: the inodes in use on the disk. A hint that is shown.
@@ -21,6 +21,9 @@ pub(super) const INODES_LABEL: &str = "slackwater.inodes";
 
 /// Inodes that an empty ext4 counts as used.
 const EMPTY_DISK_INODES: u64 = 10;
+
+/// Inodes on a disk that takes an overlay's writes: its two directories, and the one that overlayfs makes.
+const OVERLAY_INODES: u64 = 3;
 
 /// Bytes of a disk for each inode, as `attach` makes file systems.
 const BYTES_PER_INODE: u64 = 16 << 10;
@@ -96,7 +99,11 @@ impl Worker {
         let volume = self.existing(key)?;
         let (name, from) = match volume.content {
             Content::Inherited => return Ok(Usage::default()),
-            Content::Snapshot { .. } => return Ok(volume.usage.unwrap_or_default()),
+            // Between its unpacking and its commit, which follows at once.
+            Content::ImageFile { inodes, .. } => return Ok(Usage { inodes, ..Usage::default() }),
+            Content::Snapshot { .. } | Content::Image { .. } => {
+                return Ok(volume.usage.unwrap_or_default());
+            }
             Content::Disk { name, from, .. } => (name, from),
         };
         let once = self.client().with_retry(RetryPolicy::never());
@@ -108,9 +115,15 @@ impl Worker {
             Some(_) => used_inodes(&self.disk_target(name)).unwrap_or_default(),
             None => 0,
         };
-        let inodes = disk_inodes.saturating_sub(self.inodes_of(Some(from), known));
+        let own = if volume.layers == LayerKind::Images { OVERLAY_INODES } else { 0 };
+        let inodes = disk_inodes.saturating_sub(self.inodes_of(Some(from), known) + own);
         Ok(Usage { size_bytes: file.unique_bytes.max(grown), inodes, disk_inodes })
     }
+}
+
+/// What an image holds, which has its own layer alone.
+pub(super) fn usage_of_image(snapshot: &Snapshot, inodes: u64) -> Usage {
+    Usage { size_bytes: snapshot.used_bytes, inodes, disk_inodes: 0 }
 }
 
 /// The inodes that a snapshot's label tells; 0 if there is none, or more than its disk can have.

@@ -86,6 +86,49 @@ pub enum Content {
         /// The name of the clone below `workers/ID/holds`.
         hold: Uuid,
     },
+    /// The image of this layer alone, written and not yet a snapshot.
+    ImageFile {
+        /// Its name below `workers/ID/disks`.
+        name: Uuid,
+        /// Inodes in it.
+        inodes: u64,
+    },
+    /// The same as an immutable snapshot, kept alive as [`Self::Snapshot`] is. It is read as a lower directory of an
+    /// overlay, above the images below it.
+    Image {
+        /// The snapshot.
+        snapshot: SnapshotRef,
+        /// The name of the clone below `workers/ID/holds`.
+        hold: Uuid,
+    },
+}
+
+/// How the layers of images are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LayerKind {
+    /// Each as a disk with all layers below it
+    #[default]
+    Disks,
+    /// Each as an EROFS image of its own, for overlayfs
+    Images,
+}
+
+impl LayerKind {
+    /// As each volume had it before there were images. Of the form that serde wants.
+    #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
+    fn is_disks(&self) -> bool {
+        *self == Self::Disks
+    }
+}
+
+impl fmt::Display for LayerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Disks => "disks",
+            Self::Images => "images",
+        })
+    }
 }
 
 /// How a volume is mounted.
@@ -106,6 +149,8 @@ pub enum MountedAs {
     Disk,
     /// This snapshot, for reading.
     View(SnapshotId),
+    /// The images that it reads; nothing is written.
+    Images,
 }
 
 /// What a volume holds of its own, without what is below it.
@@ -128,6 +173,9 @@ pub struct Volume {
     pub parent: Option<Key>,
     /// Where its bytes are.
     pub content: Content,
+    /// How what is written to it is kept. With images its disk has the layer alone, as the upper directory of an overlay.
+    #[serde(default, skip_serializing_if = "LayerKind::is_disks")]
+    pub layers: LayerKind,
     /// How often it was acquired and not yet released.
     pub users: u32,
     /// The last calls of its engine that changed `users`, for one that is carried out again.
@@ -187,12 +235,22 @@ impl Volume {
         self.users > 0 || self.is_kept_mounted
     }
 
-    /// The snapshot that it is, if it is one.
+    /// The snapshot that it is, with all that is below it, if it is one.
     #[must_use]
     pub fn snapshot(&self) -> Option<SnapshotRef> {
         match &self.content {
             Content::Snapshot { snapshot, .. } => Some(*snapshot),
-            Content::Inherited | Content::Disk { .. } => None,
+            _ => None,
+        }
+    }
+
+    /// The snapshot that its layer is, and how that is kept.
+    #[must_use]
+    pub fn layer(&self) -> Option<(SnapshotRef, LayerKind)> {
+        match &self.content {
+            Content::Snapshot { snapshot, .. } => Some((*snapshot, LayerKind::Disks)),
+            Content::Image { snapshot, .. } => Some((*snapshot, LayerKind::Images)),
+            Content::Inherited | Content::Disk { .. } | Content::ImageFile { .. } => None,
         }
     }
 }

@@ -31,7 +31,7 @@ use slackwater_blockstore::{Options, Store};
 use slackwater_client::{Client, RetryPolicy};
 use slackwater_driver::registry::Registries;
 pub use slackwater_driver::trust::Trust;
-use slackwater_driver::worker::{Worker, WorkerOptions};
+use slackwater_driver::worker::{LayerKind, Worker, WorkerOptions};
 use slackwater_nfs::{NfsMetrics, NfsOptions, Squash};
 use slackwater_server::gate::Gate;
 use tempfile::TempDir;
@@ -269,6 +269,7 @@ pub struct Machine {
     watch: Option<Watch>,
     trust: Trust,
     registries: Registries,
+    layers: LayerKind,
 }
 
 impl Machine {
@@ -280,27 +281,48 @@ impl Machine {
         Self::start_asking(appliance, trust, Registries::default()).await
     }
 
+    /// One that keeps layers so.
+    pub async fn start_keeping(appliance: &Appliance, layers: LayerKind) -> Self {
+        Self::start_as(appliance, Trust::default(), Registries::default(), layers).await
+    }
+
     /// One that asks registries with these credentials.
     pub async fn start_asking(appliance: &Appliance, trust: Trust, registries: Registries) -> Self {
+        Self::start_as(appliance, trust, registries, LayerKind::default()).await
+    }
+
+    async fn start_as(
+        appliance: &Appliance,
+        trust: Trust,
+        registries: Registries,
+        layers: LayerKind,
+    ) -> Self {
         let directory = tempfile::Builder::new().prefix("slackwater-").tempdir().unwrap();
         let watch = Watch::start(directory.path());
         // From here on a panic unmounts.
         let guard = Mounts { directory: directory.path().to_owned() };
-        let worker = open_worker(appliance, directory.path(), &trust, &registries).await;
+        let worker = open_worker(appliance, directory.path(), &trust, &registries, layers).await;
         std::mem::forget(guard);
-        Self { worker, directory: Some(directory), watch: Some(watch), trust, registries }
+        Self { worker, directory: Some(directory), watch: Some(watch), trust, registries, layers }
+    }
+
+    /// The same machine, which keeps layers so once it is restarted.
+    pub fn keeping(mut self, layers: LayerKind) -> Self {
+        self.layers = layers;
+        self
     }
 
     /// The same machine after its daemon was killed and started again.
     pub async fn restart(mut self, appliance: &Appliance) -> Self {
         let directory = self.directory.take().unwrap();
         let watch = self.watch.take();
-        let (trust, registries) = (self.trust.clone(), self.registries.clone());
+        let (trust, registries, layers) =
+            (self.trust.clone(), self.registries.clone(), self.layers);
         let guard = Mounts { directory: directory.path().to_owned() };
         drop(self);
-        let worker = open_worker(appliance, directory.path(), &trust, &registries).await;
+        let worker = open_worker(appliance, directory.path(), &trust, &registries, layers).await;
         std::mem::forget(guard);
-        Self { worker, directory: Some(directory), watch, trust, registries }
+        Self { worker, directory: Some(directory), watch, trust, registries, layers }
     }
 
     pub fn path(&self) -> &Path {
@@ -427,6 +449,7 @@ async fn open_worker(
     directory: &Path,
     trust: &Trust,
     registries: &Registries,
+    layers: LayerKind,
 ) -> Worker {
     let state_directory = directory.join("state");
     for folder in [&state_directory, &directory.join("cache")] {
@@ -447,6 +470,7 @@ async fn open_worker(
         attach,
         state_directory,
         disk_size_bytes: DISK_BYTES,
+        layers,
         trust: trust.clone(),
         registries: registries.clone(),
     };

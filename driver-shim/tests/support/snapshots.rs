@@ -139,6 +139,16 @@ impl Snapshots {
         parent: &str,
         labels: HashMap<String, String>,
     ) -> Result<(PathBuf, bool), Status> {
+        self.prepare_mounts(key, parent, labels).await.map(|mounts| bound(&mounts))
+    }
+
+    /// What is to be mounted, whatever it is.
+    pub async fn prepare_mounts(
+        &self,
+        key: &str,
+        parent: &str,
+        labels: HashMap<String, String>,
+    ) -> Result<Vec<Mount>, Status> {
         let request = PrepareRequest {
             snapshotter: "slackwater".to_owned(),
             key: key.to_owned(),
@@ -146,7 +156,7 @@ impl Snapshots {
             labels,
         };
         let answer: MountsResponse = self.call("Prepare", request).await?;
-        Ok(bound(&answer.mounts))
+        Ok(answer.mounts)
     }
 
     pub async fn prepare(&self, key: &str, parent: &str) -> Result<PathBuf, Status> {
@@ -155,21 +165,30 @@ impl Snapshots {
         Ok(path)
     }
 
-    pub async fn view(&self, key: &str, parent: &str) -> Result<PathBuf, Status> {
+    /// What is to be mounted for reading, whatever it is.
+    pub async fn view_mounts(&self, key: &str, parent: &str) -> Result<Vec<Mount>, Status> {
         let request = PrepareRequest {
             key: key.to_owned(),
             parent: parent.to_owned(),
             ..PrepareRequest::default()
         };
         let answer: MountsResponse = self.call("View", request).await?;
-        let (path, is_writable) = bound(&answer.mounts);
+        Ok(answer.mounts)
+    }
+
+    pub async fn view(&self, key: &str, parent: &str) -> Result<PathBuf, Status> {
+        let (path, is_writable) = bound(&self.view_mounts(key, parent).await?);
         assert!(!is_writable);
         Ok(path)
     }
 
     pub async fn mounts(&self, key: &str) -> Result<(PathBuf, bool), Status> {
+        Ok(bound(&self.all_mounts(key).await?))
+    }
+
+    pub async fn all_mounts(&self, key: &str) -> Result<Vec<Mount>, Status> {
         let answer: MountsResponse = self.call("Mounts", named(key)).await?;
-        Ok(bound(&answer.mounts))
+        Ok(answer.mounts)
     }
 
     pub async fn commit(&self, name: &str, key: &str) -> Result<(), Status> {

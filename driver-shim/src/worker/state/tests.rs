@@ -8,7 +8,7 @@ use slackwater_client::types::{SnapshotId, Timestamp};
 
 use super::*;
 use crate::worker::identity;
-use crate::worker::volume::{DockerExtra, Extra, SnapshotRef};
+use crate::worker::volume::{DockerExtra, Extra, LayerKind, SnapshotRef};
 
 fn key(number: u8) -> Key {
     Key::docker(format!("v{number}"))
@@ -20,18 +20,21 @@ fn uuid(number: u8) -> Uuid {
 
 fn content(choice: u8, file: u8) -> Content {
     let from = SnapshotRef { id: SnapshotId::from_bytes([9; 16]), size_bytes: 4096 };
-    match choice % 3 {
+    match choice % 5 {
         0 => Content::Inherited,
         1 => Content::Disk { name: uuid(file), from, size_bytes: 4096 },
-        _ => Content::Snapshot { snapshot: from, hold: uuid(file) },
+        2 => Content::Snapshot { snapshot: from, hold: uuid(file) },
+        3 => Content::ImageFile { name: uuid(file), inodes: 1 },
+        _ => Content::Image { snapshot: from, hold: uuid(file) },
     }
 }
 
-fn volume(number: u8, parent: Option<u8>, content: Content) -> Volume {
+pub(super) fn volume(number: u8, parent: Option<u8>, content: Content) -> Volume {
     Volume {
         key: key(number),
         parent: parent.map(key),
         content,
+        layers: LayerKind::default(),
         mounted: None,
         users: 0,
         recent_calls: Vec::new(),

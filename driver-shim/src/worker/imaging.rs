@@ -1,0 +1,190 @@
+//! The making of images: what a layer's tar holds, or what was written on a disk, as a file on the appliance.
+//!
+//! ```text
+//!   tar of a layer ------------------------------------> archive::image --> workers/ID/disks/UUID --> ImageFile
+//!   upper directory on a disk --> archive::pack_upper ------^
+//! ```
+//! The file is listed as obsolete until the volume names it, so that one that is not finished goes.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use slackwater_archive::{ArchiveError, Imaged, PATHS_BYTES_MAX, image, pack_upper};
+use uuid::Uuid;
+
+use super::appliance::Making;
+use super::layers::{Merged, on_disk, prepare_upper, upper_of};
+use super::state::FileKind;
+use super::volume::{Content, Key, LayerKind, SnapshotRef, Volume};
+use super::{Worker, WorkerError};
+
+/// Size of the file of an image, whatever it holds: the appliance knows chains by the size of their files, and no
+/// disk has this one. Sparse, so only what is written counts.
+pub const IMAGE_SIZE_BYTES: u64 = (1 << 40) + 4096;
+
+/// Layers that are packed at once; more wait. Each takes a processor, and memory for its names and attributes, twice.
+pub(super) const PACKED_AT_ONCE: usize = 4;
+
+/// Bytes between the one who packs and the one who writes the image.
+const PIPE_BYTES: usize = 256 << 10;
+
+/// A file that an image is to be written into.
+#[derive(Debug)]
+pub struct NewImage {
+    making: Making,
+    file: File,
+    below: Option<Merged>,
+}
+
+impl NewImage {
+    /// Writes the image of a layer's tar. Blocks.
+    ///
+    /// # Errors
+    /// [`ArchiveError`]; the file is then to be thrown away.
+    pub fn write(&self, tar: impl Read) -> Result<Imaged, ArchiveError> {
+        let failed = |source| ArchiveError::File {
+            action: "open the image",
+            path: PathBuf::from(self.making.file.name.to_string()),
+            source,
+        };
+        let below = self.below.as_ref().map(Merged::path);
+        image(tar, below.as_deref(), self.file.try_clone().map_err(failed)?, None)
+    }
+}
+
+impl Worker {
+    /// How the layers are kept that have nothing below them, if this machine can do as it is set.
+    pub async fn layers(&self) -> Result<LayerKind, WorkerError> {
+        if self.inner.options.layers == LayerKind::Disks {
+            return Ok(LayerKind::Disks);
+        }
+        if self.attach().await?.has_images().await {
+            return Ok(LayerKind::Images);
+        }
+        if !self.inner.has_warned_of_images.swap(true, Ordering::AcqRel) {
+            tracing::warn!(
+                "layers are kept as disks: this kernel has no EROFS (modprobe erofs, or CONFIG_EROFS_FS)"
+            );
+        }
+        Ok(LayerKind::Disks)
+    }
+
+    /// How a layer is kept that has this one below it.
+    ///
+    /// # Errors
+    /// `NotFound`, `OfImages`, `Attach`.
+    pub async fn layers_above(&self, parent: Option<&Key>) -> Result<LayerKind, WorkerError> {
+        match parent {
+            None => self.layers().await,
+            Some(parent) => match self.images_of(&self.existing(parent)?)?.is_empty() {
+                true => Ok(LayerKind::Disks),
+                false => Ok(LayerKind::Images),
+            },
+        }
+    }
+
+    /// A new file for the image of a volume's layer.
+    ///
+    /// # Errors
+    /// `NotFound`, `Appliance`, `Attach`, `State`, `Local`.
+    pub async fn new_image(&self, key: &Key) -> Result<NewImage, WorkerError> {
+        let volume = self.existing(key)?;
+        let images = match &volume.parent {
+            None => Vec::new(),
+            Some(parent) => self.images_of(&self.existing(parent)?)?,
+        };
+        self.run(async move |worker: Self| worker.new_image_above(&images).await).await
+    }
+
+    async fn new_image_above(&self, images: &[SnapshotRef]) -> Result<NewImage, WorkerError> {
+        let below = self.merged(images).await?;
+        let making = self.making(FileKind::Disk).await?;
+        let path = self.path_of(making.file);
+        self.client().create_file(&path, IMAGE_SIZE_BYTES).await?;
+        let file = self.attach().await?.open_file(&path).await?;
+        Ok(NewImage { making, file, below })
+    }
+
+    /// Has a volume be the image that was written; its disk is dropped.
+    ///
+    /// # Errors
+    /// `NotFound`, `ReadOnly` if it has no disk any more, `State`; `Busy` while it is in use.
+    pub async fn keep_image(
+        &self,
+        key: &Key,
+        made: NewImage,
+        imaged: Imaged,
+    ) -> Result<(), WorkerError> {
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            let _lock = worker.inner.volume_locks.lock(&key).await;
+            worker.keep_image_locked(&key, made, imaged).await.map(drop)
+        })
+        .await
+    }
+
+    async fn keep_image_locked(
+        &self,
+        key: &Key,
+        made: NewImage,
+        imaged: Imaged,
+    ) -> Result<Volume, WorkerError> {
+        if !matches!(self.existing(key)?.content, Content::Disk { .. }) {
+            return Err(WorkerError::ReadOnly { key: key.clone() });
+        }
+        self.await_users(key).await?;
+        let (name, inodes) = (made.making.file.name, imaged.inodes);
+        let content = Content::ImageFile { name, inodes };
+        self.become_content(key, content, None).await
+    }
+
+    /// Makes the image of what was written above images, in place of the disk. The volume's lock is held.
+    pub(super) async fn image_of_disk(
+        &self,
+        volume: &Volume,
+        name: Uuid,
+    ) -> Result<Volume, WorkerError> {
+        let key = &volume.key;
+        self.await_users(key).await?;
+        // `None`: the driver ends.
+        let _turn = self.inner.packing.acquire().await.ok();
+        let disk = self.mount_disk(name).await?;
+        self.sync_disk(key, &disk).await?;
+        let made = self.new_image_above(&self.images_of(volume)?).await?;
+        // One that no engine has mounted yet has no directories.
+        let below = made.below.as_ref().map(Merged::path);
+        on_disk(disk.clone(), move |disk| prepare_upper(disk, below.as_deref())).await?;
+        let upper = upper_of(&disk);
+        let written = tokio::task::spawn_blocking(move || {
+            let imaged = write_upper(&upper, &made);
+            (made, imaged)
+        });
+        let (made, imaged) = written.await.map_err(super::interrupted)?;
+        let imaged = imaged.map_err(|source| WorkerError::Image { key: key.clone(), source })?;
+        self.keep_image_locked(key, made, imaged).await
+    }
+}
+
+/// Writes the image of what an upper directory holds.
+fn write_upper(upper: &Path, made: &NewImage) -> Result<Imaged, ArchiveError> {
+    let failed = |source| ArchiveError::Write { source };
+    let (reader, writer) = io::pipe().map_err(failed)?;
+    let below = made.below.as_ref().map(Merged::path);
+    std::thread::scope(|scope| {
+        let packing = scope.spawn(move || {
+            let mut out = io::BufWriter::with_capacity(PIPE_BYTES, writer);
+            pack_upper(upper, below.as_deref(), &mut out, PATHS_BYTES_MAX)
+        });
+        let imaged = made.write(reader);
+        let packed = packing.join().unwrap_or_else(|_| {
+            Err(failed(io::Error::other("the thread that packs the layer ended")))
+        });
+        // Where the image fails first the writing of its tar fails, too, and the other way about.
+        match packed {
+            Err(ArchiveError::Write { .. }) | Ok(_) => imaged,
+            Err(error) => Err(error),
+        }
+    })
+}

@@ -1,0 +1,404 @@
+//! Layers as images: each an EROFS file system of its layer alone, mounted once for all that is above it.
+//!
+//! ```text
+//!   appliance                          machine                            engine
+//!   .snapshot/A    first layer   <--   STATE/images/A   --\
+//!   .snapshot/B    next layer    <--   STATE/images/B   ---+--> overlay, mounted by the engine
+//!   workers/ID/disks/UUID        <--   STATE/mounts/UUID --/    (lowerdir B:A, upperdir UUID/upper)
+//! ```
+//! A container or a layer that is being written has a disk of its own, a clone of the empty one, with the upper
+//! directory of the overlay on it. When it is sealed, the layer of what is there becomes an image, whose cost is
+//! in proportion to what was written.
+//!
+//! Invariants:
+//! - Below an image are images alone, or nothing: it has marks for what it removes of these.
+//! - An image is mounted while a volume that is mounted reads it, or the driver itself does.
+//! - What is mounted is a snapshot, which nothing can write.
+
+use std::ffi::OsStr;
+use std::fs::{self, File, Permissions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use rustix::fs::XattrFlags;
+use rustix::mount::{MountFlags, UnmountFlags};
+use slackwater_attach::Source;
+use slackwater_client::types::SnapshotId;
+use uuid::Uuid;
+
+use super::mounting::{IDLE, Resolved};
+use super::volume::{Access, Content, Key, LayerKind, MountedAs, SnapshotRef, Volume};
+use super::{Worker, WorkerError};
+
+/// Most images one above the other. The engine gives their paths to mount(2) in one page of 4 KiB, below a
+/// directory that containerd enters first: 17 bytes each leave room for the upper directory and the other options.
+/// Docker's own limit is 125 layers.
+pub(super) const IMAGES_MAX: usize = 128;
+
+/// Images that are mounted at a time: enough to hide the appliance's answer time.
+const MOUNTED_AT_ONCE: usize = 8;
+
+/// The directories of an overlay on the disk of what is written.
+const UPPER: &str = "upper";
+const WORK: &str = "work";
+
+/// Permissions of a root that nothing is below.
+const ROOT_MODE: u32 = 0o755;
+
+/// Linux' limit of an extended attribute, and of the list of their names (`limits.h`).
+const ATTRIBUTES_BYTES_MAX: usize = 64 << 10;
+
+/// Extended attributes of a root that its upper directory does not get.
+const NOT_COPIED: [&[u8]; 3] = [b"trusted.overlay.", b"user.overlay.", b"security.selinux"];
+
+/// What an overlay of ours is mounted with: nothing in an upper directory that says where content is instead of
+/// having it. `redirect_dir=off` turns `metacopy` off, too, an option that `BuildKit` does not know and refuses.
+const OVERLAY_OPTIONS: [&str; 2] = ["index=off", "redirect_dir=off"];
+
+/// How the directory tree of a volume is put together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Rootfs {
+    /// It is this directory.
+    Directory(PathBuf),
+    /// It is an overlay of these, or the only one of them.
+    Overlay {
+        /// The directories of its images, the highest one first; none below what nothing is below.
+        lowers: Vec<PathBuf>,
+        /// The mount of the disk that takes what is written.
+        disk: Option<PathBuf>,
+    },
+}
+
+impl Rootfs {
+    /// Where what is written goes: a directory of the driver's; `None` if nothing may be written.
+    #[must_use]
+    pub fn written(&self) -> Option<PathBuf> {
+        match self {
+            Self::Directory(path) => Some(path.clone()),
+            Self::Overlay { disk, .. } => disk.as_deref().map(upper_of),
+        }
+    }
+
+    /// The options of the overlay's mount, as containerd and `BuildKit` know them.
+    #[must_use]
+    pub fn overlay_options(&self) -> Vec<String> {
+        let Self::Overlay { lowers, disk } = self else { return Vec::new() };
+        let mut options = Vec::new();
+        if let Some(disk) = disk {
+            options.extend(OVERLAY_OPTIONS.map(str::to_owned));
+            options.push(format!("workdir={}", disk.join(WORK).display()));
+            options.push(format!("upperdir={}", upper_of(disk).display()));
+        }
+        let lowers: Vec<_> = lowers.iter().map(|path| path.to_string_lossy()).collect();
+        options.push(format!("lowerdir={}", lowers.join(":")));
+        options
+    }
+}
+
+/// The upper directory on a mounted disk.
+#[must_use]
+pub fn upper_of(disk: &Path) -> PathBuf {
+    disk.join(UPPER)
+}
+
+/// The mount of the disk with this upper directory.
+#[must_use]
+pub(super) fn disk_of_upper(upper: &Path) -> Option<&Path> {
+    upper.parent().filter(|_| upper.ends_with(UPPER))
+}
+
+/// Images that the driver reads, mounted for as long as this lives.
+#[derive(Debug)]
+struct Images {
+    worker: Worker,
+    ids: Vec<SnapshotId>,
+    paths: Vec<PathBuf>,
+}
+
+impl Drop for Images {
+    fn drop(&mut self) {
+        let mut views = self.worker.inner.views.lock();
+        for id in &self.ids {
+            if let Some(count) = views.get_mut(id) {
+                *count -= 1;
+                if *count == 0 {
+                    views.remove(id);
+                }
+            }
+        }
+        drop(views);
+        self.worker.unmount_images_later(std::mem::take(&mut self.ids));
+    }
+}
+
+/// Images as the one tree that overlayfs makes of them, for reading, for as long as this lives.
+#[derive(Debug)]
+pub struct Merged {
+    directory: File,
+    _images: Images,
+}
+
+impl Merged {
+    /// A path of it, for this process alone.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        path_of(&self.directory)
+    }
+}
+
+fn path_of(directory: &File) -> PathBuf {
+    format!("/proc/self/fd/{}", directory.as_raw_fd()).into()
+}
+
+impl Worker {
+    /// The images that a volume reads, or would read if it had no disk of its own, the highest one first; none if
+    /// it is not made of images.
+    ///
+    /// # Errors
+    /// `NotFound`, `OfImages`.
+    pub(super) fn images_of(&self, volume: &Volume) -> Result<Vec<SnapshotRef>, WorkerError> {
+        let from = match (&volume.content, &volume.parent) {
+            (Content::Disk { .. } | Content::ImageFile { .. }, None) => return Ok(Vec::new()),
+            (Content::Disk { .. } | Content::ImageFile { .. }, Some(parent)) => parent,
+            _ => &volume.key,
+        };
+        match self.resolve(from)? {
+            Resolved::Images(images) => Ok(images),
+            Resolved::Empty | Resolved::Snapshot(_) | Resolved::Disk(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Whether a volume has, or had, a disk for no more than its own layer.
+    pub(super) fn is_above_images(&self, key: &Key) -> Result<bool, WorkerError> {
+        let volume = self.existing(key)?;
+        let is_image = matches!(volume.content, Content::ImageFile { .. } | Content::Image { .. });
+        Ok(is_image || volume.layers == LayerKind::Images)
+    }
+
+    /// Sees that a volume is mounted as far as the driver mounts it, to stay so until it is sealed or removed.
+    ///
+    /// # Errors
+    /// As [`Self::acquire`]; `TooManyImages`.
+    pub async fn ensure_rootfs(&self, key: &Key, access: Access) -> Result<Rootfs, WorkerError> {
+        let volume = self.existing(key)?;
+        let images = self.images_of(&volume)?;
+        if images.is_empty() && (volume.layers == LayerKind::Disks || access == Access::ReadOnly) {
+            return Ok(Rootfs::Directory(self.ensure_mounted(key, access).await?));
+        }
+        if images.len() > IMAGES_MAX {
+            return Err(WorkerError::TooManyImages { key: key.clone(), got: images.len() });
+        }
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            let _lock = worker.inner.volume_locks.lock(&key).await;
+            worker.rootfs_locked(&key, access, &images).await
+        })
+        .await
+    }
+
+    async fn rootfs_locked(
+        &self,
+        key: &Key,
+        access: Access,
+        images: &[SnapshotRef],
+    ) -> Result<Rootfs, WorkerError> {
+        let volume = self.existing(key)?;
+        let disk = match (access, &volume.content) {
+            (Access::ReadWrite, Content::Inherited) => Some(self.make_disk(&volume).await?),
+            (Access::ReadWrite, Content::Disk { name, .. }) => Some(*name),
+            (Access::ReadOnly, Content::Inherited | Content::Image { .. }) => None,
+            _ => return Err(WorkerError::ReadOnly { key: key.clone() }),
+        };
+        let mounted = disk.map_or(MountedAs::Images, |_| MountedAs::Disk);
+        // Counted first, so that nothing unmounts what is just being mounted (D5).
+        self.change(key, move |volume| {
+            volume.mounted = Some(mounted);
+            volume.is_kept_mounted = true;
+        })
+        .await?;
+        let lowers = self.mount_images(images).await?;
+        let Some(name) = disk else { return Ok(Rootfs::Overlay { lowers, disk: None }) };
+        let disk = self.mount_disk(name).await?;
+        let highest = lowers.first().cloned();
+        on_disk(disk.clone(), move |disk| prepare_upper(disk, highest.as_deref())).await?;
+        Ok(Rootfs::Overlay { lowers, disk: Some(disk) })
+    }
+
+    /// The target of an image's mount. Half of the id is short, and a second image there would be refused.
+    pub(super) fn image_target(&self, id: SnapshotId) -> PathBuf {
+        let name = Uuid::from_bytes(*id.as_bytes()).as_simple().to_string();
+        self.state_directory().join("images").join(&name[..name.len() / 2])
+    }
+
+    /// Mounts images; where each is, in the same order. A volume or a count of views says that they are used.
+    async fn mount_images(&self, images: &[SnapshotRef]) -> Result<Vec<PathBuf>, WorkerError> {
+        let ids: Vec<_> = images.iter().map(|image| image.id).collect();
+        let mounting = stream::iter(ids).map(|id| self.mount_image(id));
+        mounting.buffered(MOUNTED_AT_ONCE).try_collect().await
+    }
+
+    async fn mount_image(&self, id: SnapshotId) -> Result<PathBuf, WorkerError> {
+        let _lock = self.inner.view_locks.lock(&id).await;
+        let target = self.image_target(id);
+        let source = Source::Snapshot(Uuid::from_bytes(*id.as_bytes()));
+        self.attach().await?.mount_image(source, &target).await?;
+        Ok(target)
+    }
+
+    /// Unmounts images that nothing uses by then.
+    pub(super) fn unmount_images_later(&self, ids: Vec<SnapshotId>) {
+        // Outside a runtime nothing runs any more: the next start finds the mounts.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        let worker = self.clone();
+        runtime.spawn(async move {
+            tokio::time::sleep(IDLE).await;
+            for id in ids {
+                if let Err(error) = worker.unmount_image(id).await {
+                    tracing::warn!(image = %id, %error, "unmounting an image that nothing uses");
+                }
+            }
+        });
+    }
+
+    /// Unmounts an image if nothing uses it.
+    pub(super) async fn unmount_image(&self, id: SnapshotId) -> Result<(), WorkerError> {
+        let _lock = self.inner.view_locks.lock(&id).await;
+        if self.inner.views.lock().contains_key(&id) || self.is_image_used(id) {
+            return Ok(());
+        }
+        self.attach().await?.unmount(&self.image_target(id)).await?;
+        Ok(())
+    }
+
+    fn is_image_used(&self, id: SnapshotId) -> bool {
+        let is_user = |volume: &Volume| volume.mounted.is_some() && self.is_used(volume);
+        self.inner.state.reads_image(id, is_user)
+    }
+
+    /// Images as one tree, which the driver reads; `None` of no image.
+    ///
+    /// # Errors
+    /// `Appliance`, `Attach`, `Local`.
+    pub(super) async fn merged(
+        &self,
+        images: &[SnapshotRef],
+    ) -> Result<Option<Merged>, WorkerError> {
+        if images.is_empty() {
+            return Ok(None);
+        }
+        let ids: Vec<SnapshotId> = images.iter().map(|image| image.id).collect();
+        for id in &ids {
+            *self.inner.views.lock().entry(*id).or_default() += 1;
+        }
+        let mut held = Images { worker: self.clone(), ids, paths: Vec::new() };
+        held.paths = self.mount_images(images).await?;
+        let paths = held.paths.clone();
+        let point = self.state_directory().join("merged").join(Uuid::new_v4().to_string());
+        let directory = on_disk(point, move |point| match &paths[..] {
+            [only] => File::open(only),
+            several => merge(several, point),
+        });
+        Ok(Some(Merged { directory: directory.await?, _images: held }))
+    }
+}
+
+/// Works on a directory on a thread that may wait for the disk.
+pub(super) async fn on_disk<T: Send + 'static>(
+    path: PathBuf,
+    work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
+) -> Result<T, WorkerError> {
+    let of = path.clone();
+    let done = tokio::task::spawn_blocking(move || work(&of)).await;
+    let done = done.unwrap_or_else(|stopped| Err(io::Error::other(stopped)));
+    done.map_err(|source| WorkerError::Local { path, source })
+}
+
+/// Makes the directories of an overlay on a disk, if they are not there. The upper one is the root that is seen.
+pub(super) fn prepare_upper(disk: &Path, highest: Option<&Path>) -> io::Result<()> {
+    let upper = upper_of(disk);
+    match fs::create_dir(disk.join(WORK)) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    if upper.try_exists()? {
+        return Ok(());
+    }
+    // Under its name once it is whole.
+    let unfinished = disk.join(format!("{UPPER}.new"));
+    match fs::create_dir(&unfinished) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let Some(highest) = highest else {
+        fs::set_permissions(&unfinished, Permissions::from_mode(ROOT_MODE))?;
+        return fs::rename(&unfinished, &upper);
+    };
+    let root = fs::metadata(highest)?;
+    std::os::unix::fs::chown(&unfinished, Some(root.uid()), Some(root.gid()))?;
+    copy_attributes(highest, &unfinished)?;
+    fs::set_permissions(&unfinished, Permissions::from_mode(root.mode() & 0o7777))?;
+    File::open(&unfinished)?.set_modified(root.modified()?)?;
+    fs::rename(&unfinished, &upper)
+}
+
+/// Gives a directory the extended attributes of another one, but for those that overlayfs or the machine keeps there.
+fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
+    let mut names = vec![0; ATTRIBUTES_BYTES_MAX];
+    let length = rustix::fs::listxattr(from, &mut names[..])?;
+    for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+        if NOT_COPIED.iter().any(|prefix| name.starts_with(prefix)) {
+            continue;
+        }
+        let name = OsStr::from_bytes(name);
+        let mut value = vec![0; ATTRIBUTES_BYTES_MAX];
+        let length = rustix::fs::getxattr(from, name, &mut value[..])?;
+        rustix::fs::setxattr(to, name, &value[..length], XattrFlags::empty())?;
+    }
+    Ok(())
+}
+
+/// Takes away what an earlier process left: trees that it was mounting when it was killed, and the directories of images
+/// that are not mounted after a reboot.
+pub(super) fn forget_mount_points(state_directory: &Path) {
+    for name in ["merged", "images"] {
+        let folder = state_directory.join(name);
+        let points = match fs::read_dir(&folder) {
+            Ok(points) => points,
+            Err(error) => {
+                tracing::warn!(folder = %folder.display(), %error, "mount points stay");
+                continue;
+            }
+        };
+        for point in points.filter_map(|point| Some(point.ok()?.path())) {
+            if name == "merged" {
+                // Mostly nothing is mounted there.
+                let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
+                let _ = rustix::mount::unmount(&point, flags);
+            }
+            // Where an image is mounted the directory is in use, and stays.
+            let _ = fs::remove_dir(&point);
+        }
+    }
+}
+
+/// The tree that overlayfs makes of images. The mount goes with the directory that is returned.
+fn merge(lowers: &[PathBuf], point: &Path) -> io::Result<File> {
+    let opened = lowers.iter().map(File::open).collect::<io::Result<Vec<_>>>()?;
+    // By descriptors: paths would not all fit into the page that mount(2) takes.
+    let names: Vec<_> = opened.iter().map(|file| path_of(file).display().to_string()).collect();
+    let options = std::ffi::CString::new(format!("lowerdir={}", names.join(":")))?;
+    fs::create_dir(point)?;
+    let mounted = rustix::mount::mount("overlay", point, "overlay", MountFlags::RDONLY, &*options);
+    let directory = mounted.map_err(io::Error::from).and_then(|()| {
+        let directory = File::open(point);
+        rustix::mount::unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
+        directory
+    });
+    // An empty directory says nothing wrong.
+    let _ = fs::remove_dir(point);
+    directory
+}

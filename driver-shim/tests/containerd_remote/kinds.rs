@@ -1,0 +1,171 @@
+//! Disks and images of layers beside each other, on one worker and on one appliance.
+
+use std::fs;
+use std::path::Path;
+
+use rustix::fs::XattrFlags;
+use slackwater_archive::{REFERENCE_LINK, REFERENCE_LINK_TARGET, REFERENCE_MEMBER};
+use slackwater_driver::containerd::proto::DiffRequest;
+use slackwater_driver::image::digest::{Digest, chain_id};
+use slackwater_driver::worker::{Content as VolumeContent, Key, LayerKind, WorkerError};
+use tonic::Code;
+
+use crate::images::{Stand, TAR, chains, layers, set, tar};
+use crate::support::Appliance;
+use crate::support::snapshots::labels;
+use crate::{REF, bounded, refused, runtime, unpack_key};
+
+#[test]
+fn a_layer_is_of_the_kind_of_those_below_it_and_of_when_it_was_prepared() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let [one, two] = [tar(&[("one", b"1")]), tar(&[("two", b"2")])];
+        let chains = chains(&[one, two.clone()]);
+        let stand = Stand::start(&appliance, LayerKind::Disks).await;
+        let below = format!("default/9/{}", chains[0]);
+        let mounts = stand.prepare(&unpack_key(1, &chains[0]), "", &chains[0]).await;
+        fs::write(Path::new(&mounts[0].source).join("one"), "1").unwrap();
+        stand.commit(&below, &unpack_key(1, &chains[0]), &chains[0]).await;
+
+        // Above a disk there are disks, whatever is set.
+        let stand = stand.restart(&appliance, LayerKind::Images).await;
+        let key = unpack_key(2, &chains[1]);
+        let mounts = stand.prepare(&key, &below, &chains[1]).await;
+        assert_eq!(mounts[0].r#type, "bind");
+        let said = refused(stand.apply(&mounts, &two).await, Code::Unimplemented);
+        assert!(said.contains("does not have layer"), "{said}");
+        let root = Path::new(&mounts[0].source);
+        assert_eq!(fs::read_to_string(root.join("one")).unwrap(), "1");
+        stand.commit("above", &key, &chains[1]).await;
+        assert!(matches!(stand.content("above"), VolumeContent::Snapshot { .. }));
+
+        // What is begun as an image becomes one.
+        let mounts = stand.snapshots.prepare_mounts("begun", "", labels(&[])).await.unwrap();
+        fs::write(Path::new(&mounts[0].source).join("a"), "a").unwrap();
+        let stand = stand.restart(&appliance, LayerKind::Disks).await;
+        assert_eq!(stand.snapshots.all_mounts("begun").await.unwrap(), mounts);
+        stand.snapshots.commit("image", "begun").await.unwrap();
+        stand.image("image");
+        let mounts = stand.snapshots.prepare_mounts("c", "image", labels(&[])).await.unwrap();
+        assert_eq!((mounts[0].r#type.as_str(), mounts.len()), ("overlay", 1));
+        let container = stand.mount(&mounts);
+        assert_eq!(container.names(), set(&["a"]));
+        drop(container);
+        stand.stop().await;
+    });
+}
+
+#[test]
+fn an_image_is_taken_only_above_the_layers_that_it_was_made_above() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let layers = layers();
+        let chains = chains(&layers);
+        let first = Stand::start(&appliance, LayerKind::Images).await;
+        first.pull(&layers[..2]).await;
+        let second = Stand::start(&appliance, LayerKind::Images).await;
+        let other = second.pull(&[tar(&[("other", b"x")])]).await;
+        second.snapshots.prepare_mounts("container", "", labels(&[])).await.unwrap();
+        second.snapshots.commit("stopped", "container").await.unwrap();
+        for (number, parent) in ["", other[0].as_str(), "stopped"].into_iter().enumerate() {
+            let key = unpack_key(number, &chains[1]).replace("default/", "k8s.io/");
+            let sent = labels(&[(REF, &chains[1])]);
+            // To be unpacked: it is not on the appliance.
+            second.snapshots.prepare_mounts(&key, parent, sent).await.unwrap();
+        }
+        first.stop().await;
+        second.stop().await;
+    });
+}
+
+#[test]
+fn a_reference_above_images_is_the_disk_that_it_names() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let disks = Stand::start(&appliance, LayerKind::Disks).await;
+        let mounts = disks.snapshots.prepare_mounts("one", "", labels(&[])).await.unwrap();
+        fs::write(Path::new(&mounts[0].source).join("meant"), "x").unwrap();
+        disks.snapshots.commit("base", "one").await.unwrap();
+        let worker = &disks.machine.worker;
+        let taken = worker.snapshot_of(&Key::containerd("base")).await.unwrap().unwrap();
+        worker.publish(taken.id).await.unwrap();
+        let reference = worker.reference_to(taken.id).await.unwrap().to_archive();
+
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let base = tar(&[("base", b"x")]);
+        let below = stand.pull(std::slice::from_ref(&base)).await.remove(0);
+        let below_chain = Digest::of(&base).to_string();
+        for (number, (parent, below)) in
+            [("", None), (below.as_str(), Some(below_chain.as_str()))].into_iter().enumerate()
+        {
+            let chain = chain_id(below, &Digest::of(&reference).to_string());
+            let key = unpack_key(number, &chain);
+            let mounts = stand.prepare(&key, parent, &chain).await;
+            refused(stand.apply(&mounts, &reference).await, Code::Unimplemented);
+            // As containerd unpacks it.
+            let root = stand.mount(&mounts);
+            let text = tar::Archive::new(&reference[..])
+                .entries()
+                .unwrap()
+                .map(|entry| std::io::read_to_string(entry.unwrap()).unwrap())
+                .next()
+                .unwrap();
+            fs::write(root.path().join(REFERENCE_MEMBER), text).unwrap();
+            let link = root.path().join(REFERENCE_LINK);
+            fs::hard_link(root.path().join(REFERENCE_LINK_TARGET), link).unwrap();
+            drop(root);
+            let name = format!("default/9/reference {chain}");
+            stand.snapshots.commit(&name, &key).await.unwrap();
+            assert!(matches!(stand.content(&name), VolumeContent::Snapshot { .. }));
+            let seen = stand.view(&name).await;
+            assert_eq!(seen.names(), set(&["meant"]));
+        }
+        // An image is no disk, whoever says so.
+        let image = stand.image(&below);
+        let error = stand.machine.worker.bind(&Key::containerd("x"), image.id).await.unwrap_err();
+        assert!(matches!(error, WorkerError::NotFound { .. }), "{error}");
+        stand.snapshots.prepare_mounts("x", "", labels(&[])).await.unwrap();
+        let error = stand.machine.worker.bind(&Key::containerd("x"), image.id).await.unwrap_err();
+        assert!(matches!(error, WorkerError::OtherKind { .. }), "{error}");
+        stand.stop().await;
+        disks.stop().await;
+    });
+}
+
+#[test]
+fn the_diff_of_what_nothing_is_below_and_the_attributes_of_a_root() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let snapshots = &stand.snapshots;
+        let mounts = snapshots.prepare_mounts("c", "", labels(&[])).await.unwrap();
+        let root = Path::new(&mounts[0].source);
+        fs::write(root.join("a"), "a").unwrap();
+        rustix::fs::setxattr(root, "user.of-root", b"kept", XattrFlags::empty()).unwrap();
+        // containerd compares with a view of nothing.
+        let left = snapshots.view_mounts("nothing", "").await.unwrap();
+        let asked = |left, right| DiffRequest {
+            left,
+            right,
+            media_type: TAR.to_owned(),
+            ..DiffRequest::default()
+        };
+        let diff = snapshots.diff("default", None, asked(left.clone(), mounts)).await.unwrap();
+        snapshots.commit("image", "c").await.unwrap();
+        let right = snapshots.view_mounts("seen", "image").await.unwrap();
+        let again = snapshots.diff("default", None, asked(left, right)).await.unwrap();
+        assert_eq!(again.digest, diff.digest);
+
+        let mounts = snapshots.prepare_mounts("d", "image", labels(&[])).await.unwrap();
+        let container = stand.mount(&mounts);
+        let mut value = [0; 16];
+        let length = rustix::fs::getxattr(container.path(), "user.of-root", &mut value).unwrap();
+        assert_eq!(&value[..length], b"kept");
+        drop(container);
+        stand.stop().await;
+    });
+}
