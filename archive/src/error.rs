@@ -1,6 +1,7 @@
 //! What can go wrong with a layer archive, said so that its user knows what to do.
 
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use slackwater_erofs::ErofsError;
@@ -22,7 +23,7 @@ pub enum ArchiveError {
         source: io::Error,
     },
     /// The file system refused.
-    #[error("cannot {action} `{}`: {source}", path.display())]
+    #[error("cannot {action} `{}`: {source}", shown_path(path))]
     File {
         /// What was tried.
         action: &'static str,
@@ -94,7 +95,7 @@ pub enum ArchiveError {
         source: ErofsError,
     },
     /// The file cannot be put into a layer.
-    #[error("`{}` cannot be packed: {reason}", path.display())]
+    #[error("`{}` cannot be packed: {reason}", shown_path(path))]
     Unpackable {
         /// The path below the root.
         path: PathBuf,
@@ -102,7 +103,10 @@ pub enum ArchiveError {
         reason: &'static str,
     },
     /// A file changed while it was read.
-    #[error("`{}` had {expected} bytes and ended after {got}: it changed while it was packed", path.display())]
+    #[error(
+        "`{}` had {expected} bytes and ended after {got}: it changed while it was packed; pause what writes it",
+        shown_path(path)
+    )]
     Changed {
         /// The path below the root.
         path: PathBuf,
@@ -155,6 +159,15 @@ pub(crate) fn failed<E: Into<io::Error>>(
 
 /// Bytes of a name that an error message shows.
 const SHOWN_BYTES_MAX: usize = 200;
+
+/// A path for a message; `/` is the root of a tree.
+fn shown_path(path: &Path) -> String {
+    match path.as_os_str().as_bytes() {
+        b"" => "/".to_owned(),
+        // What a container has may be called anything.
+        path => String::from_utf8_lossy(path).escape_debug().to_string(),
+    }
+}
 
 /// A name from an archive for a message: readable, and never overlong.
 pub(crate) fn shown(name: &[u8]) -> String {

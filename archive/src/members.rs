@@ -23,7 +23,7 @@ const EXTENSION_BYTES_MAX: i64 = 1 << 20;
 const HEADERS_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes of a name: the kernel takes no longer path.
-const NAME_BYTES_MAX: usize = 4095;
+pub(crate) const NAME_BYTES_MAX: usize = 4095;
 
 /// An entry of a sparse file's map: offset and length.
 const SPARSE_ENTRY_BYTES: usize = 24;

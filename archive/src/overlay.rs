@@ -8,6 +8,9 @@ use crate::pax::Records;
 /// What overlayfs writes, and an archive may not.
 const PREFIX: &[u8] = b"trusted.overlay.";
 
+/// The same of an overlay that is mounted with `userxattr`.
+const USER_PREFIX: &[u8] = b"user.overlay.";
+
 /// What it shows as such an attribute of a file.
 const ESCAPED_PREFIX: &[u8] = b"trusted.overlay.overlay.";
 
@@ -23,13 +26,11 @@ pub(crate) fn escaped(xattrs: Records) -> Records {
     xattrs.into_iter().map(escape).collect()
 }
 
-/// Attributes of a layer as users of the overlay see them, without overlayfs' own.
-pub(crate) fn unescaped(xattrs: Records) -> Records {
-    let unescape = |(name, value): (Vec<u8>, Vec<u8>)| match name.strip_prefix(ESCAPED_PREFIX) {
-        Some(rest) => Some(([PREFIX, rest].concat(), value)),
-        None => own(&name).is_none().then_some((name, value)),
-    };
-    xattrs.into_iter().filter_map(unescape).collect()
+/// Attributes without those that an overlayfs gives a meaning, its own and those that a user of the overlay set: other
+/// engines unpack an archive into lower directories as it is, and there they would be marks.
+pub(crate) fn without_marks(mut xattrs: Records) -> Records {
+    xattrs.retain(|name, _| !name.starts_with(PREFIX) && !name.starts_with(USER_PREFIX));
+    xattrs
 }
 
 /// What follows the prefix in the name of an attribute that is overlayfs' own.
@@ -46,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn unescaped_is_what_was_escaped_and_nothing_of_overlayfs_itself() {
+    fn what_is_escaped_is_not_overlayfs_own_and_marks_of_either_kind_are_left_out() {
         let users = [
             "trusted.overlay.",
             "trusted.overlay.opaque",
@@ -57,11 +58,8 @@ mod tests {
         ];
         let kept = escaped(records(&users));
         assert!(kept.keys().all(|name| own(name).is_none()), "{kept:?}");
-        assert_eq!(unescaped(kept), records(&users));
-        assert_eq!(
-            unescaped(records(&["trusted.overlay.", "trusted.overlay.origin"])),
-            records(&[])
-        );
+        assert_eq!(without_marks(kept), records(&["trusted.overlayer"]));
+        assert_eq!(without_marks(records(&users)), records(&["trusted.overlayer"]));
         assert_eq!(own(b"trusted.overlay.origin"), Some(&b"origin"[..]));
     }
 }

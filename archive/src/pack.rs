@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use crate::changes::{ChangeKind, Closeness, Comparison};
 use crate::error::{ArchiveError, failed};
 use crate::header::{self, BLOCK_BYTES, Builder};
+use crate::members::NAME_BYTES_MAX;
 use crate::pax::{self, Records, Time};
 use crate::recording::Recorder;
 use crate::root::{Place, Root, modified, size_bytes};
@@ -147,29 +148,36 @@ impl<'a, W: Write> Packer<'a, W> {
         let place = self.root.resolved(path).map_err(failed("open the parent of", path))?;
         let stat = place.stat()?.ok_or_else(|| failed("pack", path)(Errno::NOENT))?;
         let xattrs = place.xattrs()?;
-        self.add(&place, &stat, xattrs)
+        self.add(&place, &stat, xattrs).map(drop)
     }
 
-    /// Writes what is at a place, with these extended attributes.
+    /// Writes what is at a place, with these extended attributes. Whether its path is remembered, for other names of
+    /// the file.
     pub(crate) fn add(
         &mut self,
         place: &Place,
         stat: &Stat,
         xattrs: Records,
-    ) -> Result<(), ArchiveError> {
+    ) -> Result<bool, ArchiveError> {
         let path = &place.path;
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind == FileType::Socket {
-            // Something else may have been there.
-            return self.whiteout(path);
+            // Something else may have been there before.
+            return self.whiteout(path).map(|()| false);
         }
+        let is_of_pax = |name: &Vec<u8>| !name.contains(&b'=');
+        if !xattrs.keys().all(is_of_pax) {
+            let reason = "the name of an extended attribute has a `=`, which archives cannot say; remove the attribute";
+            return Err(ArchiveError::Unpackable { path: path.clone(), reason });
+        }
+        let is_linked = kind != FileType::Directory && stat.st_nlink > 1;
         let mut fields = fields(place, stat, kind, xattrs)?;
-        if kind != FileType::Directory && stat.st_nlink > 1 {
+        if is_linked {
             if let Some(first) = self.links.get(&stat.st_ino) {
                 fields.kind = b'1';
                 fields.link = first.as_os_str().as_bytes().to_vec();
                 fields.size_bytes = 0;
-                return self.member(&fields);
+                return self.member(&fields).map(|()| false);
             }
             self.links.insert(stat.st_ino, path.clone());
         }
@@ -177,11 +185,16 @@ impl<'a, W: Write> Packer<'a, W> {
         if kind == FileType::RegularFile && fields.size_bytes > 0 {
             self.content(path, fields.size_bytes)?;
         }
-        Ok(())
+        Ok(is_linked)
     }
 
     /// Writes the headers of a member.
     fn member(&mut self, fields: &Fields) -> Result<(), ArchiveError> {
+        if fields.name.len().max(fields.link.len()) > NAME_BYTES_MAX {
+            let path = OsStr::from_bytes(&fields.name).into();
+            let reason = "the path or the link is too long for an archive; move it up in the tree";
+            return Err(ArchiveError::Unpackable { path, reason });
+        }
         let records = records(fields);
         if !records.is_empty() {
             let content = pax::compose(&records);

@@ -86,14 +86,17 @@ impl Root {
         self.open_resolved(path, OFlags::RDONLY | OFlags::DIRECTORY)
     }
 
-    /// Opens a regular file by its resolved path. Never waits for a FIFO's other end.
+    /// Opens a regular file by its resolved path.
     pub(crate) fn file(&self, path: &Path) -> Result<std::fs::File, Errno> {
-        let file = self.open_resolved(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
-        let stat = rustix::fs::fstat(&file)?;
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => Ok(file.into()),
-            _ => Err(Errno::INVAL),
+        // Looked at before it is opened: opening a device is an action.
+        let place = self.open_resolved(path, OFlags::PATH)?;
+        let stat = rustix::fs::fstat(&place)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Errno::INVAL);
         }
+        let name = format!("/proc/self/fd/{}", place.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+        Ok(rustix::fs::open(name, flags, Mode::empty())?.into())
     }
 
     /// The place of a resolved path.

@@ -1,18 +1,19 @@
-//! The layer of an overlay's upper directory. Only what changed is read: what is below is not walked.
+//! The layer of an overlay's upper directory. What was made or copied up is read; what is below is not walked.
 //!
 //! ```text
 //!  in the upper directory                     in the archive
 //!  character device 0:0 (whiteout) NAME       .wh.NAME
 //!  opaque directory DIR over a directory      DIR/ and DIR/.wh..wh..opq
 //!  opaque directory DIR over nothing else     DIR/
-//!  trusted.overlay.overlay.X (escaped)        trusted.overlay.X
-//!  other attributes of overlayfs              nothing, or a refusal
+//!  socket over something                      .wh.NAME; over nothing: nothing
+//!  trusted.overlay.X, user.overlay.X          nothing, or a refusal
 //!  anything else                              as `pack` writes it
 //! ```
 //!
 //! What overlayfs keeps elsewhere than in the upper directory cannot be packed from there, and is
 //! refused: directories that were renamed, files without their content, hard links over an index.
 
+use std::ffi::OsStr;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -21,7 +22,7 @@ use rustix::io::Errno;
 
 use crate::changes::{PathMemory, attributes, bytes_of};
 use crate::error::{ArchiveError, failed};
-use crate::overlay::{OPAQUE, own, unescaped};
+use crate::overlay::{OPAQUE, own, without_marks};
 use crate::pack::{Packed, Packer, check_name};
 use crate::pax::Records;
 use crate::root::{Place, Root, is_directory};
@@ -34,12 +35,13 @@ const ELSEWHERE: &str = "overlayfs has its name or content elsewhere (redirect, 
 const INDEXED: &str = "overlayfs has other names of this hard link below (nlink); \
                        mount the overlay with index=off";
 
-/// Why deletions that are no character devices are refused.
-const XATTR_WHITEOUTS: &str = "it has a mark of overlayfs for whiteouts that are extended attributes; \
-                               only character devices 0:0 and opaque=y can be packed";
+/// Why marks of deletions that are no character devices are refused.
+const XATTR_WHITEOUTS: &str = "it has a mark of overlayfs for whiteouts that are extended attributes; only character \
+                               devices 0:0 and opaque=y can be packed: remove it by the overlay";
 
 /// Why an attribute of a later overlayfs is refused.
-const UNKNOWN: &str = "it has an attribute of overlayfs whose meaning this program does not know";
+const UNKNOWN: &str = "it has an attribute of overlayfs whose meaning this program does not know: copy it to another \
+                       name, and remove it";
 
 /// Writes the archive that makes of the tree `below` what an overlay shows that has `upper` as its upper
 /// directory and `below` as the merged tree of its lower directories: `None` if these hold nothing. Like
@@ -48,13 +50,13 @@ const UNKNOWN: &str = "it has an attribute of overlayfs whose meaning this progr
 /// opaque directories.
 ///
 /// The overlay needs the options `index=off,redirect_dir=off,metacopy=off`, and not `userxattr`. Nothing may
-/// write to it until the archive is written. Sockets are left out as [`pack`](crate::pack()) does. The root of the
-/// layer is a member if its attributes differ from those of `below`, or without `below`. Paths that wait to be
-/// packed, and those of hard links, take at most `paths_bytes_max` of memory.
+/// write to it until the archive is written; not all that does is noticed. The root of the layer is a member
+/// if its attributes differ from those of `below`, or without `below`. Names that wait to be packed, and the
+/// paths of hard links, take at most `paths_bytes_max` of memory.
 ///
 /// # Errors
-/// A tree cannot be read or changes under it, a name cannot be said in a layer, overlayfs has content or names
-/// elsewhere than in `upper`, there are more paths than memory is given to, or `out` fails.
+/// A tree cannot be read, a name has no place in a layer, overlayfs has content or names elsewhere than in
+/// `upper`, names take more memory than is given to them, or `out` fails.
 pub fn pack_upper(
     upper: &Path,
     below: Option<&Path>,
@@ -67,21 +69,35 @@ pub fn pack_upper(
     let mut walk = Walk {
         upper: &upper,
         below: below.as_ref(),
-        waiting: Vec::new(),
+        path: PathBuf::new(),
+        directories: Vec::new(),
         memory: PathMemory::new(paths_bytes_max),
     };
     walk.root(&mut packer)?;
-    while let Some(next) = walk.waiting.pop() {
-        walk.memory.release(bytes_of(&next.path));
-        walk.entry(&next, &mut packer)?;
+    while let Some(directory) = walk.directories.last_mut() {
+        let sees_below = directory.sees_below;
+        match directory.names.pop() {
+            Some(name) => {
+                walk.memory.release(bytes_of(Path::new(&name)));
+                walk.path.push(&*name);
+                if !walk.entry(sees_below, &mut packer)? {
+                    walk.path.pop();
+                }
+            }
+            None => {
+                walk.directories.pop();
+                walk.path.pop();
+            }
+        }
     }
     packer.finish()
 }
 
-/// A path of the upper directory that is to be packed.
-struct Waiting {
-    path: PathBuf,
-    /// Whether no directory on the way there is opaque.
+/// A directory of which not all is packed yet.
+struct Directory {
+    /// What is still to be packed; the last one is the next.
+    names: Vec<Box<OsStr>>,
+    /// Whether neither it nor a directory on the way there is opaque.
     sees_below: bool,
 }
 
@@ -89,8 +105,10 @@ struct Waiting {
 struct Walk<'a> {
     upper: &'a Root,
     below: Option<&'a Root>,
-    /// The next path is the last: a list of what is to be done and no recursion, as a tree may be deep.
-    waiting: Vec<Waiting>,
+    /// What is being packed.
+    path: PathBuf,
+    /// The directories on the way there: a list and no recursion, as a tree may be deep.
+    directories: Vec<Directory>,
     memory: PathMemory,
 }
 
@@ -104,69 +122,73 @@ impl Walk<'_> {
         if !self.is_root_below(&stat, &xattrs)? {
             packer.add(&place, &stat, xattrs)?;
         }
-        self.enter(path, true)
+        self.enter(true)
     }
 
     /// Whether there is a root below, and it has these attributes.
     fn is_root_below(&self, stat: &Stat, xattrs: &Records) -> Result<bool, ArchiveError> {
         let Some(below) = self.below else { return Ok(false) };
         let Some((place, stat_below)) = below.look_up(Path::new(""))? else { return Ok(false) };
-        let xattrs_below = place.xattrs()?;
-        // Of an image itself, without an overlay above, they are as overlayfs keeps them.
-        let is_raw = below.is_erofs()?;
-        let xattrs_below = if is_raw { unescaped(xattrs_below) } else { xattrs_below };
+        let xattrs_below = without_marks(place.xattrs()?);
         Ok(attributes(&stat_below) == attributes(stat) && xattrs_below == *xattrs)
     }
 
-    /// Packs what is at a path, and puts what is in it first in the list.
+    /// Packs what is at the path; whether it is a directory, whose names come next.
     fn entry<W: Write>(
         &mut self,
-        Waiting { path, sees_below }: &Waiting,
+        sees_below: bool,
         packer: &mut Packer<'_, W>,
-    ) -> Result<(), ArchiveError> {
+    ) -> Result<bool, ArchiveError> {
+        let path = &self.path;
         check_name(path)?;
         let (place, stat) = self.present(path)?;
         if is_whiteout(&stat) {
-            return packer.whiteout(path);
+            return packer.whiteout(path).map(|()| false);
+        }
+        let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+        if is_socket && !(sees_below && self.below(path)?.is_some()) {
+            return Ok(false);
         }
         let (xattrs, is_opaque) = users_xattrs(&place)?;
-        if !is_directory(&stat) {
-            if stat.st_nlink > 1 {
-                // The packer remembers it until the end, for the other names.
-                self.memory.take(bytes_of(path))?;
-            }
-            return packer.add(&place, &stat, xattrs);
+        let remembered = packer.add(&place, &stat, xattrs)?;
+        if remembered {
+            // Until the end, for the other names of the file.
+            self.memory.take(bytes_of(path))?;
         }
-        packer.add(&place, &stat, xattrs)?;
+        if !is_directory(&stat) {
+            return Ok(false);
+        }
         // New directories can be opaque without anything below.
-        if is_opaque && *sees_below && self.has_directory_below(path)? {
+        let is_over_directory = |below: Option<Stat>| below.as_ref().is_some_and(is_directory);
+        if is_opaque && sees_below && is_over_directory(self.below(path)?) {
             packer.opaque(path)?;
         }
-        self.enter(path, *sees_below && !is_opaque)
+        self.enter(sees_below && !is_opaque)?;
+        Ok(true)
     }
 
     /// What is at a path of the upper directory.
     fn present(&self, path: &Path) -> Result<(Place, Stat), ArchiveError> {
         let found = self.upper.look_up(path)?;
-        found.ok_or_else(|| failed("pack", path)(Errno::NOENT))
+        found.ok_or_else(|| failed("find again", path)(Errno::NOENT))
     }
 
-    fn has_directory_below(&self, path: &Path) -> Result<bool, ArchiveError> {
+    /// What is below at a path.
+    fn below(&self, path: &Path) -> Result<Option<Stat>, ArchiveError> {
         let found = self.below.map_or(Ok(None), |below| below.look_up(path))?;
-        Ok(found.is_some_and(|(_, stat)| is_directory(&stat)))
+        Ok(found.map(|(_, stat)| stat))
     }
 
-    /// Puts what is in a directory first in the list.
-    fn enter(&mut self, directory: &Path, sees_below: bool) -> Result<(), ArchiveError> {
-        let first = self.waiting.len();
-        let mut listing = self.upper.listing(directory)?;
+    /// Has what is in the directory at the path packed next.
+    fn enter(&mut self, sees_below: bool) -> Result<(), ArchiveError> {
+        let mut names = Vec::new();
+        let mut listing = self.upper.listing(&self.path)?;
         while let Some((name, _)) = listing.next()? {
-            let path = directory.join(name);
-            self.memory.take(bytes_of(&path))?;
-            self.waiting.push(Waiting { path, sees_below });
+            self.memory.take(bytes_of(Path::new(&name)))?;
+            names.push(name.into_boxed_os_str());
         }
-        // All are of one directory: paths are in the order of their last names.
-        self.waiting[first..].sort_unstable_by(|one, other| other.path.cmp(&one.path));
+        names.sort_unstable_by(|one, other| other.cmp(one));
+        self.directories.push(Directory { names, sees_below });
         Ok(())
     }
 }
@@ -195,7 +217,7 @@ fn users_xattrs(place: &Place) -> Result<(Records, bool), ArchiveError> {
         };
         return Err(ArchiveError::Unpackable { path: place.path.clone(), reason });
     }
-    Ok((unescaped(xattrs), is_opaque))
+    Ok((without_marks(xattrs), is_opaque))
 }
 
 #[cfg(test)]
@@ -215,8 +237,8 @@ mod tests {
         for index in 0..100 {
             std::fs::write(below.join(index.to_string()), "").unwrap();
         }
-        // The links stay, and three directories wait.
-        let paths = ["d/a", "d/b", "d/c/1", "d/c/2", "d/c/3"];
+        // The path of the file stays, and three directories wait.
+        let paths = ["d/a", "1", "2", "3"];
         let needed = paths.iter().map(|path| bytes_of(Path::new(path))).sum();
         let pack = |bytes_max| pack_upper(&upper, Some(&below), &mut std::io::sink(), bytes_max);
         assert_eq!(pack(needed).unwrap().entries, 7);

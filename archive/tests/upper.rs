@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use edits::{apply_all, attribute_names, edit, make_node, set_attribute, stamp};
 use mount::Mount;
 use proptest::prelude::*;
-use rustix::fs::FileType;
+use rustix::fs::{FileType, Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags};
 use slackwater_archive::{ArchiveError, image, pack_upper};
 use support::ops::{append, op};
@@ -283,7 +283,7 @@ fn as_root_marks_of_overlayfs_become_marks_of_a_layer() {
 }
 
 #[test]
-fn as_root_attributes_of_overlayfs_itself_are_left_out_and_those_of_its_users_kept() {
+fn as_root_attributes_that_an_overlay_gives_a_meaning_are_left_out() {
     let made = Made::new(&["d/", "file"], &["d/", "file"]);
     for own in ["origin", "impure", "uuid", "upper", "protattr"] {
         for path in ["", "d", "file"] {
@@ -291,20 +291,36 @@ fn as_root_attributes_of_overlayfs_itself_are_left_out_and_those_of_its_users_ke
             set_attribute(&made.upper.join(path), &name, b"value").unwrap();
         }
     }
-    let users = ["opaque", "metacopy", "overlay.redirect"];
-    for users in users {
+    for users in ["opaque", "metacopy", "overlay.redirect"] {
         let name = format!("trusted.overlay.overlay.{users}");
         set_attribute(&made.upper.join("d"), &name, users.as_bytes()).unwrap();
     }
     set_attribute(&made.upper.join("file"), "user.overlay.opaque", b"y").unwrap();
+    set_attribute(&made.upper.join("file"), "user.kept", b"1").unwrap();
     let archive = made.pack().unwrap();
     assert_eq!(members(&archive), "d/ file");
     let copy = made.unpack(&archive);
-    let expected = users
-        .map(|users| (format!("trusted.overlay.{users}").into_bytes(), users.as_bytes().to_vec()));
-    assert_eq!(xattrs(&copy.join("d")), BTreeMap::from(expected));
+    assert_eq!(xattrs(&copy.join("d")), BTreeMap::new());
     let names = xattrs(&copy.join("file")).into_keys().collect::<Vec<_>>();
-    assert_eq!(names, [b"user.overlay.opaque"]);
+    assert_eq!(names, [b"user.kept"]);
+}
+
+#[test]
+fn as_root_what_an_archive_cannot_say_is_refused() {
+    let made = Made::new(&["d/", "d/file"], &["d/"]);
+    set_attribute(&made.upper.join("d/file"), "user.a=b", b"c").unwrap();
+    made.assert_refused("has a `=`");
+    let made = Made::new(&[], &[]);
+    let (name, levels) = ("x".repeat(250), 16);
+    let flags = OFlags::PATH | OFlags::DIRECTORY;
+    let mut directory = rustix::fs::open(&made.upper, flags, Mode::empty()).unwrap();
+    for _ in 0..levels {
+        rustix::fs::mkdirat(&directory, &name, Mode::RWXU).unwrap();
+        directory = rustix::fs::openat(&directory, &name, flags, Mode::empty()).unwrap();
+    }
+    made.pack().unwrap();
+    rustix::fs::symlinkat("to", &directory, &name[..100]).unwrap();
+    made.assert_refused("too long");
 }
 
 #[test]
@@ -368,6 +384,12 @@ fn as_root_a_socket_is_left_out_and_hides_what_is_below() {
     let archive = made.pack().unwrap();
     assert_eq!(members(&archive), "d/ d/.wh.file");
     assert_eq!(support::paths(&made.unpack(&archive)), "d/");
+    // Over nothing there is nothing to hide.
+    make_node(&made.upper.join("d/new"), FileType::Socket, 0).unwrap();
+    let other = Made::new(&["d/="], &["d/", "d/file"]);
+    make_node(&other.upper.join("d/file"), FileType::Socket, 0).unwrap();
+    assert_eq!(members(&made.pack().unwrap()), "d/ d/.wh.file");
+    assert_eq!(members(&other.pack().unwrap()), "d/ d/.wh..wh..opq");
 }
 
 #[test]
@@ -384,7 +406,7 @@ fn as_root_the_root_is_a_member_if_its_attributes_differ() {
     lchown(&made.below, Some(1), None).unwrap();
     fs::set_permissions(&made.upper, fs::Permissions::from_mode(0o711)).unwrap();
     assert_eq!(members(&made.pack().unwrap()), "./ a");
-    // An image keeps them as overlayfs does, and so does the upper directory.
+    // Those of overlays count neither here nor there.
     let name = "trusted.overlay.note";
     let record = format!("SCHILY.xattr.{name}");
     let root = Tar::new().pax(&[(&record, b"1")]).directory("./").end();
@@ -392,7 +414,7 @@ fn as_root_the_root_is_a_member_if_its_attributes_differ() {
     set_attribute(&layers.upper(), "trusted.overlay.overlay.note", b"1").unwrap();
     assert_eq!(members(&layers.pack().unwrap()), "");
     set_attribute(&layers.upper(), "trusted.overlay.overlay.note", b"2").unwrap();
-    assert_eq!(members(&layers.pack().unwrap()), "./");
+    assert_eq!(members(&layers.pack().unwrap()), "");
 }
 
 #[test]

@@ -9,7 +9,6 @@ use proptest::prelude::*;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 
-use crate::mount;
 use crate::support::ops::{DIRECTORIES, LEAVES};
 
 /// A path of a tree: one of [`DIRECTORIES`], or a leaf in it.
@@ -77,14 +76,9 @@ fn spot() -> impl Strategy<Value = Spot> {
     (0..DIRECTORIES.len(), leaf).prop_map(|(directory, leaf)| Spot { directory, leaf })
 }
 
-/// The names of attributes that a user of an overlay can set.
+/// The names of attributes that edits set: none that an overlay gives a meaning.
 pub(crate) fn attribute_names() -> Vec<&'static str> {
-    let mut names = vec!["user.one", "trusted.note"];
-    if mount::kernel() >= (6, 7) {
-        // Before, overlayfs refuses attributes with its own prefix.
-        names.push("trusted.overlay.opaque");
-    }
-    names
+    vec!["user.one", "trusted.note"]
 }
 
 pub(crate) fn edit() -> impl Strategy<Value = Edit> {
