@@ -40,6 +40,7 @@ import scenarios.speed
 import scenarios.restart
 import scenarios.outage
 import scenarios.kill
+import scenarios.kill_layers
 import scenarios.identity
 import scenarios.end
 
