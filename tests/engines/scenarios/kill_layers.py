@@ -48,7 +48,7 @@ class Commands:
         self._ctr("snapshots", "--snapshotter", self.containerd.snapshotter, "diff", "steady")
 
     def commit(self):
-        """A snapshot above that of a container, as a build makes it."""
+        """Two snapshots one above the other, in which nothing was written."""
         base, key, name = f"base-{self.number}", f"key-{self.number}", f"name-{self.number}"
         for words in (("prepare", key), ("commit", base, key), ("prepare", key, base), ("commit", name, key)):
             self._ctr("snapshots", "--snapshotter", self.containerd.snapshotter, *words)
