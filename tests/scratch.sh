@@ -29,20 +29,38 @@ scratch_make() {
 }
 
 # scratch_detach TEXT ...: detaches loop devices from files whose paths have one of the texts. They belong
-# to no namespace: one may be left that was attached and not yet mounted when all was killed. /sys is read,
-# as a tool that looks at the files themselves would hang on a dead one.
+# to no namespace: one may be left that was attached and not yet mounted when all was killed, or whose file
+# system was frozen, as during a commit. /sys is read, as a tool that looks at the files themselves would
+# hang on a dead one.
 scratch_detach() {
-    local text entry device
-    for entry in /sys/block/loop*/loop/backing_file; do
-        for text; do
-            if grep -qF "$text" "$entry" 2>/dev/null; then
+    local try text entry device found
+    for try in {1..50}; do
+        found=
+        for entry in /sys/block/loop*/loop/backing_file; do
+            for text; do
+                grep -qF "$text" "$entry" 2>/dev/null || continue
+                found=yes
                 device=${entry#/sys/block/}
                 device=/dev/${device%%/*}
-                # Held open, the kernel cannot free it, and another program have it, between the look and the detach.
-                { grep -qF "$text" "$entry" && losetup --detach "$device"; } 2>/dev/null <"$device" || true
-            fi
+                # Held open, the kernel cannot free it, and another program have it, between the look and the rest.
+                {
+                    ! grep -qF "$text" "$entry" || losetup --detach "$device"
+                    [ "$try" -eq 1 ] || ! grep -qF "$text" "$entry" || scratch_thaw "$device"
+                } 2>/dev/null <"$device" || true
+            done
         done
+        [ -n "$found" ] || return 0
+        sleep 0.1
     done
+}
+
+# scratch_thaw DEVICE: thaws the file system on it, if that is frozen. One that is frozen when its last mount
+# ends, with the namespace of a run that was killed, stays in the kernel and keeps its device, until it is
+# mounted once more, here in a namespace that ends with it.
+scratch_thaw() {
+    # shellcheck disable=SC2016
+    timeout 10 unshare --mount --propagation private \
+        sh -c 'mount -t ext4 "$1" "$2" && fsfreeze --unfreeze "$2"' sh "$1" "${TMPDIR:-/tmp}"
 }
 
 # scratch_end_groups FOLDER: ends what is left in control groups that have the folder's name, and

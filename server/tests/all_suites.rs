@@ -220,3 +220,33 @@ fn as_root_what_a_suite_leaves_is_found() {
     let found = assert_found(&attached, &["loop device /dev/loop", "slackwater-left."]);
     detach(found.split(' ').find(|word| word.starts_with("/dev/loop")).unwrap());
 }
+
+/// A run that was killed in the middle of a commit leaves such a disk: nothing is mounted, and the kernel keeps it.
+#[test]
+fn as_root_a_disk_that_a_killed_run_left_frozen_is_detached() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("disk");
+    let freeze = r#"
+        set -e
+        truncate -s 16M "$1/disk"
+        mkfs.ext4 -q "$1/disk"
+        mkdir "$1/mounted"
+        mount -o loop "$1/disk" "$1/mounted"
+        fsfreeze --freeze "$1/mounted"
+    "#;
+    let mut freezing = Command::new("unshare");
+    freezing.args(["--mount", "--propagation", "private", "sh", "-c", freeze, "sh"]);
+    assert!(freezing.arg(directory.path()).status().unwrap().success());
+    let devices = || {
+        let listing = Command::new("losetup").arg("--associated").arg(&file).output().unwrap();
+        String::from_utf8(listing.stdout).unwrap()
+    };
+    assert!(devices().starts_with("/dev/loop"), "the kernel let a frozen disk go");
+
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut detaching = Command::new("bash");
+    detaching.args(["-c", r#"set -euo pipefail; . "$1/tests/scratch.sh"; scratch_detach "$2""#]);
+    detaching.arg("bash").arg(root).arg(directory.path().file_name().unwrap());
+    assert!(detaching.status().unwrap().success());
+    assert_eq!(devices(), "");
+}
