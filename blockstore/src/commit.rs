@@ -326,7 +326,7 @@ fn lead(core: &Core, leader: &mut Leader, group: Vec<Op>) {
         }
         return;
     }
-    let space = reserve::space_for_index(core);
+    let space = core.space();
     let first = (leader.log.segment(), leader.log.next_chunk_index());
     let stored = Stored { dedup: &core.dedup, segments: &core.segments };
     let counters = leader.counters;
@@ -358,7 +358,13 @@ fn lead(core: &Core, leader: &mut Leader, group: Vec<Op>) {
     if accepted.is_empty() {
         return;
     }
-    let outcome = if txn.is_empty() { Ok(()) } else { write_group(core, leader, txn) };
+    let outcome = if txn.is_empty() {
+        Ok(())
+    } else {
+        // Not before: data that is refused is tried again and again, and the reserve is not for that.
+        reserve::space_for_index(core);
+        write_group(core, leader, txn)
+    };
     for verdict in accepted {
         verdict.answer(match &outcome {
             Ok(()) => Ok(()),

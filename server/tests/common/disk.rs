@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 use tempfile::TempDir;
 
@@ -82,6 +83,16 @@ impl Disk {
     /// Takes all room that is left on it, as somebody else might.
     pub fn fill(&self) {
         fill(&self.path().join("filler"));
+    }
+
+    /// The same, so slowly that all that a store does by itself is done while only little is left.
+    pub fn fill_slowly(&self) {
+        let mut file = File::options().create(true).append(true).open(self.path().join("filler"));
+        let piece = vec![0x5a; 64 << 10];
+        while file.as_mut().unwrap().write_all(&piece).is_ok() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.fill();
     }
 
     /// Gives that back.
