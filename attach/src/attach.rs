@@ -5,9 +5,10 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::disk::target_path;
 use crate::export::{Export, STATISTICS};
 use crate::probe::{self, Probe};
-use crate::{Access, AttachError, Method, Mounted, MountedBy, Options, Source};
+use crate::{Access, AttachError, FileSystem, Method, Mounted, MountedBy, Options, Source};
 
 /// The attached export. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -99,6 +100,18 @@ impl Attach {
         let (export, source, target) =
             (self.export.clone(), OwnedSource::from(source), target.to_owned());
         to_the_end(async move { export.mount(source.borrow(), &target, access).await }).await
+    }
+
+    /// Whether a file that holds ext4 is mounted at `target`, with this access. From the kernel's table alone: it waits
+    /// for no other call and not for the appliance. `Occupied` if something else is mounted there.
+    pub fn is_mounted(
+        &self,
+        source: Source<'_>,
+        target: &Path,
+        access: Access,
+    ) -> Result<bool, AttachError> {
+        let place = self.export.place(source)?;
+        self.export.is_mounted(&place, &target_path(target)?, access, FileSystem::Ext4)
     }
 
     /// Mounts a source that holds an EROFS image at `target`, which is made, for reading: from the file

@@ -115,7 +115,7 @@ impl Export {
     }
 
     /// Whether the target is that mount already; an error if it is another.
-    fn is_mounted(
+    pub(crate) fn is_mounted(
         &self,
         place: &Place,
         target: &Path,

@@ -33,6 +33,8 @@ mod registries;
 mod support;
 #[path = "containerd_remote/trust.rs"]
 mod trust;
+#[path = "containerd_remote/uppers.rs"]
+mod uppers;
 
 const REF: &str = "containerd.io/snapshot.ref";
 const ANNOTATION: &str = "containerd.io/snapshot/slackwater";

@@ -14,6 +14,7 @@ use slackwater_driver::worker::{
     Access, Chosen, Content, DockerExtra, Engine, Extra, Key, Registration, SnapshotRef, Worker,
     WorkerError,
 };
+use support::tools::noted;
 use support::{Appliance, Machine, kernel_release, mounts_below};
 
 /// Longest time in which unreferenced files are deleted, also on a busy machine.
@@ -21,9 +22,6 @@ const REAP_TIME: Duration = Duration::from_secs(60);
 
 /// A file that is seen in figures beside what a journal takes.
 const LARGE_BYTES: usize = 24 << 20;
-
-/// Where the tools are of a test that runs itself again with others.
-const TOOLS: &str = "SLACKWATER_TEST_TOOLS";
 
 fn extra() -> Extra {
     Extra::Docker(DockerExtra::default())
@@ -161,40 +159,6 @@ async fn a_capture_is_of_its_moment_and_lives_when_bound() {
     assert_nothing_left(worker).await;
     let mounts = mounts_below(&machine.path().join("state/mounts"));
     assert_eq!(mounts, Vec::<std::path::PathBuf>::new());
-}
-
-/// Tools that note their calls; the `sync` of that number is told of lost writes, as by the kernel.
-fn noting_tools(directory: &Path, lost: u32) {
-    for (name, program) in [("sync", "/usr/bin/sync"), ("fsfreeze", "/usr/sbin/fsfreeze")] {
-        let log = directory.join("log");
-        let script = format!(
-            "#!/bin/sh\necho {name} $1 >>'{0}'\n\
-             if [ {name} = sync ] && [ $(grep -c sync '{0}') = {lost} ]; then\n\
-             echo 'sync: error syncing: Input/output error' >&2; exit 1; fi\n\
-             exec {program} \"$@\"\n",
-            log.display()
-        );
-        std::fs::write(directory.join(name), script).unwrap();
-        let mode = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(directory.join(name), mode).unwrap();
-    }
-}
-
-/// Where such tools are. What finds them is the environment: without them the test runs itself
-/// again in another, and this is `None`.
-fn noted(test: &str, lost: u32) -> Option<std::ffi::OsString> {
-    if let Some(directory) = std::env::var_os(TOOLS) {
-        return Some(directory);
-    }
-    let directory = tempfile::tempdir().unwrap();
-    noting_tools(directory.path(), lost);
-    let path = std::env::var("PATH").unwrap();
-    let mut again = std::process::Command::new(std::env::current_exe().unwrap());
-    again.args(["--exact", test, "--nocapture"]);
-    again.env("PATH", format!("{}:{path}", directory.path().display()));
-    let ended = again.env(TOOLS, directory.path()).output().unwrap();
-    assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
-    None
 }
 
 fn runtime() -> tokio::runtime::Runtime {

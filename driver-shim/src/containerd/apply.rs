@@ -104,9 +104,9 @@ impl Differ {
 
     /// The layer that is to be unpacked at this path.
     async fn wanted(&self, path: &Path) -> Result<Wanted, CallError> {
-        let Some(volume) = self.worker.disk_at(Engine::Containerd, path) else {
+        let Some(volume) = self.worker.written_at(Engine::Containerd, path) else {
             // Nothing may be unpacked where a disk was.
-            return Err(match self.worker.is_place_of_disk(path) {
+            return Err(match self.worker.is_place_of_volume(path) {
                 true => CallError::NoDisk { path: path.to_owned() },
                 false => other(format!("{} is no disk of this driver", path.display())),
             });

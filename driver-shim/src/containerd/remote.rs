@@ -294,7 +294,7 @@ pub(super) async fn unpacked_reference(
     worker: &Worker,
     volume: &Volume,
 ) -> Result<Option<SnapshotId>, CallError> {
-    if !matches!(volume.content, Content::Disk { .. }) {
+    if !matches!(volume.content, Content::Disk { .. } | Content::Upper { .. }) {
         return Ok(None);
     }
     let key = &volume.key;

@@ -236,6 +236,7 @@ impl Snapshotter {
 
     pub(super) async fn cleanup(&self, _: CleanupRequest) -> Result<(), CallError> {
         self.worker.clean_up().await;
+        self.worker.clean_up_uppers().await;
         Ok(())
     }
 
@@ -416,10 +417,12 @@ fn mount_of(root: &Rootfs, access: Access) -> Mount {
     match root {
         Rootfs::Directory(path) => bind(path, access),
         // overlayfs wants two directories.
-        Rootfs::Overlay { lowers, disk: Some(disk) } if lowers.is_empty() => {
-            bind(&upper_of(disk), access)
+        Rootfs::Overlay { lowers, directory: Some(directory) } if lowers.is_empty() => {
+            bind(&upper_of(directory), access)
         }
-        Rootfs::Overlay { lowers, disk: None } if lowers.len() == 1 => bind(&lowers[0], access),
+        Rootfs::Overlay { lowers, directory: None } if lowers.len() == 1 => {
+            bind(&lowers[0], access)
+        }
         Rootfs::Overlay { .. } => Mount {
             r#type: "overlay".to_owned(),
             source: "overlay".to_owned(),

@@ -1,8 +1,8 @@
-//! The making of images: what a layer's tar holds, or what was written on a disk, as a file on the appliance.
+//! The making of images: what a layer's tar holds, or what was written above images, as a file on the appliance.
 //!
 //! ```text
 //!   tar of a layer ------------------------------------> archive::image --> workers/ID/disks/UUID --> ImageFile
-//!   upper directory on a disk --> archive::pack_upper ------^
+//!   upper directory ----------> archive::pack_upper --------^
 //! ```
 //! The file is listed as obsolete until the volume names it, so that one that is not finished goes.
 
@@ -15,8 +15,9 @@ use slackwater_archive::{ArchiveError, Imaged, PATHS_BYTES_MAX, image, pack_uppe
 use uuid::Uuid;
 
 use super::appliance::Making;
-use super::layers::{Merged, on_disk, prepare_upper, upper_of};
+use super::layers::Merged;
 use super::state::FileKind;
+use super::uppers::upper_of;
 use super::volume::{Content, Key, LayerKind, SnapshotRef, Volume};
 use super::{Worker, WorkerError};
 
@@ -107,10 +108,10 @@ impl Worker {
         Ok(NewImage { making, file, below })
     }
 
-    /// Has a volume be the image that was written; its disk is dropped.
+    /// Has a volume be the image that was written; what was written to it is dropped.
     ///
     /// # Errors
-    /// `NotFound`, `ReadOnly` if it has no disk any more, `State`; `Busy` while it is in use.
+    /// `NotFound`, `ReadOnly` if it is not written any more, `State`; `Busy` while it is in use.
     pub async fn keep_image(
         &self,
         key: &Key,
@@ -131,7 +132,7 @@ impl Worker {
         made: NewImage,
         imaged: Imaged,
     ) -> Result<Volume, WorkerError> {
-        if !matches!(self.existing(key)?.content, Content::Disk { .. }) {
+        if !matches!(self.existing(key)?.content, Content::Upper { .. }) {
             return Err(WorkerError::ReadOnly { key: key.clone() });
         }
         self.await_users(key).await?;
@@ -140,23 +141,25 @@ impl Worker {
         self.become_content(key, content, None).await
     }
 
-    /// Makes the image of what was written above images, in place of the disk. The volume's lock is held.
-    pub(super) async fn image_of_disk(
+    /// Makes the image of what was written above images, in place of that. The volume's lock is held.
+    pub(super) async fn image_of_upper(
         &self,
         volume: &Volume,
-        name: Uuid,
+        (disk, name): (Uuid, Uuid),
     ) -> Result<Volume, WorkerError> {
         let key = &volume.key;
+        if volume.is_damaged {
+            return Err(WorkerError::Damaged { key: key.clone() });
+        }
         self.await_users(key).await?;
         // `None`: the driver ends.
         let _turn = self.inner.packing.acquire().await.ok();
-        let disk = self.mount_disk(name).await?;
-        self.sync_disk(key, &disk).await?;
         let made = self.new_image_above(&self.images_of(volume)?).await?;
         // One that no engine has mounted yet has no directories.
         let below = made.below.as_ref().map(Merged::path);
-        on_disk(disk.clone(), move |disk| prepare_upper(disk, below.as_deref())).await?;
-        let upper = upper_of(&disk);
+        let upper = upper_of(&self.ready_upper(disk, name, below).await?);
+        // Last: what it brings to the appliance is what is read.
+        self.sync_upper(key, disk).await?;
         let written = tokio::task::spawn_blocking(move || {
             let imaged = write_upper(&upper, &made);
             (made, imaged)

@@ -4,10 +4,10 @@
 //!   appliance                          machine                            engine
 //!   .snapshot/A    first layer   <--   STATE/images/A   --\
 //!   .snapshot/B    next layer    <--   STATE/images/B   ---+--> overlay, mounted by the engine
-//!   workers/ID/disks/UUID        <--   STATE/mounts/UUID --/    (lowerdir B:A, upperdir UUID/upper)
+//!   workers/ID/disks/DISK        <--   STATE/mounts/DISK --/    (lowerdir B:A, upperdir DISK/NAME/upper)
 //! ```
-//! A container or a layer that is being written has a disk of its own, a clone of the empty one, with the upper
-//! directory of the overlay on it. When it is sealed, the layer of what is there becomes an image, whose cost is
+//! A container or a layer that is being written has a directory, with the upper one of the overlay, on a disk that
+//! all of them share (uppers.rs). When it is sealed, the layer of what is there becomes an image, whose cost is
 //! in proportion to what was written.
 //!
 //! Invariants:
@@ -16,11 +16,10 @@
 //! - What is mounted is a snapshot, which nothing can write.
 
 use std::ffi::OsStr;
-use std::fs::{self, File, Permissions};
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
@@ -31,6 +30,7 @@ use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
 use super::mounting::{IDLE, Resolved};
+use super::uppers::{upper_of, work_of};
 use super::volume::{Access, Content, Key, LayerKind, MountedAs, SnapshotRef, Volume};
 use super::{Worker, WorkerError};
 
@@ -41,13 +41,6 @@ pub(super) const IMAGES_MAX: usize = 128;
 
 /// Images that are mounted at a time: enough to hide the appliance's answer time.
 const MOUNTED_AT_ONCE: usize = 8;
-
-/// The directories of an overlay on the disk of what is written.
-const UPPER: &str = "upper";
-const WORK: &str = "work";
-
-/// Permissions of a root that nothing is below.
-const ROOT_MODE: u32 = 0o755;
 
 /// Linux' limit of an extended attribute, and of the list of their names (`limits.h`).
 const ATTRIBUTES_BYTES_MAX: usize = 64 << 10;
@@ -68,8 +61,8 @@ pub enum Rootfs {
     Overlay {
         /// The directories of its images, the highest one first; none below what nothing is below.
         lowers: Vec<PathBuf>,
-        /// The mount of the disk that takes what is written.
-        disk: Option<PathBuf>,
+        /// The directory that has the overlay's own, if something may be written.
+        directory: Option<PathBuf>,
     },
 }
 
@@ -79,36 +72,24 @@ impl Rootfs {
     pub fn written(&self) -> Option<PathBuf> {
         match self {
             Self::Directory(path) => Some(path.clone()),
-            Self::Overlay { disk, .. } => disk.as_deref().map(upper_of),
+            Self::Overlay { directory, .. } => directory.as_deref().map(upper_of),
         }
     }
 
     /// The options of the overlay's mount, as containerd and `BuildKit` know them.
     #[must_use]
     pub fn overlay_options(&self) -> Vec<String> {
-        let Self::Overlay { lowers, disk } = self else { return Vec::new() };
+        let Self::Overlay { lowers, directory } = self else { return Vec::new() };
         let mut options = Vec::new();
-        if let Some(disk) = disk {
+        if let Some(directory) = directory {
             options.extend(OVERLAY_OPTIONS.map(str::to_owned));
-            options.push(format!("workdir={}", disk.join(WORK).display()));
-            options.push(format!("upperdir={}", upper_of(disk).display()));
+            options.push(format!("workdir={}", work_of(directory).display()));
+            options.push(format!("upperdir={}", upper_of(directory).display()));
         }
         let lowers: Vec<_> = lowers.iter().map(|path| path.to_string_lossy()).collect();
         options.push(format!("lowerdir={}", lowers.join(":")));
         options
     }
-}
-
-/// The upper directory on a mounted disk.
-#[must_use]
-pub fn upper_of(disk: &Path) -> PathBuf {
-    disk.join(UPPER)
-}
-
-/// The mount of the disk with this upper directory.
-#[must_use]
-pub(super) fn disk_of_upper(upper: &Path) -> Option<&Path> {
-    upper.parent().filter(|_| upper.ends_with(UPPER))
 }
 
 /// Images that the driver reads, mounted for as long as this lives.
@@ -155,15 +136,19 @@ fn path_of(directory: &File) -> PathBuf {
 }
 
 impl Worker {
-    /// The images that a volume reads, or would read if it had no disk of its own, the highest one first; none if
+    /// The images that a volume reads, or would read if it had nothing of its own, the highest one first; none if
     /// it is not made of images.
     ///
     /// # Errors
     /// `NotFound`, `OfImages`.
     pub(super) fn images_of(&self, volume: &Volume) -> Result<Vec<SnapshotRef>, WorkerError> {
         let from = match (&volume.content, &volume.parent) {
-            (Content::Disk { .. } | Content::ImageFile { .. }, None) => return Ok(Vec::new()),
-            (Content::Disk { .. } | Content::ImageFile { .. }, Some(parent)) => parent,
+            (Content::Disk { .. } | Content::Upper { .. } | Content::ImageFile { .. }, parent) => {
+                match parent {
+                    None => return Ok(Vec::new()),
+                    Some(parent) => parent,
+                }
+            }
             _ => &volume.key,
         };
         match self.resolve(from)? {
@@ -172,7 +157,7 @@ impl Worker {
         }
     }
 
-    /// Whether a volume has, or had, a disk for no more than its own layer.
+    /// Whether a volume has, or had, no more than its own layer.
     pub(super) fn is_above_images(&self, key: &Key) -> Result<bool, WorkerError> {
         let volume = self.existing(key)?;
         let is_image = matches!(volume.content, Content::ImageFile { .. } | Content::Image { .. });
@@ -207,25 +192,27 @@ impl Worker {
         images: &[SnapshotRef],
     ) -> Result<Rootfs, WorkerError> {
         let volume = self.existing(key)?;
-        let disk = match (access, &volume.content) {
-            (Access::ReadWrite, Content::Inherited) => Some(self.make_disk(&volume).await?),
-            (Access::ReadWrite, Content::Disk { name, .. }) => Some(*name),
+        let upper = match (access, &volume.content) {
+            (Access::ReadWrite, Content::Upper { disk, name }) => Some((*disk, *name)),
             (Access::ReadOnly, Content::Inherited | Content::Image { .. }) => None,
             _ => return Err(WorkerError::ReadOnly { key: key.clone() }),
         };
-        let mounted = disk.map_or(MountedAs::Images, |_| MountedAs::Disk);
         // Counted first, so that nothing unmounts what is just being mounted (D5).
-        self.change(key, move |volume| {
-            volume.mounted = Some(mounted);
-            volume.is_kept_mounted = true;
-        })
-        .await?;
+        if volume.mounted != Some(MountedAs::Images) || !volume.is_kept_mounted {
+            self.change(key, move |volume| {
+                volume.mounted = Some(MountedAs::Images);
+                volume.is_kept_mounted = true;
+            })
+            .await?;
+        }
         let lowers = self.mount_images(images).await?;
-        let Some(name) = disk else { return Ok(Rootfs::Overlay { lowers, disk: None }) };
-        let disk = self.mount_disk(name).await?;
-        let highest = lowers.first().cloned();
-        on_disk(disk.clone(), move |disk| prepare_upper(disk, highest.as_deref())).await?;
-        Ok(Rootfs::Overlay { lowers, disk: Some(disk) })
+        let directory = match upper {
+            Some((disk, name)) => {
+                Some(self.ready_upper(disk, name, lowers.first().cloned()).await?)
+            }
+            None => None,
+        };
+        Ok(Rootfs::Overlay { lowers, directory })
     }
 
     /// The target of an image's mount. Half of the id is short, and a second image there would be refused.
@@ -317,36 +304,8 @@ pub(super) async fn on_disk<T: Send + 'static>(
     done.map_err(|source| WorkerError::Local { path, source })
 }
 
-/// Makes the directories of an overlay on a disk, if they are not there. The upper one is the root that is seen.
-pub(super) fn prepare_upper(disk: &Path, highest: Option<&Path>) -> io::Result<()> {
-    let upper = upper_of(disk);
-    match fs::create_dir(disk.join(WORK)) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    if upper.try_exists()? {
-        return Ok(());
-    }
-    // Under its name once it is whole.
-    let unfinished = disk.join(format!("{UPPER}.new"));
-    match fs::create_dir(&unfinished) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    let Some(highest) = highest else {
-        fs::set_permissions(&unfinished, Permissions::from_mode(ROOT_MODE))?;
-        return fs::rename(&unfinished, &upper);
-    };
-    let root = fs::metadata(highest)?;
-    std::os::unix::fs::chown(&unfinished, Some(root.uid()), Some(root.gid()))?;
-    copy_attributes(highest, &unfinished)?;
-    fs::set_permissions(&unfinished, Permissions::from_mode(root.mode() & 0o7777))?;
-    File::open(&unfinished)?.set_modified(root.modified()?)?;
-    fs::rename(&unfinished, &upper)
-}
-
 /// Gives a directory the extended attributes of another one, but for those that overlayfs or the machine keeps there.
-fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
+pub(super) fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
     let mut names = vec![0; ATTRIBUTES_BYTES_MAX];
     let length = rustix::fs::listxattr(from, &mut names[..])?;
     for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {

@@ -7,9 +7,9 @@
 //!       |                (a clone of what its parent is)            ^
 //!       +---------------------------- bind -------------------------+
 //!
-//!   above images:      Disk ------ write its image ------> ImageFile ------ seal ------> Image
+//!   above images:      Upper ------ pack it ------> ImageFile ------ seal ------> Image
 //!
-//!   appliance:  workers/ID/disks/UUID   one clone for each Disk
+//!   appliance:  workers/ID/disks/UUID   one clone for each Disk, one for all of what is Upper
 //!               workers/ID/holds/UUID   one clone for each Snapshot: keeps it alive
 //!               workers/ID/lease        heartbeat
 //!               published/SNAPSHOT      keeps snapshots that images in a registry refer to
@@ -19,12 +19,13 @@
 //! ```
 //!
 //! Invariants (ARCHITECTURE.md states them too):
-//! - **D1** Every file of this worker on the appliance is named by exactly one volume, or listed
-//!   as obsolete in the state; it is listed before it is made.
+//! - **D1** Every file of this worker on the appliance is named by exactly one volume, or is a disk of upper
+//!   directories, or listed as obsolete in the state; it is listed before it is made.
 //! - **D2** A snapshot that a volume is has a clone of this worker, so the appliance keeps it.
 //!   The appliance deletes it when its last clone goes; a worker deletes only what it took itself
 //!   and nothing was ever cloned from.
-//! - **D3** What is mounted for writing is the disk of one volume, by one worker.
+//! - **D3** What is mounted for writing is the disk of one volume, or of one worker's upper directories, by that
+//!   worker; such a directory is that of one volume.
 //! - **D4** A snapshot is taken of a frozen file system: every one mounts read-only as it is.
 //! - **D5** What an engine was told is in the state first.
 //! - **D6** What has nothing below it is cloned from an empty disk that is, byte for byte, what
@@ -46,9 +47,11 @@ mod mounting;
 mod publications;
 mod reap;
 mod references;
+mod removal;
 mod sealing;
 mod state;
 mod trees;
+mod uppers;
 mod usage;
 mod volume;
 
@@ -71,13 +74,14 @@ pub use self::chains::Registration;
 pub use self::error::WorkerError;
 pub use self::imaging::{IMAGE_SIZE_BYTES, NewImage};
 pub(crate) use self::keyed::KeyedLocks;
-pub use self::layers::{Merged, Rootfs, upper_of};
+pub use self::layers::{Merged, Rootfs};
 pub use self::lease::{LEASE_INTERVAL, Lease};
 pub use self::mounting::{Pin, View};
 pub(crate) use self::publications::publisher;
 pub use self::publications::{Chosen, Published, Unpublished};
 pub use self::reap::Reconciled;
 pub use self::trees::{Added, Tree};
+pub use self::uppers::upper_of;
 pub use self::volume::{
     Access, Archive, ContainerdExtra, Content, DockerExtra, Engine, Extra, Key, Kind, LayerKind,
     MountedAs, Push, SnapshotRef, Usage, Volume,
@@ -155,6 +159,22 @@ struct Inner {
     metrics: Metrics,
     /// Obsolete files whose deletion failed.
     undeleted: reap::Undeleted,
+    /// Held while it is decided which disk takes new upper directories, and for reading until a volume has one.
+    upper_disk: tokio::sync::RwLock<()>,
+    /// Since when the current one has none.
+    upper_disk_idle: Mutex<Option<std::time::Instant>>,
+    /// Held while upper directories are removed.
+    upper_removals: tokio::sync::Mutex<()>,
+    /// Held while a disk of upper directories is synced.
+    upper_syncs: tokio::sync::Mutex<()>,
+    /// Held while it is counted what an upper directory holds.
+    upper_walks: Arc<tokio::sync::Mutex<()>>,
+    /// What was counted last, by the name of the directory.
+    upper_usages: Mutex<HashMap<Uuid, Usage>>,
+    /// Upper directories that the driver reads, by name.
+    held_uppers: Mutex<HashMap<Uuid, usize>>,
+    /// Disks from which something could not be removed.
+    unremoved: reap::Undeleted,
     reap: Arc<Notify>,
     reaping: tokio::sync::Mutex<()>,
 }
@@ -179,6 +199,14 @@ impl Inner {
             written: references::Written::default(),
             metrics: Metrics::default(),
             undeleted: reap::Undeleted::default(),
+            upper_disk: tokio::sync::RwLock::default(),
+            upper_disk_idle: Mutex::default(),
+            upper_removals: tokio::sync::Mutex::default(),
+            upper_syncs: tokio::sync::Mutex::default(),
+            upper_walks: Arc::default(),
+            upper_usages: Mutex::default(),
+            held_uppers: Mutex::default(),
+            unremoved: reap::Undeleted::default(),
             reap: Arc::new(Notify::new()),
             reaping: tokio::sync::Mutex::default(),
         }
@@ -256,10 +284,11 @@ impl Worker {
         self.create_keeping(key, parent, extra, LayerKind::Disks).await
     }
 
-    /// Makes a volume as [`Self::create`] does, and says how what is written to it is kept.
+    /// Makes a volume as [`Self::create`] does, and says how what is written to it is kept. One of images has its upper
+    /// directory from the beginning, and counts as mounted, to stay so until it is sealed or removed.
     ///
     /// # Errors
-    /// As [`Self::create`].
+    /// As [`Self::create`]; for one of images `Appliance` and `Attach`, too.
     pub async fn create_keeping(
         &self,
         key: Key,
@@ -281,6 +310,9 @@ impl Worker {
             created_at: now(),
             extra,
         };
+        if layers == LayerKind::Images {
+            return self.create_upper(volume).await;
+        }
         let made = volume.clone();
         self.apply(vec![Change::Create(Box::new(volume))]).await?;
         Ok(made)
@@ -459,14 +491,17 @@ fn identity(state: &State, directory: &Path, machine: &str) -> Result<Uuid, Work
             Uuid::new_v4()
         }
     };
-    state.apply(&[
+    // That of another worker.
+    let upper_disk = is_copy.then(|| Change::upper_disk(None));
+    let facts = [
         Change::Fact("worker_id".to_owned(), id.to_string()),
         // One that has no id today is not forgotten.
         Change::Fact(
             "machine_id".to_owned(),
             if machine.is_empty() { before } else { machine.to_owned() },
         ),
-    ])?;
+    ];
+    state.apply(&facts.into_iter().chain(upper_disk).collect::<Vec<_>>())?;
     Ok(id)
 }
 

@@ -252,6 +252,9 @@ impl Worker {
             ) => {
                 return Err(WorkerError::ReadOnly { key: key.clone() });
             }
+            (_, Content::Upper { .. }) => {
+                return Err(WorkerError::OfImages { key: key.clone() });
+            }
             (Access::ReadWrite, Content::Inherited) => self.make_disk(&volume).await?,
             (Access::ReadWrite, Content::Disk { name, .. }) => *name,
             // Who reads what another writes sees it change.
@@ -330,7 +333,7 @@ impl Worker {
                 // Below an image are images alone.
                 _ if !images.is_empty() => return Err(WorkerError::OfImages { key }),
                 (Content::Snapshot { snapshot, .. }, _) => return Ok(Resolved::Snapshot(snapshot)),
-                (Content::Disk { .. } | Content::ImageFile { .. }, _) => {
+                (Content::Disk { .. } | Content::Upper { .. } | Content::ImageFile { .. }, _) => {
                     return Ok(Resolved::Disk(key));
                 }
             }
@@ -359,8 +362,10 @@ impl Worker {
     pub(super) async fn make_disk(&self, volume: &Volume) -> Result<Uuid, WorkerError> {
         let wanted_bytes = volume.extra.disk_size_bytes();
         let (from, making) = match self.resolve(&volume.key)? {
-            // What is above images has on its disk what is written there.
-            Resolved::Empty | Resolved::Images(_) => {
+            Resolved::Images(_) => {
+                return Err(WorkerError::OfImages { key: volume.key.clone() });
+            }
+            Resolved::Empty => {
                 let size_bytes = wanted_bytes.unwrap_or(self.disk_size_bytes());
                 self.clone_empty_disk(size_bytes).await?
             }

@@ -13,7 +13,9 @@ use slackwater_client::types::{Labels, SnapshotId};
 use uuid::Uuid;
 
 use super::appliance::WORKER_LABEL;
+use super::mounting::IDLE;
 use super::state::{Change, FileKind, OwnFile};
+use super::uppers::Removed;
 use super::volume::{Content, Key, MountedAs};
 use super::{Worker, WorkerError};
 
@@ -48,6 +50,11 @@ impl Undeleted {
     fn keep_only(&self, files: &[OwnFile]) {
         let names: HashSet<Uuid> = files.iter().map(|file| file.name).collect();
         self.0.lock().retain(|name, _| names.contains(name));
+    }
+
+    /// It is gone.
+    pub(super) fn forget(&self, file: Uuid) {
+        self.0.lock().remove(&file);
     }
 
     /// Notes a deletion that failed. Returns for how long they have, if it is time for a warning.
@@ -137,6 +144,16 @@ impl Worker {
         }
     }
 
+    /// Logs why what volumes that are gone had written is not removed from a disk.
+    pub(super) fn note_unremoved(&self, disk: Uuid, reason: &std::io::Error) {
+        match self.inner.unremoved.note(disk, Instant::now()) {
+            Some(age) => tracing::warn!(target = %self.disk_target(disk).display(), %reason,
+                minutes = age.as_secs() / 60,
+                "cannot remove what containers that are gone had written; it keeps its space; the driver goes on trying"),
+            None => tracing::debug!(%disk, %reason, "not removed yet"),
+        }
+    }
+
     /// Deletes an obsolete file. Returns `false` if a process still uses its disk.
     async fn take_back(&self, file: OwnFile) -> Result<bool, WorkerError> {
         let path = self.path_of(file);
@@ -166,9 +183,19 @@ impl Worker {
             while let Some(inner) = inner.upgrade() {
                 let worker = Self { inner };
                 worker.clean_up().await;
+                let mut removed = worker.remove_uppers().await;
+                while removed == Removed::Some {
+                    worker.clean_up().await;
+                    removed = worker.remove_uppers().await;
+                }
                 let has_more = !worker.inner.state.obsolete().is_empty();
+                let is_idle = worker.look_at_idle_upper_disk().await;
                 drop(worker);
-                let wait = if has_more { RETRY_INTERVAL } else { RECONCILE_INTERVAL };
+                let wait = match removed {
+                    Removed::All if is_idle && !has_more => IDLE,
+                    Removed::All if !has_more => RECONCILE_INTERVAL,
+                    _ => RETRY_INTERVAL,
+                };
                 let _ = tokio::time::timeout(wait, wanted.notified()).await;
             }
         });
@@ -208,6 +235,8 @@ impl Worker {
         self.clean_up().await;
         done.files = self.reconcile_files().await?;
         done.snapshots = self.reconcile_snapshots(age_min).await?;
+        self.look_at_upper_disks().await;
+        self.clean_up().await;
         Ok(done)
     }
 
@@ -237,6 +266,7 @@ impl Worker {
             match self.owner_of(name) {
                 Some(key) => self.unmount_unused(&key).await?,
                 None if self.inner.in_progress.lock().contains(&name) => {}
+                None if self.inner.state.upper_disks().contains(&name) => {}
                 None => {
                     tracing::info!(target = %mounted.target.display(), "unmounting: no volume has it");
                     attach.unmount(&mounted.target).await?;

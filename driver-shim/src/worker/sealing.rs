@@ -252,9 +252,12 @@ impl Worker {
             Content::ImageFile { name, inodes } => {
                 return self.seal_image(key, name, inodes, chain).await;
             }
-            Content::Disk { name, .. } if volume.layers == LayerKind::Images => {
-                self.image_of_disk(&volume, name).await?;
+            Content::Upper { disk, name } => {
+                self.image_of_upper(&volume, (disk, name)).await?;
                 return Box::pin(self.seal_locked(key, chain)).await;
+            }
+            Content::Disk { .. } if volume.layers == LayerKind::Images => {
+                return Err(WorkerError::OfImages { key: key.clone() });
             }
             Content::Disk { name, from, size_bytes } => (name, from, size_bytes),
             Content::Inherited if chain.is_none() => {
@@ -455,10 +458,13 @@ impl Worker {
         key: &Key,
         error: &AttachError,
     ) -> Result<(), WorkerError> {
-        if matches!(error, AttachError::LostWrites { .. }) {
-            self.change(key, |volume| volume.is_damaged = true).await?;
+        if !matches!(error, AttachError::LostWrites { .. }) {
+            return Ok(());
         }
-        Ok(())
+        if let Content::Upper { disk, .. } = self.existing(key)?.content {
+            return self.note_loss_of_uppers(disk).await;
+        }
+        self.change(key, |volume| volume.is_damaged = true).await.map(drop)
     }
 
     /// Takes a snapshot of a disk that is written meanwhile. A freeze writes back what got dirty

@@ -9,8 +9,11 @@
 //!
 //! A file is entered as obsolete before it is made, and taken out in the transaction that makes
 //! a volume name it; a volume that lets go of a file enters it in the same transaction. So at
-//! every moment each file of this worker is either named by one volume or listed here (D1), and
+//! every moment each file of this worker is either named by a volume or listed here (D1), and
 //! whoever finds it listed at a start may delete it. Reads are answered from memory.
+//!
+//! One file can have several volumes: the disk with their upper directories. The one that takes new ones is
+//! named by a fact, with or without volumes.
 //!
 //! A change that failed may be on the disk all the same, and a restart would then find other files
 //! listed than memory has. So after one the state is *in doubt*: it takes no change, and nothing is
@@ -18,7 +21,7 @@
 
 mod format;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -34,6 +37,9 @@ use super::volume::{Content, Engine, Key, LayerKind, Volume};
 const VOLUMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("volumes");
 const OBSOLETE: TableDefinition<'_, &str, &str> = TableDefinition::new("obsolete");
 const FACTS: TableDefinition<'_, &str, &str> = TableDefinition::new("facts");
+
+/// The fact that names the disk that takes new upper directories; empty or missing if there is none.
+const UPPER_DISK: &str = "upper_disk";
 
 /// Memory of the database's cache: all reads are answered from our own maps.
 const CACHE_BYTES: usize = 4 << 20;
@@ -91,6 +97,15 @@ pub(super) enum Change {
     Fact(String, String),
 }
 
+impl Change {
+    /// This disk takes new upper directories, or none does. The one that did before is obsolete, unless a volume has a
+    /// directory on it.
+    pub(super) fn upper_disk(name: Option<Uuid>) -> Self {
+        let text = name.map_or_else(String::new, |name| name.to_string());
+        Self::Fact(UPPER_DISK.to_owned(), text)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Index {
     volumes: BTreeMap<Key, Volume>,
@@ -122,9 +137,9 @@ struct InDoubt;
 fn files_of(volume: &Volume) -> Option<OwnFile> {
     match &volume.content {
         Content::Inherited => None,
-        Content::Disk { name, .. } | Content::ImageFile { name, .. } => {
-            Some(OwnFile { kind: FileKind::Disk, name: *name })
-        }
+        Content::Disk { name, .. }
+        | Content::ImageFile { name, .. }
+        | Content::Upper { disk: name, .. } => Some(OwnFile { kind: FileKind::Disk, name: *name }),
         Content::Snapshot { hold, .. } | Content::Image { hold, .. } => {
             Some(OwnFile { kind: FileKind::Hold, name: *hold })
         }
@@ -239,11 +254,37 @@ impl State {
         self.index.read().facts.get(name).cloned()
     }
 
-    /// Whether the file is named by a volume, or listed.
+    /// Whether the file is named, or listed.
     pub(super) fn knows(&self, file: OwnFile) -> bool {
         let index = self.index.read();
         index.obsolete.contains(&file)
+            || index.upper_disk() == Some(file.name)
             || index.volumes.values().any(|volume| files_of(volume) == Some(file))
+    }
+
+    /// The disk that takes new upper directories.
+    pub(super) fn upper_disk(&self) -> Option<Uuid> {
+        self.index.read().upper_disk()
+    }
+
+    /// The disks of upper directories.
+    pub(super) fn upper_disks(&self) -> BTreeSet<Uuid> {
+        let index = self.index.read();
+        let of_volume = |volume: &Volume| match volume.content {
+            Content::Upper { disk, .. } => Some(disk),
+            _ => None,
+        };
+        index.volumes.values().filter_map(of_volume).chain(index.upper_disk()).collect()
+    }
+
+    /// The names of the upper directories that volumes have on a disk.
+    pub(super) fn uppers_on(&self, disk: Uuid) -> HashSet<Uuid> {
+        let index = self.index.read();
+        let of_disk = |volume: &Volume| match volume.content {
+            Content::Upper { disk: own, name } if own == disk => Some(name),
+            _ => None,
+        };
+        index.volumes.values().filter_map(of_disk).collect()
     }
 
     /// Applies all changes as one, durably.
@@ -276,6 +317,25 @@ impl State {
         let changes = self.index.read().complete(&[Change::Put(Box::new(volume.clone()))]);
         self.commit(changes)?;
         Ok(volume)
+    }
+
+    /// Changes every volume that is as asked for, as one and durably.
+    ///
+    /// # Errors
+    /// `State`.
+    pub(super) fn update_matching(
+        &self,
+        is_wanted: impl Fn(&Volume) -> bool,
+        change: impl Fn(&mut Volume),
+    ) -> Result<(), WorkerError> {
+        let _writing = self.writing.lock();
+        let changed = self.matching(is_wanted).into_iter().map(|mut volume| {
+            change(&mut volume);
+            Change::Put(Box::new(volume))
+        });
+        let changed: Vec<_> = changed.collect();
+        let changes = self.index.read().complete(&changed);
+        self.commit(changes)
     }
 
     /// Sees that memory has what a restart would find: only then may what it lists be deleted.
@@ -346,6 +406,10 @@ impl State {
 }
 
 impl Index {
+    fn upper_disk(&self) -> Option<Uuid> {
+        self.facts.get(UPPER_DISK)?.parse().ok()
+    }
+
     /// Whether an image is the layer of a volume, or of one below it.
     fn has_image(&self, volume: &Volume, id: SnapshotId) -> bool {
         let is_it = |volume: &&Volume| matches!(&volume.content, Content::Image { snapshot, .. } if snapshot.id == id);
@@ -406,13 +470,37 @@ impl Index {
                 Change::Delete(key) => {
                     let_go.extend(self.volumes.get(key).and_then(files_of));
                 }
+                Change::Fact(name, value) if name == UPPER_DISK => {
+                    let disk = |name| OwnFile { kind: FileKind::Disk, name };
+                    let_go.extend(self.upper_disk().map(disk));
+                    taken.extend(value.parse().ok().map(disk));
+                }
                 Change::Obsolete(_) | Change::Deleted(_) | Change::Fact(..) => {}
             }
         }
+        let_go.retain(|file| taken.contains(file) || !self.is_shared(*file, changes));
         let mut all = changes.to_vec();
         all.extend(let_go.difference(&taken).map(|file| Change::Obsolete(*file)));
         all.extend(taken.difference(&let_go).map(|file| Change::Deleted(*file)));
         all
+    }
+
+    /// Whether a file that is let go of stays named: a disk of upper directories, by others than these changes are about.
+    fn is_shared(&self, file: OwnFile, changes: &[Change]) -> bool {
+        let is_changed = |key: &Key| {
+            changes.iter().any(|change| match change {
+                Change::Put(volume) | Change::Create(volume) => volume.key == *key,
+                Change::Delete(deleted) => deleted == key,
+                _ => false,
+            })
+        };
+        let is_given_up = changes
+            .iter()
+            .any(|change| matches!(change, Change::Fact(name, _) if name == UPPER_DISK));
+        let has_file = |volume: &Volume| matches!(volume.content, Content::Upper { disk, .. } if disk == file.name);
+        file.kind == FileKind::Disk
+            && (self.upper_disk() == Some(file.name) && !is_given_up
+                || self.volumes.values().any(|volume| has_file(volume) && !is_changed(&volume.key)))
     }
 
     fn apply(&mut self, change: Change) {

@@ -11,8 +11,9 @@ use std::path::{Path, PathBuf};
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
-use super::layers::{Merged, disk_of_upper, upper_of};
+use super::layers::Merged;
 use super::mounting::{Pin, View};
+use super::uppers::{HeldUpper, directory_of_upper};
 use super::volume::{Access, Content, Engine, LayerKind, MountedAs, SnapshotRef, Volume};
 use super::{Worker, WorkerError};
 
@@ -68,7 +69,7 @@ pub struct Added {
 #[derive(Debug)]
 enum Layer {
     /// An upper directory, which may be written.
-    Upper(Pin),
+    Upper(HeldUpper),
     /// An image.
     Image(Merged),
 }
@@ -78,7 +79,7 @@ impl Added {
     #[must_use]
     pub fn path(&self) -> PathBuf {
         match &self.layer {
-            Layer::Upper(pin) => upper_of(pin.path()),
+            Layer::Upper(held) => held.path().to_owned(),
             Layer::Image(image) => image.path(),
         }
     }
@@ -88,6 +89,15 @@ impl Added {
     pub fn below(&self) -> Option<PathBuf> {
         self.below.as_ref().map(Merged::path)
     }
+}
+
+/// Where a volume is written.
+#[derive(Clone, Copy, Debug)]
+enum Place {
+    /// At the mount point of this disk.
+    Disk(Uuid),
+    /// On this disk, in the upper directory of this name.
+    Upper(Uuid, Uuid),
 }
 
 fn has_disk(volume: &Volume, name: Uuid) -> bool {
@@ -102,9 +112,7 @@ impl Worker {
     pub async fn tree_at(&self, engine: Engine, path: &Path) -> Result<Option<Tree>, WorkerError> {
         let volumes = self.list(engine);
         let mounted = if let Some(name) = self.name_below::<Uuid>("mounts", path) {
-            let is_tree =
-                |volume: &&Volume| has_disk(volume, name) && volume.layers == LayerKind::Disks;
-            let Some(volume) = volumes.iter().find(is_tree) else {
+            let Some(volume) = volumes.iter().find(|volume| has_disk(volume, name)) else {
                 return Ok(None);
             };
             // Nothing is made of a disk whose writes were lost, as with a commit.
@@ -141,16 +149,16 @@ impl Worker {
             let below = self.merged(&below).await?;
             return Ok(Some(Added { layer: Layer::Image(image), below }));
         }
-        let Some(volume) = self.disk_at(engine, highest) else { return Ok(None) };
+        let Some(volume) = self.written_at(engine, highest) else { return Ok(None) };
         if volume.layers == LayerKind::Disks || self.images_of(&volume)? != below {
             return Ok(None);
         }
         if volume.is_damaged {
             return Err(WorkerError::Damaged { key: volume.key });
         }
-        let pin = self.pin(&volume.key, Access::ReadWrite).await?;
+        let Some(held) = self.hold_upper(&volume.key) else { return Ok(None) };
         let below = self.merged(&below).await?;
-        Ok(Some(Added { layer: Layer::Upper(pin), below }))
+        Ok(Some(Added { layer: Layer::Upper(held), below }))
     }
 
     /// The image of an engine's volume that has its mount point at this path.
@@ -174,26 +182,33 @@ impl Worker {
         seen.is_some_and(|id| self.is_empty_disk(id))
     }
 
-    /// The engine's volume to whose disk is written by this path: the mount point, or the upper directory below it.
+    /// The engine's volume that is written by this path: the mount point of its disk, or its upper directory.
     #[must_use]
-    pub fn disk_at(&self, engine: Engine, path: &Path) -> Option<Volume> {
-        let (name, layers) = self.disk_below(path)?;
-        let is_it = |volume: &Volume| has_disk(volume, name) && volume.layers == layers;
+    pub fn written_at(&self, engine: Engine, path: &Path) -> Option<Volume> {
+        let place = self.place_below(path)?;
+        let is_it = |volume: &Volume| match (&volume.content, place) {
+            (Content::Disk { name, .. }, Place::Disk(disk)) => *name == disk,
+            (Content::Upper { disk, name }, Place::Upper(on, upper)) => {
+                (*disk, *name) == (on, upper)
+            }
+            _ => false,
+        };
         self.list(engine).into_iter().find(is_it)
     }
 
-    /// The name of the disk to which is written by a path, and how what is written there is kept.
-    fn disk_below(&self, path: &Path) -> Option<(Uuid, LayerKind)> {
+    fn place_below(&self, path: &Path) -> Option<Place> {
         if let Some(name) = self.name_below("mounts", path) {
-            return Some((name, LayerKind::Disks));
+            return Some(Place::Disk(name));
         }
-        Some((self.name_below("mounts", disk_of_upper(path)?)?, LayerKind::Images))
+        let directory = directory_of_upper(path)?;
+        let name = directory.file_name()?.to_str()?.parse().ok()?;
+        Some(Place::Upper(self.name_below("mounts", directory.parent()?)?, name))
     }
 
-    /// Whether a disk may be written by this path, now or before.
+    /// Whether a volume may be written by this path, now or before.
     #[must_use]
-    pub fn is_place_of_disk(&self, path: &Path) -> bool {
-        self.disk_below(path).is_some()
+    pub fn is_place_of_volume(&self, path: &Path) -> bool {
+        self.place_below(path).is_some()
     }
 
     /// The name of what is mounted at a path of this folder of the state directory.

@@ -4,16 +4,30 @@
 //! a layer that was sealed here     used of the snapshot less used of the one below; inodes of its disk less those below
 //! one that was adopted or bound    the same; a label of the snapshot has the inodes, as nothing of it is mounted
 //! a disk that is written           what no snapshot of it has, and at least what it has more than it was cloned from
+//! an upper directory               blocks and inodes of what is in it
 //! ```
 //! A snapshot of a disk that is written (`image commit`, an administrator's) leaves nothing that the disk alone has.
 //! What was written over before that is counted no more; all that is new still is.
 
-use std::path::Path;
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::io::Errno;
 use slackwater_client::types::Snapshot;
 use slackwater_client::{Client, RetryPolicy};
+use tokio::time::timeout;
+use uuid::Uuid;
 
-use super::volume::{Content, Key, LayerKind, SnapshotRef, Usage};
+use super::layers::on_disk;
+use super::uppers::upper_of;
+use super::volume::{Content, Key, SnapshotRef, Usage};
 use super::{Worker, WorkerError};
 
 /// Label of a snapshot that a worker took: the inodes in use on the disk. A hint that is shown.
@@ -22,11 +36,30 @@ pub(super) const INODES_LABEL: &str = "slackwater.inodes";
 /// Inodes that an empty ext4 counts as used.
 const EMPTY_DISK_INODES: u64 = 10;
 
-/// Inodes on a disk that takes an overlay's writes: its two directories, and the one that overlayfs makes.
-const OVERLAY_INODES: u64 = 3;
-
 /// Bytes of a disk for each inode, as `attach` makes file systems.
 const BYTES_PER_INODE: u64 = 16 << 10;
+
+/// Bytes of a block of stat(2).
+const STAT_BLOCK_BYTES: u64 = 512;
+
+/// Memory of paths of directories that are to be looked at, and files with several names: more than ordinary containers
+/// have.
+const WALK_BYTES_MAX: usize = 64 << 20;
+const LINKED_MAX: usize = 1 << 20;
+
+/// What an allocation takes beyond its bytes, about.
+const ALLOCATION_BYTES: usize = 32;
+
+/// Longest time in which a directory is counted: others wait. It is looked at after so many inodes.
+const WALK_TIME_MAX: Duration = Duration::from_secs(60);
+const INODES_BETWEEN_LOOKS: u64 = 1024;
+
+/// How long who asks waits for a new figure where there is an older one: less than `snapshotter.rs` waits.
+const COUNTED_WITHIN: Duration = Duration::from_secs(1);
+
+/// How a directory is opened that a program in a container may change.
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Snapshots whose figures are kept in memory: they do not change.
 const KNOWN_MAX: usize = 4096;
@@ -91,10 +124,10 @@ impl Worker {
     }
 
     /// What a volume holds of its own. From memory for a snapshot; for a disk, one short question
-    /// to the appliance, and at first another one.
+    /// to the appliance, and at first another one; for an upper directory, a look at all that is in it.
     ///
     /// # Errors
-    /// `NotFound`, `Appliance`.
+    /// `NotFound`, `Appliance`, `Local`.
     pub async fn usage(&self, key: &Key) -> Result<Usage, WorkerError> {
         let volume = self.existing(key)?;
         let (name, from) = match volume.content {
@@ -104,6 +137,7 @@ impl Worker {
             Content::Snapshot { .. } | Content::Image { .. } => {
                 return Ok(volume.usage.unwrap_or_default());
             }
+            Content::Upper { disk, name } => return self.usage_of_upper(disk, name).await,
             Content::Disk { name, from, .. } => (name, from),
         };
         let once = self.client().with_retry(RetryPolicy::never());
@@ -115,9 +149,128 @@ impl Worker {
             Some(_) => used_inodes(&self.disk_target(name)).unwrap_or_default(),
             None => 0,
         };
-        let own = if volume.layers == LayerKind::Images { OVERLAY_INODES } else { 0 };
-        let inodes = disk_inodes.saturating_sub(self.inodes_of(Some(from), known) + own);
+        let inodes = disk_inodes.saturating_sub(self.inodes_of(Some(from), known));
         Ok(Usage { size_bytes: file.unique_bytes.max(grown), inodes, disk_inodes })
+    }
+}
+
+impl Worker {
+    /// What an upper directory holds: as it was counted last, if counting it takes long.
+    async fn usage_of_upper(&self, disk: Uuid, name: Uuid) -> Result<Usage, WorkerError> {
+        let target = self.disk_target(disk);
+        let directory = target.join(name.to_string());
+        let known = self.inner.upper_usages.lock().get(&name).copied();
+        let worker = self.clone();
+        let counting = async move {
+            // Of all directories one at a time, also after the caller has left: who asks, asks again soon.
+            let turn = Arc::clone(&worker.inner.upper_walks).lock_owned().await;
+            on_disk(directory, move |directory| {
+                let _turn = turn;
+                let usage = usage_below(&upper_of(directory))?;
+                let mut usages = worker.inner.upper_usages.lock();
+                if usages.len() >= KNOWN_MAX {
+                    usages.clear();
+                }
+                usages.insert(name, usage);
+                Ok(usage)
+            })
+            .await
+        };
+        match known {
+            None => counting.await,
+            Some(known) => timeout(COUNTED_WITHIN, counting).await.unwrap_or(Ok(known)),
+        }
+    }
+}
+
+/// Blocks and inodes of a directory with what is below it. What a program removes at the same time does not count.
+/// Blocks.
+///
+/// # Errors
+/// There is no such directory, as on a disk that is not mounted; it is too large or too deep to be counted.
+fn usage_below(top: &Path) -> io::Result<Usage> {
+    let top = rustix::fs::openat(CWD, top, DIRECTORY, Mode::empty())?;
+    let mut walk = Walk {
+        usage: Usage::default(),
+        linked: HashSet::new(),
+        ahead: vec![PathBuf::from(".")],
+        ahead_bytes: 0,
+        until: Instant::now() + WALK_TIME_MAX,
+        top,
+    };
+    walk.count(&rustix::fs::fstat(&walk.top)?);
+    while let Some(path) = walk.ahead.pop() {
+        walk.ahead_bytes = walk.ahead_bytes.saturating_sub(cost_of(&path));
+        match walk.count_in(&path) {
+            // It is gone, or another file system is mounted there.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV) | Ok(()) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        if walk.ahead_bytes > WALK_BYTES_MAX
+            || walk.linked.len() >= LINKED_MAX
+            || Instant::now() > walk.until
+        {
+            return Err(io::Error::other("it has more directories or hard links than are counted"));
+        }
+    }
+    Ok(walk.usage)
+}
+
+/// Memory of a path that waits.
+fn cost_of(path: &Path) -> usize {
+    path.as_os_str().len() + size_of::<PathBuf>() + ALLOCATION_BYTES
+}
+
+/// A look at all that is below a directory.
+struct Walk {
+    top: OwnedFd,
+    usage: Usage,
+    /// Files with several names that were counted.
+    linked: HashSet<u64>,
+    /// Directories that are to be looked at.
+    ahead: Vec<PathBuf>,
+    ahead_bytes: usize,
+    until: Instant,
+}
+
+impl Walk {
+    fn count(&mut self, stat: &Stat) {
+        self.usage.inodes += 1;
+        let blocks = u64::try_from(stat.st_blocks).unwrap_or_default();
+        self.usage.size_bytes += blocks * STAT_BLOCK_BYTES;
+    }
+
+    fn count_in(&mut self, path: &Path) -> Result<(), Errno> {
+        // A program in the container can put a link in the place of a directory.
+        let beneath = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        let directory = rustix::fs::openat2(&self.top, path, DIRECTORY, Mode::empty(), beneath)?;
+        for entry in Dir::read_from(&directory)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            if name == c"." || name == c".." {
+                continue;
+            }
+            let stat = match rustix::fs::statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => continue,
+                other => other?,
+            };
+            let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+            // A file counts once, whatever names it has.
+            if !is_directory && stat.st_nlink > 1 && !self.linked.insert(stat.st_ino) {
+                continue;
+            }
+            self.count(&stat);
+            let is_look = self.usage.inodes.is_multiple_of(INODES_BETWEEN_LOOKS);
+            if self.linked.len() >= LINKED_MAX || is_look && Instant::now() > self.until {
+                break;
+            }
+            if is_directory && self.ahead_bytes <= WALK_BYTES_MAX {
+                let path = path.join(OsStr::from_bytes(name.to_bytes()));
+                self.ahead_bytes += cost_of(&path);
+                self.ahead.push(path);
+            }
+        }
+        Ok(())
     }
 }
 

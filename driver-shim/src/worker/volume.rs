@@ -86,6 +86,14 @@ pub enum Content {
         /// The name of the clone below `workers/ID/holds`.
         hold: Uuid,
     },
+    /// What is written above images: a directory of its own on a disk that other volumes have theirs on, too. It is
+    /// the upper directory of an overlay, with the one that overlayfs works in.
+    Upper {
+        /// The name of the disk below `workers/ID/disks`.
+        disk: Uuid,
+        /// The name of the directory on it.
+        name: Uuid,
+    },
     /// The image of this layer alone, written and not yet a snapshot.
     ImageFile {
         /// Its name below `workers/ID/disks`.
@@ -135,7 +143,7 @@ impl fmt::Display for LayerKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
-    /// For writing, on a disk of its own.
+    /// For writing, on a disk or in an upper directory of its own.
     ReadWrite,
     /// For reading, on a mount that all readers of the snapshot share.
     ReadOnly,
@@ -149,7 +157,7 @@ pub enum MountedAs {
     Disk,
     /// This snapshot, for reading.
     View(SnapshotId),
-    /// The images that it reads; nothing is written.
+    /// The images that it reads, and the disk with its upper directory, if it has one.
     Images,
 }
 
@@ -173,7 +181,7 @@ pub struct Volume {
     pub parent: Option<Key>,
     /// Where its bytes are.
     pub content: Content,
-    /// How what is written to it is kept. With images its disk has the layer alone, as the upper directory of an overlay.
+    /// How what is written to it is kept. With images it has the layer alone, as the upper directory of an overlay.
     #[serde(default, skip_serializing_if = "LayerKind::is_disks")]
     pub layers: LayerKind,
     /// How often it was acquired and not yet released.
@@ -250,7 +258,10 @@ impl Volume {
         match &self.content {
             Content::Snapshot { snapshot, .. } => Some((*snapshot, LayerKind::Disks)),
             Content::Image { snapshot, .. } => Some((*snapshot, LayerKind::Images)),
-            Content::Inherited | Content::Disk { .. } | Content::ImageFile { .. } => None,
+            Content::Inherited
+            | Content::Disk { .. }
+            | Content::Upper { .. }
+            | Content::ImageFile { .. } => None,
         }
     }
 }

@@ -45,6 +45,7 @@ pub mod content;
 pub mod held_port;
 pub mod registry;
 pub mod snapshots;
+pub mod tools;
 
 use self::held_port::HeldPort;
 

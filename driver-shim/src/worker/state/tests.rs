@@ -1,5 +1,5 @@
 //! The state against a plain model: what is applied is there after the next open, refusals
-//! change nothing, and every file is named by one volume or listed as obsolete (D1).
+//! change nothing, and every file is named by one volume, is a disk of upper directories, or listed as obsolete (D1).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -52,6 +52,14 @@ enum Step {
     /// Lists a new file, then makes the volume name it.
     Become(u8, u8),
     Delete(u8),
+    /// Gives the volume an upper directory on the current disk, if there is one.
+    Upper(u8),
+    /// Lists a new disk, and has it be the current one.
+    UpperDisk,
+    /// Has no disk be the current one.
+    GiveUp,
+    /// Says of all on the current disk that it is damaged.
+    Damage,
     /// Lists a new file and forgets about it.
     List,
     /// Takes the first listed file back.
@@ -65,6 +73,10 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (0..8_u8, proptest::option::of(0..8_u8)).prop_map(|(one, of)| Step::Create(one, of)),
         4 => (0..8_u8, 0..3_u8).prop_map(|(one, choice)| Step::Become(one, choice)),
         2 => (0..8_u8).prop_map(Step::Delete),
+        4 => (0..8_u8).prop_map(Step::Upper),
+        1 => Just(Step::UpperDisk),
+        1 => Just(Step::GiveUp),
+        1 => Just(Step::Damage),
         1 => Just(Step::List),
         1 => Just(Step::TakeBack),
         1 => (0..8_u8).prop_map(Step::Use),
@@ -77,6 +89,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Model {
     volumes: BTreeMap<Key, Volume>,
     listed: BTreeSet<OwnFile>,
+    upper_disk: Option<Uuid>,
     made: u8,
 }
 
@@ -85,8 +98,63 @@ impl Model {
         self.volumes.values().any(|volume| volume.parent.as_ref() == Some(of))
     }
 
+    fn disk(name: Uuid) -> OwnFile {
+        OwnFile { kind: FileKind::Disk, name }
+    }
+
+    /// Lists what was let go of, if nothing has it any more.
+    fn let_go(&mut self, file: Option<OwnFile>) {
+        let is_named = |file: &OwnFile| {
+            self.upper_disk.map(Self::disk) == Some(*file)
+                || self.volumes.values().any(|volume| files_of(volume) == Some(*file))
+        };
+        let gone = file.filter(|file| !is_named(file));
+        self.listed.extend(gone);
+    }
+
+    fn take_of_uppers(&mut self, state: &State, step: &Step) {
+        match *step {
+            Step::Upper(one) => {
+                let (Some(disk), Some(old)) = (self.upper_disk, self.volumes.get(&key(one))) else {
+                    return;
+                };
+                self.made += 1;
+                let content = Content::Upper { disk, name: uuid(self.made) };
+                let new = Volume { content: content.clone(), ..old.clone() };
+                let file = files_of(old);
+                state.update(&key(one), |volume| volume.content = content).unwrap();
+                self.volumes.insert(key(one), new);
+                self.let_go(file);
+            }
+            Step::UpperDisk => {
+                self.made += 1;
+                let disk = uuid(self.made);
+                state.apply(&[Change::Obsolete(Self::disk(disk))]).unwrap();
+                state.apply(&[Change::upper_disk(Some(disk))]).unwrap();
+                let before = self.upper_disk.replace(disk);
+                self.let_go(before.map(Self::disk));
+            }
+            Step::GiveUp => {
+                state.apply(&[Change::upper_disk(None)]).unwrap();
+                let before = self.upper_disk.take();
+                self.let_go(before.map(Self::disk));
+            }
+            _ => {
+                let Some(disk) = self.upper_disk.map(Self::disk) else { return };
+                let is_on_it = |volume: &Volume| files_of(volume) == Some(disk);
+                state.update_matching(is_on_it, |volume| volume.is_damaged = true).unwrap();
+                for volume in self.volumes.values_mut().filter(|volume| is_on_it(volume)) {
+                    volume.is_damaged = true;
+                }
+            }
+        }
+    }
+
     fn take(&mut self, state: &State, step: &Step) {
         match *step {
+            Step::Upper(_) | Step::UpperDisk | Step::GiveUp | Step::Damage => {
+                self.take_of_uppers(state, step);
+            }
             Step::Create(one, parent) => {
                 let new = volume(one, parent, Content::Inherited);
                 let outcome = state.apply(&[Change::Create(Box::new(new.clone()))]);
@@ -112,19 +180,21 @@ impl Model {
                 new.parent.clone_from(&old.parent);
                 let content = new.content.clone();
                 state.update(&key(one), |volume| volume.content = content).unwrap();
-                self.listed.extend(files_of(old));
                 if let Some(file) = file {
                     self.listed.remove(&file);
                 }
-                new.users = old.users;
+                let before = files_of(old);
+                (new.users, new.is_damaged) = (old.users, old.is_damaged);
                 self.volumes.insert(key(one), new);
+                self.let_go(before);
             }
             Step::Delete(one) => {
                 let outcome = state.apply(&[Change::Delete(key(one))]);
                 let is_fine = self.volumes.contains_key(&key(one)) && !self.has_children(&key(one));
                 assert_eq!(outcome.is_ok(), is_fine, "{outcome:?}");
                 if is_fine {
-                    self.listed.extend(self.volumes.remove(&key(one)).as_ref().and_then(files_of));
+                    let before = self.volumes.remove(&key(one));
+                    self.let_go(before.as_ref().and_then(files_of));
                 }
             }
             Step::List => {
@@ -155,10 +225,17 @@ impl Model {
         for one in self.volumes.keys() {
             assert_eq!(!state.children(one).is_empty(), self.has_children(one), "{one}");
         }
-        // D1: nobody names what is listed, and no two volumes name the same.
-        let named: Vec<_> = self.volumes.values().filter_map(files_of).collect();
+        // D1: nothing that is named is listed, and no two volumes name the same but a disk of upper directories.
+        let is_upper = |volume: &&Volume| matches!(volume.content, Content::Upper { .. });
+        let (uppers, others): (Vec<_>, Vec<_>) = self.volumes.values().partition(is_upper);
+        let named: Vec<_> = others.into_iter().filter_map(files_of).collect();
         assert_eq!(named.iter().collect::<BTreeSet<_>>().len(), named.len());
-        for file in named {
+        assert_eq!(state.upper_disk(), self.upper_disk);
+        let disks: BTreeSet<_> = uppers.into_iter().filter_map(files_of).collect();
+        let disks: BTreeSet<_> = disks.into_iter().chain(self.upper_disk.map(Self::disk)).collect();
+        let names: BTreeSet<_> = disks.iter().map(|disk| disk.name).collect();
+        assert_eq!(state.upper_disks(), names);
+        for file in named.into_iter().chain(disks) {
             assert!(!self.listed.contains(&file) && state.knows(file), "{file:?}");
         }
     }

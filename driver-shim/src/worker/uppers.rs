@@ -1,0 +1,471 @@
+//! Upper directories: what is written above images, for all volumes of a worker on one disk.
+//!
+//! ```text
+//!   appliance                        machine
+//!   workers/ID/disks/DISK   <----    STATE/mounts/DISK        an ext4 that stays mounted
+//!                                      NAME/upper, NAME/work  of one volume
+//!                                      NAME/...               of a volume that is gone: removed in the background
+//! ```
+//! So a container costs a directory, and no clone, loop device and mount of its own. One disk takes new directories, the
+//! *current* one. It is given up when writes to it were lost, when it cannot be used or is nearly full, when nothing is
+//! on it for some seconds, or when it takes much more space on the appliance than its files: what ext4 freed stays there.
+//! The next volume then gets a new one. A disk that was given up goes with its last volume.
+//!
+//! Invariants:
+//! - A directory is named by a volume before it is made, and its name is never used again: one that no volume names can
+//!   be removed, once no engine has it mounted and the driver does not read it.
+//! - A volume gets a directory on the current disk alone, which stays the current one until that is in the state.
+//! - A sync of a disk that failed damages all that have a directory there: the kernel does not tell whose write was
+//!   lost, and tells it to the first that syncs. A sync through an overlay takes no error away; one by a program on a root
+//!   without images below does.
+
+use std::collections::HashSet;
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use slackwater_attach::{AttachError, Source};
+use tokio::sync::RwLockReadGuard;
+use uuid::Uuid;
+
+use super::layers::{copy_attributes, on_disk};
+use super::mounting::IDLE;
+use super::removal::{Chosen, Removal, remove_from};
+use super::state::Change;
+use super::volume::{Content, Key, MountedAs, Volume};
+use super::{Worker, WorkerError};
+
+/// Size of a disk of upper directories, or that of a volume's own disk if that is larger: all containers of a machine
+/// share it. Sparse, so only what is written counts. It is not the size of images' files.
+const UPPER_DISK_SIZE_BYTES: u64 = 1 << 40;
+
+/// A disk that takes less space on the appliance is kept, however little is on it.
+const KEPT_BYTES: u64 = 4 << 30;
+
+/// A disk that takes this many times what its files take is given up for a new one.
+const WASTED_TIMES: u64 = 2;
+
+/// A disk with less than one part of this many free, of its blocks or its inodes, takes no more directories.
+const FULL_SHARE: u64 = 16;
+
+/// What is mounted, with the directories of overlays.
+const MOUNTS: &str = "/proc/self/mountinfo";
+
+/// The directories of an overlay.
+const UPPER: &str = "upper";
+const UNFINISHED: &str = "upper.new";
+const WORK: &str = "work";
+
+/// The upper directory of the overlay that has its directories here.
+#[must_use]
+pub fn upper_of(directory: &Path) -> PathBuf {
+    directory.join(UPPER)
+}
+
+/// The directory of the work of that overlay.
+pub(super) fn work_of(directory: &Path) -> PathBuf {
+    directory.join(WORK)
+}
+
+/// The directory of the overlay with this upper directory.
+pub(super) fn directory_of_upper(upper: &Path) -> Option<&Path> {
+    upper.parent().filter(|_| upper.ends_with(UPPER))
+}
+
+/// Permissions of a root that nothing is below.
+const ROOT_MODE: u32 = 0o755;
+
+/// Permissions of the directory around an overlay's.
+const AROUND_MODE: u32 = 0o700;
+
+/// Makes the directories of an overlay, if they are not there. The upper one is made by [`make_root`].
+fn make_directories(directory: &Path) -> io::Result<()> {
+    make_directory(directory)?;
+    make_directory(&work_of(directory))?;
+    if !upper_of(directory).try_exists()? {
+        make_directory(&directory.join(UNFINISHED))?;
+    }
+    Ok(())
+}
+
+/// Gives the upper directory, which is the root that is seen, what the one below has; under its name once it is whole.
+fn make_root(directory: &Path, highest: Option<&Path>) -> io::Result<()> {
+    let (unfinished, upper) = (directory.join(UNFINISHED), upper_of(directory));
+    if upper.try_exists()? {
+        return Ok(());
+    }
+    let Some(highest) = highest else {
+        fs::set_permissions(&unfinished, Permissions::from_mode(ROOT_MODE))?;
+        return fs::rename(&unfinished, &upper);
+    };
+    let root = fs::metadata(highest)?;
+    std::os::unix::fs::chown(&unfinished, Some(root.uid()), Some(root.gid()))?;
+    copy_attributes(highest, &unfinished)?;
+    fs::set_permissions(&unfinished, Permissions::from_mode(root.mode() & 0o7777))?;
+    File::open(&unfinished)?.set_modified(root.modified()?)?;
+    fs::rename(&unfinished, &upper)
+}
+
+fn make_directory(path: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(AROUND_MODE).create(path) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// How far directories were removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Removed {
+    /// None is left.
+    All,
+    /// Some could not be removed now.
+    Later,
+    /// Some are left, and the next call removes more.
+    Some,
+}
+
+/// Whether an error says that a disk takes nothing more: what is not to pass by itself.
+fn is_unusable(error: &WorkerError) -> bool {
+    let unusable = [Errno::ROFS, Errno::IO, Errno::NOSPC, Errno::UCLEAN, Errno::BADMSG];
+    match error {
+        WorkerError::Attach { source } => matches!(
+            source,
+            AttachError::Damaged { .. }
+                | AttachError::NotFound { .. }
+                | AttachError::NotRegular { .. }
+                // Not writable any more: ext4 turned read-only after an error.
+                | AttachError::Occupied { .. }
+                | AttachError::InUse { .. }
+        ),
+        WorkerError::Local { source, .. } => source
+            .raw_os_error()
+            .is_some_and(|code| unusable.map(Errno::raw_os_error).contains(&code)),
+        _ => false,
+    }
+}
+
+fn has_directory_on(volume: &Volume, disk: Uuid) -> bool {
+    matches!(volume.content, Content::Upper { disk: own, .. } if own == disk)
+}
+
+/// A directory that a volume is to have. While this lives its disk is the current one.
+#[derive(Debug)]
+pub(super) struct NewUpper<'a> {
+    disk: Uuid,
+    name: Uuid,
+    _current: RwLockReadGuard<'a, ()>,
+}
+
+impl NewUpper<'_> {
+    pub(super) fn content(&self) -> Content {
+        Content::Upper { disk: self.disk, name: self.name }
+    }
+}
+
+/// An upper directory that the driver reads: it is not removed while this lives.
+#[derive(Debug)]
+pub(super) struct HeldUpper {
+    worker: Worker,
+    name: Uuid,
+    path: PathBuf,
+}
+
+impl HeldUpper {
+    /// The upper directory.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for HeldUpper {
+    fn drop(&mut self) {
+        let mut held = self.worker.inner.held_uppers.lock();
+        if let Some(count) = held.get_mut(&self.name) {
+            *count -= 1;
+            if *count == 0 {
+                held.remove(&self.name);
+            }
+        }
+        drop(held);
+        self.worker.inner.reap.notify_one();
+    }
+}
+
+impl Worker {
+    /// Makes a volume that is written above images: a record that has its directory, and says that it is mounted.
+    pub(super) async fn create_upper(&self, volume: Volume) -> Result<Volume, WorkerError> {
+        self.run(async move |worker: Self| {
+            let new = worker.new_upper().await?;
+            let mounted = Some(MountedAs::Images);
+            let content = new.content();
+            let volume = Volume { content, mounted, is_kept_mounted: true, ..volume };
+            worker.apply(vec![Change::Create(Box::new(volume.clone()))]).await?;
+            Ok(volume)
+        })
+        .await
+    }
+
+    async fn new_upper(&self) -> Result<NewUpper<'_>, WorkerError> {
+        loop {
+            let current = self.inner.upper_disk.read().await;
+            if let Some(disk) = self.inner.state.upper_disk() {
+                return Ok(NewUpper { disk, name: Uuid::new_v4(), _current: current });
+            }
+            drop(current);
+            self.make_upper_disk().await?;
+        }
+    }
+
+    async fn make_upper_disk(&self) -> Result<(), WorkerError> {
+        let _changing = self.inner.upper_disk.write().await;
+        if self.inner.state.upper_disk().is_some() {
+            return Ok(());
+        }
+        let size_bytes = UPPER_DISK_SIZE_BYTES.max(self.disk_size_bytes());
+        let (_, making) = self.clone_empty_disk(size_bytes).await?;
+        let disk = making.file.name;
+        // One that cannot be mounted is of no use to anything.
+        self.mount_disk(disk).await?;
+        *self.inner.upper_disk_idle.lock() = None;
+        self.apply(vec![Change::upper_disk(Some(disk))]).await?;
+        tracing::info!(%disk, size_bytes, "made the disk of what is written above images");
+        Ok(())
+    }
+
+    /// Has the next volume get another disk. The volumes on this one go on there.
+    pub(super) async fn give_up_upper_disk(
+        &self,
+        disk: Uuid,
+        reason: &str,
+    ) -> Result<(), WorkerError> {
+        let _changing = self.inner.upper_disk.write().await;
+        if self.inner.state.upper_disk() == Some(disk) {
+            tracing::info!(%disk, reason, "what is written above images goes to another disk");
+            self.apply(vec![Change::upper_disk(None)]).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives up the current disk if nothing is on it.
+    async fn let_go_of_upper_disk(&self, disk: Uuid) -> Result<(), WorkerError> {
+        let _changing = self.inner.upper_disk.write().await;
+        let is_current = self.inner.state.upper_disk() == Some(disk);
+        if is_current && self.inner.state.uppers_on(disk).is_empty() {
+            self.apply(vec![Change::upper_disk(None)]).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives up the current disk if nothing was on it for some time, as what is mounted holds up changes of how the
+    /// appliance is attached. Returns whether to look again after that time.
+    pub(super) async fn look_at_idle_upper_disk(&self) -> bool {
+        let Some(disk) = self.inner.state.upper_disk() else { return false };
+        if !self.inner.state.uppers_on(disk).is_empty() {
+            *self.inner.upper_disk_idle.lock() = None;
+            return false;
+        }
+        let since = *self.inner.upper_disk_idle.lock().get_or_insert_with(Instant::now);
+        if since.elapsed() < IDLE {
+            return true;
+        }
+        *self.inner.upper_disk_idle.lock() = None;
+        if let Err(error) = self.let_go_of_upper_disk(disk).await {
+            tracing::warn!(%disk, %error, "the disk of what is written above images stays");
+        }
+        false
+    }
+
+    /// Looks at the disks: what is lost, what can be removed, and whether the current one is of use. What fails is
+    /// logged, and tried again with the next look.
+    pub(super) async fn look_at_upper_disks(&self) {
+        if let Some(disk) = self.inner.state.upper_disk()
+            && let Err(error) = self.let_go_of_upper_disk(disk).await
+        {
+            tracing::warn!(%disk, %error, "the disk of what is written above images stays");
+        }
+        for disk in self.inner.state.upper_disks() {
+            // After a reboot nothing has mounted it yet, and there may be something to remove.
+            let looked = match self.mount_upper_disk(disk).await {
+                Ok(target) => self.look_at_upper_disk(disk, target).await,
+                Err(error) => Err(error),
+            };
+            let Err(error) = looked else { continue };
+            tracing::warn!(%disk, %error, "looking at a disk of what is written above images");
+            if is_unusable(&error)
+                && let Err(error) = self.give_up_upper_disk(disk, &error.to_string()).await
+            {
+                tracing::warn!(%disk, %error, "it stays the one that takes more");
+            }
+        }
+    }
+
+    async fn look_at_upper_disk(&self, disk: Uuid, target: PathBuf) -> Result<(), WorkerError> {
+        self.look_for_loss(disk).await?;
+        if self.inner.state.upper_disk() != Some(disk) {
+            return Ok(());
+        }
+        let figures = on_disk(target, |target| Ok(rustix::fs::statvfs(target)?)).await?;
+        let is_low = |free: u64, all: u64| free < all / FULL_SHARE;
+        if is_low(figures.f_bavail, figures.f_blocks) || is_low(figures.f_favail, figures.f_files) {
+            return self.give_up_upper_disk(disk, "it is nearly full").await;
+        }
+        let used = figures.f_blocks.saturating_sub(figures.f_bfree);
+        let files_bytes = used.saturating_mul(figures.f_frsize);
+        let taken_bytes = self.client().file(&self.disk_path(disk)).await?.used_bytes;
+        if taken_bytes > KEPT_BYTES && taken_bytes / WASTED_TIMES > files_bytes {
+            let reason = format!("it takes {taken_bytes} bytes for {files_bytes} of files");
+            self.give_up_upper_disk(disk, &reason).await?;
+        }
+        Ok(())
+    }
+
+    /// Mounts a disk. One that is mounted waits for nothing, such as a sync of it.
+    async fn mount_upper_disk(&self, disk: Uuid) -> Result<PathBuf, WorkerError> {
+        let (path, target) = (self.disk_path(disk), self.disk_target(disk));
+        let access = slackwater_attach::Access::ReadWrite;
+        match self.attach().await?.is_mounted(Source::File(&path), &target, access)? {
+            true => Ok(target),
+            false => self.mount_disk(disk).await,
+        }
+    }
+
+    /// Mounts the disk with the directory of a volume, and sees that it has those of the overlay; where that is.
+    /// `highest` is the root of what is below. A disk that cannot be used takes no new ones.
+    pub(super) async fn ready_upper(
+        &self,
+        disk: Uuid,
+        name: Uuid,
+        highest: Option<PathBuf>,
+    ) -> Result<PathBuf, WorkerError> {
+        let made = match self.mount_upper_disk(disk).await {
+            Ok(target) => {
+                let directory = target.join(name.to_string());
+                on_disk(directory.clone(), make_directories).await.map(|()| directory)
+            }
+            Err(error) => Err(error),
+        };
+        let directory = match made {
+            Ok(directory) => directory,
+            Err(error) if is_unusable(&error) => {
+                self.give_up_upper_disk(disk, &error.to_string()).await?;
+                // What is wrong with it may be that writes were lost.
+                self.look_for_loss(disk).await?;
+                return Err(error);
+            }
+            Err(error) => return Err(error),
+        };
+        // What fails here is mostly the fault of what is below.
+        on_disk(directory.clone(), move |path| make_root(path, highest.as_deref())).await?;
+        Ok(directory)
+    }
+
+    /// Brings what was written to a disk to the appliance, for a volume that has a directory there.
+    pub(super) async fn sync_upper(&self, key: &Key, disk: Uuid) -> Result<(), WorkerError> {
+        // One at a time: what another sync finds is in the state before this volume is looked at.
+        let _turn = self.inner.upper_syncs.lock().await;
+        self.sync_disk(key, &self.disk_target(disk)).await
+    }
+
+    /// Syncs a disk, and notes it if that says that writes were lost. One that is not mounted has lost none.
+    async fn look_for_loss(&self, disk: Uuid) -> Result<(), WorkerError> {
+        let _turn = self.inner.upper_syncs.lock().await;
+        let is_whole = |volume: &Volume| has_directory_on(volume, disk) && !volume.is_damaged;
+        // Said once.
+        if self.inner.state.upper_disk() != Some(disk)
+            && self.inner.state.matching(is_whole).is_empty()
+        {
+            return Ok(());
+        }
+        match self.attach().await?.sync(&self.disk_target(disk)).await {
+            Err(AttachError::LostWrites { target, reason }) => {
+                tracing::error!(target = %target.display(), reason,
+                    "writes were lost of what is written above images: remove the containers that run there, and run them again from their images; they are not committed");
+                self.note_loss_of_uppers(disk).await
+            }
+            Ok(()) | Err(AttachError::NotMounted { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Remembers of all that have a directory on a disk that writes to it were lost.
+    pub(super) async fn note_loss_of_uppers(&self, disk: Uuid) -> Result<(), WorkerError> {
+        // First: from then on no other volume comes to it.
+        self.give_up_upper_disk(disk, "writes to it were lost").await?;
+        let inner = Arc::clone(&self.inner);
+        let noted = tokio::task::spawn_blocking(move || {
+            let is_whole = |volume: &Volume| has_directory_on(volume, disk) && !volume.is_damaged;
+            inner.state.update_matching(is_whole, |volume| volume.is_damaged = true)
+        });
+        noted.await.map_err(super::interrupted)?
+    }
+
+    /// Sees that the upper directory of a volume, which is on a mounted disk, is not removed for as long as the answer
+    /// lives; `None` if it is the volume's no more.
+    pub(super) fn hold_upper(&self, key: &Key) -> Option<HeldUpper> {
+        let Content::Upper { disk, name } = self.get(key)?.content else { return None };
+        *self.inner.held_uppers.lock().entry(name).or_default() += 1;
+        let path = upper_of(&self.disk_target(disk).join(name.to_string()));
+        let held = HeldUpper { worker: self.clone(), name, path };
+        // Only now: before, it can have been looked at by who removes it.
+        matches!(self.get(key)?.content, Content::Upper { name: own, .. } if own == name)
+            .then_some(held)
+    }
+
+    /// Removes the directories that no volume names from the disks that are mounted, for some time.
+    pub(super) async fn remove_uppers(&self) -> Removed {
+        let _turn = self.inner.upper_removals.lock().await;
+        let mut removed = Removed::All;
+        for disk in self.inner.state.upper_disks() {
+            let (worker, target) = (self.clone(), self.disk_target(disk));
+            let unwanted = move |names| worker.unwanted(disk, names);
+            let outcome = on_disk(target, move |target| remove_from(target, unwanted)).await;
+            let removal = outcome.unwrap_or_else(|error| Removal {
+                failed: Some(io::Error::other(error)),
+                ..Removal::default()
+            });
+            match &removal.failed {
+                Some(error) => self.note_unremoved(disk, error),
+                None => self.inner.unremoved.forget(disk),
+            }
+            removed = removed.max(match removal {
+                Removal { has_more: true, removed: 1.., .. } => Removed::Some,
+                Removal { has_more: false, failed: None, .. } => Removed::All,
+                _ => Removed::Later,
+            });
+        }
+        removed
+    }
+
+    /// Removes now what volumes that are gone had written, as far as that is possible.
+    pub async fn clean_up_uppers(&self) {
+        while self.remove_uppers().await == Removed::Some {}
+    }
+
+    /// Which of a disk's directories can be removed: none if what memory says is not certain.
+    fn unwanted(&self, disk: Uuid, mut names: Vec<Uuid>) -> io::Result<Chosen> {
+        if self.inner.state.require_certain().is_err() {
+            return Ok(Chosen::default());
+        }
+        let wanted = self.inner.state.uppers_on(disk);
+        names.retain(|name| !wanted.contains(name));
+        if names.is_empty() {
+            return Ok(Chosen::default());
+        }
+        // An engine may commit what it has mounted still.
+        let mounted = names_in(&fs::read(MOUNTS)?);
+        let held = self.inner.held_uppers.lock();
+        let (later, now): (Vec<_>, Vec<_>) =
+            names.into_iter().partition(|name| mounted.contains(name) || held.contains_key(name));
+        Ok(Chosen { now, has_later: !later.is_empty() })
+    }
+}
+
+/// The UUIDs in the table of mounts, which can have other bytes than those of a text.
+fn names_in(mounts: &[u8]) -> HashSet<Uuid> {
+    let words = mounts.split(|byte| !byte.is_ascii_hexdigit() && *byte != b'-');
+    words.filter_map(|word| Uuid::try_parse_ascii(word).ok()).collect()
+}

@@ -1,0 +1,229 @@
+//! Upper directories: all containers of a machine on one disk, and what is left of those that are gone.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use slackwater_driver::containerd::proto::Mount;
+use slackwater_driver::worker::{Key, LayerKind, WorkerError};
+use tonic::Code;
+
+use crate::images::{Stand, layers, options, set};
+use crate::support::snapshots::labels;
+use crate::support::tools::noted;
+use crate::support::{Appliance, mounts_below};
+use crate::{bounded, refused, runtime};
+
+/// Longest time in which what a container wrote is removed, also on a busy machine.
+const REMOVED_WITHIN: Duration = Duration::from_secs(60);
+
+/// The upper directory of an overlay.
+fn upper(mounts: &[Mount]) -> PathBuf {
+    PathBuf::from(options(mounts, "upperdir=")[0])
+}
+
+/// The directory of one volume on the disk.
+fn directory(mounts: &[Mount]) -> PathBuf {
+    upper(mounts).parent().unwrap().to_owned()
+}
+
+async fn await_gone(path: &Path) {
+    let deadline = Instant::now() + REMOVED_WITHIN;
+    while path.exists() {
+        assert!(Instant::now() < deadline, "{} is left", path.display());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+impl Stand {
+    async fn container(&self, key: &str, parent: &str) -> Vec<Mount> {
+        self.snapshots.prepare_mounts(key, parent, labels(&[])).await.unwrap()
+    }
+
+    /// The disks that are mounted for writing.
+    fn mounted_disks(&self) -> Vec<PathBuf> {
+        mounts_below(&self.machine.path().join("state/mounts").canonicalize().unwrap())
+    }
+}
+
+#[test]
+fn containers_share_a_disk_which_goes_with_the_last_of_them() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let names = stand.pull(&layers()[..1]).await;
+        // Many at once, and the disk is made by one of them.
+        let keys: Vec<String> = (0..10).map(|number| format!("c{number}")).collect();
+        let all = keys.iter().map(|key| stand.container(key, &names[0]));
+        let all = futures_util::future::join_all(all).await;
+        stand.await_disks(1).await;
+        assert_eq!(stand.mounted_disks(), [directory(&all[0]).parent().unwrap()]);
+        let (one, other) = (stand.mount(&all[0]), stand.mount(&all[1]));
+        fs::write(one.path().join("etc/kept"), b"one").unwrap();
+        assert_eq!(other.read("etc/kept"), "first");
+
+        // Blocks and inodes, each once, as `du` counts them.
+        fs::create_dir(one.path().join("d")).unwrap();
+        fs::write(one.path().join("d/file"), vec![1; 100_000]).unwrap();
+        fs::hard_link(one.path().join("d/file"), one.path().join("d/link")).unwrap();
+        std::os::unix::fs::symlink("/", one.path().join("d/root")).unwrap();
+        let usage = stand.snapshots.usage("c0").await.unwrap();
+        let counted = ["", "etc", "etc/kept", "d", "d/file", "d/root"];
+        let of = |name: &&str| fs::symlink_metadata(upper(&all[0]).join(name)).unwrap().blocks();
+        let blocks: u64 = counted.iter().map(of).sum();
+        assert_eq!(usage.inodes, i64::try_from(counted.len()).unwrap());
+        assert_eq!(usage.size, i64::try_from(blocks * 512).unwrap());
+
+        // What one had goes, and nothing of the others.
+        drop(one);
+        stand.snapshots.remove("c0").await.unwrap();
+        await_gone(&directory(&all[0])).await;
+        assert!(all[1..].iter().all(|mounts| upper(mounts).exists()));
+        fs::write(other.path().join("etc/kept"), b"other").unwrap();
+        drop(other);
+        for key in &keys[1..] {
+            stand.snapshots.remove(key).await.unwrap();
+        }
+        // By itself, some seconds after the last one.
+        let deadline = Instant::now() + REMOVED_WITHIN;
+        while !stand.disks().await.is_empty() || !stand.mounted_disks().is_empty() {
+            assert!(Instant::now() < deadline, "{:?} is left", stand.disks().await);
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        // The next one has another.
+        stand.container("next", &names[0]).await;
+        assert_eq!(stand.disks().await.len(), 1);
+        stand.snapshots.remove("next").await.unwrap();
+        stand.await_disks(0).await;
+        stand.stop().await;
+    });
+}
+
+#[test]
+fn what_a_killed_driver_left_is_removed_and_what_is_a_volume_s_stays() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let names = stand.pull(&layers()[..1]).await;
+        let mounts = stand.container("c", &names[0]).await;
+        fs::write(upper(&mounts).join("kept"), b"x").unwrap();
+        let left = directory(&mounts).with_file_name("00000000-0000-4000-8000-000000000001");
+        // Under its name once it is whole, as it may be removed at once.
+        let made = left.with_file_name("made");
+        fs::create_dir_all(made.join("upper/a/b/c")).unwrap();
+        fs::write(made.join("upper/a/file"), b"x").unwrap();
+        fs::rename(&made, &left).unwrap();
+        let stand = stand.restart(&appliance, LayerKind::Images).await;
+        await_gone(&left).await;
+        assert_eq!(stand.container("d", &names[0]).await.len(), 1);
+        // The disk of before takes more.
+        stand.await_disks(1).await;
+        assert_eq!(fs::read(upper(&mounts).join("kept")).unwrap(), b"x");
+        assert_eq!(stand.snapshots.all_mounts("c").await.unwrap(), mounts);
+        for key in ["c", "d"] {
+            stand.snapshots.remove(key).await.unwrap();
+        }
+        stand.await_disks(0).await;
+        stand.stop().await;
+    });
+}
+
+/// As BuildKit commits a step whose mount it lets go of a moment later.
+#[test]
+fn what_is_mounted_still_is_not_emptied_by_a_commit() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let names = stand.pull(&layers()[..1]).await;
+        let mounts = stand.container("c", &names[0]).await;
+        let mounted = stand.mount(&mounts);
+        fs::write(mounted.path().join("written"), b"x").unwrap();
+        stand.snapshots.commit("committed", "c").await.unwrap();
+        stand.snapshots.cleanup().await.unwrap();
+        assert_eq!(mounted.read("written"), "x");
+        drop(mounted);
+        stand.snapshots.cleanup().await.unwrap();
+        assert!(!directory(&mounts).exists());
+        let view = stand.view("committed").await;
+        assert_eq!(view.read("written"), "x");
+        assert!(view.names().is_superset(&set(&["etc", "etc/kept", "large"])));
+        drop(view);
+        stand.stop().await;
+    });
+}
+
+#[test]
+fn lost_writes_are_those_of_all_on_the_disk_and_the_next_has_another() {
+    let name = "uppers::lost_writes_are_those_of_all_on_the_disk_and_the_next_has_another";
+    let Some(_tools) = noted(name, 1) else { return };
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        // The one of the start, which is not to sync the disk.
+        stand.machine.worker.reconcile(Duration::ZERO).await.unwrap();
+        let names = stand.pull(&layers()[..1]).await;
+        let first = stand.container("c", &names[0]).await;
+        stand.container("d", &names[0]).await;
+        let error = stand.snapshots.commit("of c", "c").await.unwrap_err();
+        assert!(error.message().contains("lost"), "{error}");
+        for key in ["c", "d"] {
+            let said = refused(stand.snapshots.commit("other", key).await, Code::Internal);
+            assert!(said.contains("lost"), "{said}");
+            let volume = stand.machine.worker.get(&Key::containerd(key)).unwrap();
+            assert!(volume.is_damaged);
+            let error = stand.machine.worker.seal(&volume.key, None).await.unwrap_err();
+            assert!(matches!(error, WorkerError::Damaged { .. }), "{error}");
+        }
+        let next = stand.container("e", &names[0]).await;
+        assert_ne!(directory(&next).parent(), directory(&first).parent());
+        fs::write(upper(&next).join("written"), b"x").unwrap();
+        stand.snapshots.commit("of e", "e").await.unwrap();
+        let view = stand.view("of e").await;
+        assert_eq!(view.read("written"), "x");
+        drop(view);
+        // The damaged one goes with its last volume.
+        for key in ["c", "d"] {
+            stand.snapshots.remove(key).await.unwrap();
+        }
+        stand.await_disks(0).await;
+        stand.stop().await;
+    });
+}
+
+/// As ext4 mounts itself for reading after an error; here the test does it.
+#[test]
+fn a_disk_that_cannot_be_written_takes_no_more_volumes() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let names = stand.pull(&layers()[..1]).await;
+        let first = stand.container("c", &names[0]).await;
+        let disk = directory(&first).parent().unwrap().to_owned();
+        let mount = |option: &str| {
+            let mut command = std::process::Command::new("mount");
+            assert!(command.args(["-o", option]).arg(&disk).status().unwrap().success());
+        };
+        // What was removed of the pull's directory is written by now.
+        stand.snapshots.cleanup().await.unwrap();
+        mount("remount,ro");
+        let failed = stand.snapshots.prepare_mounts("d", &names[0], labels(&[])).await;
+        assert!(failed.is_err(), "{failed:?}");
+        let next = stand.container("d", &names[0]).await;
+        assert_ne!(directory(&next).parent(), Some(disk.as_path()));
+        mount("remount,rw");
+        assert_eq!(stand.snapshots.all_mounts("c").await.unwrap(), first);
+        let volume = stand.machine.worker.get(&Key::containerd("c")).unwrap();
+        assert!(!volume.is_damaged, "nothing was lost");
+        for key in ["c", "d"] {
+            stand.snapshots.remove(key).await.unwrap();
+        }
+        stand.await_disks(0).await;
+        stand.stop().await;
+    });
+}
