@@ -4,8 +4,8 @@
 //! children changed counts as modified, but for the root. A file of the same size and time has the
 //! same content. Files that are one (hard links) in one tree and not in the other are modified.
 //!
-//! For an archive that is to make the newer tree this does not do: there directories count as modified by their
-//! times, too, but for the root, and a file that was touched and has its size and time still is read.
+//! For an archive that is to make the newer tree this does not do: there directories count as modified by
+//! their times, too, but for the root, and a file that was touched and has its size and time still is read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ffi::OsString;
@@ -61,7 +61,7 @@ pub struct Change {
 /// What changed from the tree `older` (nothing, if there is none) to the tree `newer`, sorted.
 ///
 /// # Errors
-/// A tree cannot be read, or there are more changes than memory is given to.
+/// A tree cannot be read, or the paths of what changed take too much memory.
 pub fn changes(older: Option<&Path>, newer: &Path) -> Result<Vec<Change>, ArchiveError> {
     let older = older.map(Root::open).transpose()?;
     let newer = Root::open(newer)?;

@@ -104,7 +104,7 @@ pub enum ArchiveError {
     },
     /// A file changed while it was read.
     #[error(
-        "`{}` had {expected} bytes and ended after {got}: it changed while it was packed; pause what writes it",
+        "`{}` had {expected} bytes and ended after {got}: it changed while it was packed; pause the container",
         shown_path(path)
     )]
     Changed {
@@ -157,21 +157,41 @@ pub(crate) fn failed<E: Into<io::Error>>(
     move |source| ArchiveError::File { action, path: path.to_owned(), source: source.into() }
 }
 
+/// The failure of packing what was listed and is not there any more.
+pub(crate) fn vanished(path: &Path) -> ArchiveError {
+    let reason = "it vanished while it was packed; pause the container";
+    failed("pack", path)(io::Error::new(io::ErrorKind::NotFound, reason))
+}
+
+/// A path for a message, as [`shown`]; containers name files as they like. The root is `/`.
+fn shown_path(path: &Path) -> String {
+    if path.as_os_str().is_empty() { "/".to_owned() } else { shown(path.as_os_str().as_bytes()) }
+}
+
 /// Bytes of a name that an error message shows.
 const SHOWN_BYTES_MAX: usize = 200;
-
-/// A path for a message; `/` is the root of a tree.
-fn shown_path(path: &Path) -> String {
-    match path.as_os_str().as_bytes() {
-        b"" => "/".to_owned(),
-        // What a container has may be called anything.
-        path => String::from_utf8_lossy(path).escape_debug().to_string(),
-    }
-}
 
 /// A name from an archive for a message: readable, and never overlong.
 pub(crate) fn shown(name: &[u8]) -> String {
     let end = name.len().min(SHOWN_BYTES_MAX);
     let text = name[..end].escape_ascii().to_string();
     if end < name.len() { format!("{text}...") } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_in_messages_are_of_one_line_not_too_long_and_never_empty() {
+        let reason = "reason";
+        let unpackable = |path: &str| ArchiveError::Unpackable { path: path.into(), reason };
+        assert_eq!(unpackable("a\n\x1b[2J").to_string(), r"`a\n\x1b[2J` cannot be packed: reason");
+        assert_eq!(unpackable("").to_string(), "`/` cannot be packed: reason");
+        assert!(unpackable(&"x/".repeat(2_000)).to_string().len() < 300);
+        let error = failed("open", Path::new("\r"))(io::Error::other("cause"));
+        assert_eq!(error.to_string(), r"cannot open `\r`: cause");
+        let error = ArchiveError::Changed { path: "a\tb".into(), expected: 2, got: 1 }.to_string();
+        assert!(error.starts_with(r"`a\tb` had 2 bytes") && error.ends_with("pause the container"));
+    }
 }

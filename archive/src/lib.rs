@@ -21,7 +21,8 @@
 //!   (`root.rs` is the only module that opens anything in a tree).
 //! - An archive that was cut off anywhere is refused.
 //! - `replay` writes exactly what was unpacked, or fails; it says which file is not what it was.
-//! - `pack` and `pack_upper` write the same bytes for the same trees; another version of them may write others.
+//! - `pack` and `pack_upper` write the same bytes for the same trees; another version of them may write
+//!   others.
 //! - `pack_upper` takes time in proportion to what is in the upper directory; what is below is not walked.
 
 mod changes;

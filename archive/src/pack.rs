@@ -11,10 +11,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Stat, major, minor};
-use rustix::io::Errno;
 
 use crate::changes::{ChangeKind, Closeness, Comparison};
-use crate::error::{ArchiveError, failed};
+use crate::error::{ArchiveError, failed, vanished};
 use crate::header::{self, BLOCK_BYTES, Builder};
 use crate::members::NAME_BYTES_MAX;
 use crate::pax::{self, Records, Time};
@@ -38,15 +37,15 @@ pub struct Packed {
 }
 
 /// Writes the archive that makes the tree `newer` of the tree `older`, or of nothing. Neither may
-/// change until it is written. Sockets are left out: they mean nothing without their process. With
-/// `recording`, what [`replay`](crate::replay()) needs to write the same archive again from the
-/// tree `newer` is written to a file of that name: also for a later version of this function,
-/// which may write other bytes. The paths of what differs take at most `paths_bytes_max` of memory; `usize::MAX` is for
-/// a program of its own.
+/// change until it is written: not every change is noticed. Sockets are left out: they mean nothing
+/// without their process. With `recording`, what [`replay`](crate::replay()) needs to write the same
+/// archive again from the tree `newer` is written to a file of that name: also for a later version of
+/// this function, which may write other bytes. The paths of what differs take at most `paths_bytes_max`
+/// of memory; `usize::MAX` is for a program of its own.
 ///
 /// # Errors
-/// A tree cannot be read or changes under it, a name cannot be said in a layer, there are more changes than memory is
-/// given to, `out` fails, or the recording cannot be written; then there is none.
+/// A tree cannot be read, a name cannot be said in a layer, the paths of what differs take more memory
+/// than is given to them, `out` fails, or the recording cannot be written; then there is none.
 pub fn pack(
     older: Option<&Path>,
     newer: &Path,
@@ -146,13 +145,13 @@ impl<'a, W: Write> Packer<'a, W> {
     /// Writes what is at a path now.
     fn present(&mut self, path: &Path) -> Result<(), ArchiveError> {
         let place = self.root.resolved(path).map_err(failed("open the parent of", path))?;
-        let stat = place.stat()?.ok_or_else(|| failed("pack", path)(Errno::NOENT))?;
+        let stat = place.stat()?.ok_or_else(|| vanished(path))?;
         let xattrs = place.xattrs()?;
         self.add(&place, &stat, xattrs).map(drop)
     }
 
-    /// Writes what is at a place, with these extended attributes. Whether its path is remembered, for other names of
-    /// the file.
+    /// Writes what is at a place, with these extended attributes. Whether its path stays in memory until
+    /// the end, for other names of the file.
     pub(crate) fn add(
         &mut self,
         place: &Place,
@@ -162,16 +161,11 @@ impl<'a, W: Write> Packer<'a, W> {
         let path = &place.path;
         let kind = FileType::from_raw_mode(stat.st_mode);
         if kind == FileType::Socket {
-            // Something else may have been there before.
+            // Something else may have been there.
             return self.whiteout(path).map(|()| false);
         }
-        let is_of_pax = |name: &Vec<u8>| !name.contains(&b'=');
-        if !xattrs.keys().all(is_of_pax) {
-            let reason = "the name of an extended attribute has a `=`, which archives cannot say; remove the attribute";
-            return Err(ArchiveError::Unpackable { path: path.clone(), reason });
-        }
-        let is_linked = kind != FileType::Directory && stat.st_nlink > 1;
         let mut fields = fields(place, stat, kind, xattrs)?;
+        let is_linked = kind != FileType::Directory && stat.st_nlink > 1;
         if is_linked {
             if let Some(first) = self.links.get(&stat.st_ino) {
                 fields.kind = b'1';
@@ -191,8 +185,9 @@ impl<'a, W: Write> Packer<'a, W> {
     /// Writes the headers of a member.
     fn member(&mut self, fields: &Fields) -> Result<(), ArchiveError> {
         if fields.name.len().max(fields.link.len()) > NAME_BYTES_MAX {
-            let path = OsStr::from_bytes(&fields.name).into();
-            let reason = "the path or the link is too long for an archive; move it up in the tree";
+            let path = PathBuf::from(OsStr::from_bytes(&fields.name));
+            let reason = "its path or link is longer than an unpacker takes; \
+                          give it and the directories above it shorter names";
             return Err(ArchiveError::Unpackable { path, reason });
         }
         let records = records(fields);
@@ -282,6 +277,11 @@ fn fields(
     kind: FileType,
     xattrs: Records,
 ) -> Result<Fields, ArchiveError> {
+    if xattrs.keys().any(|name| name.contains(&b'=')) {
+        let reason = "it has an extended attribute with `=` in its name, which a layer would give as \
+                      another attribute; remove that attribute";
+        return Err(ArchiveError::Unpackable { path: place.path.clone(), reason });
+    }
     let mut name = place.path.as_os_str().as_bytes().to_vec();
     let mut fields = Fields {
         kind: b'0',

@@ -30,6 +30,9 @@ const EROFS_SUPER_MAGIC: u64 = 0xe0f5_e1e2;
 /// Bytes of a path that the kernel takes, without the NUL.
 const PATH_BYTES_MAX: usize = 4095;
 
+/// How often extended attributes that became longer while they were read are read again.
+const XATTR_RETRIES: u32 = 8;
+
 /// Set by the engine for the machine it runs on: it belongs to no layer.
 const XATTR_OF_THE_MACHINE: &[u8] = b"security.selinux";
 
@@ -86,17 +89,17 @@ impl Root {
         self.open_resolved(path, OFlags::RDONLY | OFlags::DIRECTORY)
     }
 
-    /// Opens a regular file by its resolved path.
+    /// Opens a regular file by its resolved path. Nothing else is opened, whatever took its place
+    /// meanwhile: to open a device can be to do something, and a FIFO has one wait for its other end.
     pub(crate) fn file(&self, path: &Path) -> Result<std::fs::File, Errno> {
-        // Looked at before it is opened: opening a device is an action.
-        let place = self.open_resolved(path, OFlags::PATH)?;
-        let stat = rustix::fs::fstat(&place)?;
+        let handle = self.open_resolved(path, OFlags::PATH)?;
+        let stat = rustix::fs::fstat(&handle)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(Errno::INVAL);
         }
-        let name = format!("/proc/self/fd/{}", place.as_raw_fd());
-        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
-        Ok(rustix::fs::open(name, flags, Mode::empty())?.into())
+        let path = format!("/proc/self/fd/{}", handle.as_raw_fd());
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY | OFlags::NONBLOCK;
+        Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
     }
 
     /// The place of a resolved path.
@@ -330,21 +333,39 @@ impl Place {
     /// The extended attributes that belong to the layer.
     pub(crate) fn xattrs(&self) -> Result<Records, ArchiveError> {
         let path = self.kernel_path();
+        let read_value = |name: &[u8]| -> Result<Vec<u8>, Errno> {
+            let mut value = vec![0; rustix::fs::lgetxattr_query(&path, name)?];
+            let length = rustix::fs::lgetxattr(&path, name, &mut value[..])?;
+            value.truncate(length);
+            Ok(value)
+        };
         let read = || -> Result<Records, Errno> {
             let mut names = vec![0; rustix::fs::llistxattr_query(&path)?];
             let length = rustix::fs::llistxattr(&path, &mut names[..])?;
+            // Without room for names, the call asks for their length again.
+            let names = names.get(..length).ok_or(Errno::RANGE)?;
             let mut xattrs = Records::new();
-            for name in names[..length].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-                if name != XATTR_OF_THE_MACHINE {
-                    let mut value = vec![0; rustix::fs::lgetxattr_query(&path, name)?];
-                    let length = rustix::fs::lgetxattr(&path, name, &mut value[..])?;
-                    value.truncate(length);
-                    xattrs.insert(name.to_vec(), value);
+            for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+                if name == XATTR_OF_THE_MACHINE {
+                    continue;
+                }
+                match read_value(name) {
+                    Ok(value) => drop(xattrs.insert(name.to_vec(), value)),
+                    // Removed since it was listed.
+                    Err(Errno::NODATA) => {}
+                    Err(errno) => return Err(errno),
                 }
             }
             Ok(xattrs)
         };
-        match read() {
+        let mut xattrs = read();
+        for _ in 0..XATTR_RETRIES {
+            if xattrs != Err(Errno::RANGE) {
+                break;
+            }
+            xattrs = read();
+        }
+        match xattrs {
             Err(Errno::NOTSUP) => Ok(Records::new()),
             result => result.map_err(failed("read the extended attributes of", &self.path)),
         }
@@ -408,4 +429,29 @@ pub(crate) fn size_bytes(stat: &Stat) -> u64 {
 /// Whether it is a directory.
 pub(crate) fn is_directory(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::Directory
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_regular_file_is_not_even_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        // To open a socket is ENXIO, as with a device that has no driver.
+        let _socket = UnixListener::bind(folder.path().join("socket")).unwrap();
+        rustix::fs::mknodat(CWD, folder.path().join("fifo"), FileType::Fifo, Mode::RUSR, 0)
+            .unwrap();
+        std::fs::create_dir(folder.path().join("directory")).unwrap();
+        std::fs::write(folder.path().join("file"), "content").unwrap();
+        std::os::unix::fs::symlink("file", folder.path().join("link")).unwrap();
+        let root = Root::open(folder.path()).unwrap();
+        for name in ["socket", "fifo", "directory", "link"] {
+            assert_eq!(root.file(Path::new(name)).unwrap_err(), Errno::INVAL, "{name}");
+        }
+        let file = root.file(Path::new("file")).unwrap();
+        assert_eq!(std::io::read_to_string(file).unwrap(), "content");
+    }
 }

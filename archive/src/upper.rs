@@ -1,14 +1,20 @@
-//! The layer of an overlay's upper directory. What was made or copied up is read; what is below is not walked.
+//! The layer of an overlay's upper directory. Only what was copied up or made is read.
 //!
 //! ```text
 //!  in the upper directory                     in the archive
 //!  character device 0:0 (whiteout) NAME       .wh.NAME
 //!  opaque directory DIR over a directory      DIR/ and DIR/.wh..wh..opq
 //!  opaque directory DIR over nothing else     DIR/
-//!  socket over something                      .wh.NAME; over nothing: nothing
-//!  trusted.overlay.X, user.overlay.X          nothing, or a refusal
+//!  socket NAME over something                 .wh.NAME
+//!  socket over nothing                        nothing
+//!  trusted.overlay.overlay.X (escaped)        nothing
+//!  user.overlay.X                             nothing
+//!  other attributes of overlayfs              nothing, or a refusal
 //!  anything else                              as `pack` writes it
 //! ```
+//!
+//! Attributes that mean something to an overlay are no part of a layer, though a user of the overlay can set
+//! some: other engines unpack a layer into a lower directory as it is, and there they would be marks.
 //!
 //! What overlayfs keeps elsewhere than in the upper directory cannot be packed from there, and is
 //! refused: directories that were renamed, files without their content, hard links over an index.
@@ -18,10 +24,9 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Stat};
-use rustix::io::Errno;
 
 use crate::changes::{PathMemory, attributes, bytes_of};
-use crate::error::{ArchiveError, failed};
+use crate::error::{ArchiveError, vanished};
 use crate::overlay::{OPAQUE, own, without_marks};
 use crate::pack::{Packed, Packer, check_name};
 use crate::pax::Records;
@@ -35,28 +40,31 @@ const ELSEWHERE: &str = "overlayfs has its name or content elsewhere (redirect, 
 const INDEXED: &str = "overlayfs has other names of this hard link below (nlink); \
                        mount the overlay with index=off";
 
-/// Why marks of deletions that are no character devices are refused.
-const XATTR_WHITEOUTS: &str = "it has a mark of overlayfs for whiteouts that are extended attributes; only character \
-                               devices 0:0 and opaque=y can be packed: remove it by the overlay";
+/// Why deletions that are no character devices are refused.
+const XATTR_WHITEOUTS: &str = "it has a mark of overlayfs for whiteouts that are extended attributes; \
+                               only character devices 0:0 and opaque=y can be packed: \
+                               remove that attribute, and delete through the overlay";
 
 /// Why an attribute of a later overlayfs is refused.
-const UNKNOWN: &str = "it has an attribute of overlayfs whose meaning this program does not know: copy it to another \
-                       name, and remove it";
+const UNKNOWN: &str = "it has an attribute of overlayfs whose meaning this program does not know; \
+                       update the program, or mount the overlay without the option that needs it";
 
 /// Writes the archive that makes of the tree `below` what an overlay shows that has `upper` as its upper
 /// directory and `below` as the merged tree of its lower directories: `None` if these hold nothing. Like
 /// `image`, it takes the root of an EROFS image for `below` if that is the only lower directory. The work is
 /// in proportion to what is in `upper`: `below` is looked up at its root and at the paths of
-/// opaque directories.
+/// opaque directories and sockets.
 ///
 /// The overlay needs the options `index=off,redirect_dir=off,metacopy=off`, and not `userxattr`. Nothing may
-/// write to it until the archive is written; not all that does is noticed. The root of the layer is a member
-/// if its attributes differ from those of `below`, or without `below`. Names that wait to be packed, and the
-/// paths of hard links, take at most `paths_bytes_max` of memory.
+/// write to it until the archive is written: not every change is noticed. Sockets are left out; one becomes a
+/// whiteout if `below` has something at its path and no directory above it is opaque. Attributes
+/// `trusted.overlay.X` and `user.overlay.X` are left out, also those that a user of the overlay set. The root
+/// of the layer is a member if its attributes differ from those of `below`, or without `below`. Names that
+/// wait to be packed, and the paths of hard links, take at most `paths_bytes_max` of memory.
 ///
 /// # Errors
-/// A tree cannot be read, a name has no place in a layer, overlayfs has content or names elsewhere than in
-/// `upper`, names take more memory than is given to them, or `out` fails.
+/// A tree cannot be read, a name cannot be said in a layer, overlayfs has content or names elsewhere than in
+/// `upper`, the names and paths take more memory than is given to them, or `out` fails.
 pub fn pack_upper(
     upper: &Path,
     below: Option<&Path>,
@@ -76,18 +84,15 @@ pub fn pack_upper(
     walk.root(&mut packer)?;
     while let Some(directory) = walk.directories.last_mut() {
         let sees_below = directory.sees_below;
-        match directory.names.pop() {
-            Some(name) => {
-                walk.memory.release(bytes_of(Path::new(&name)));
-                walk.path.push(&*name);
-                if !walk.entry(sees_below, &mut packer)? {
-                    walk.path.pop();
-                }
-            }
-            None => {
-                walk.directories.pop();
-                walk.path.pop();
-            }
+        let Some(name) = directory.next() else {
+            walk.directories.pop();
+            walk.path.pop();
+            continue;
+        };
+        walk.memory.release(bytes_of(Path::new(&name)));
+        walk.path.push(&*name);
+        if !walk.entry(sees_below, &mut packer)? {
+            walk.path.pop();
         }
     }
     packer.finish()
@@ -95,10 +100,21 @@ pub fn pack_upper(
 
 /// A directory of which not all is packed yet.
 struct Directory {
-    /// What is still to be packed; the last one is the next.
+    /// What of it is still to be packed: the last element is the next name.
     names: Vec<Box<OsStr>>,
     /// Whether neither it nor a directory on the way there is opaque.
     sees_below: bool,
+}
+
+impl Directory {
+    fn next(&mut self) -> Option<Box<OsStr>> {
+        let name = self.names.pop();
+        // Otherwise large directories inside one another hold memory of names that are packed already.
+        if self.names.len() < self.names.capacity() / 4 {
+            self.names.shrink_to_fit();
+        }
+        name
+    }
 }
 
 /// A walk of an upper directory in the order of its paths, a directory before what is in it.
@@ -115,10 +131,9 @@ struct Walk<'a> {
 impl Walk<'_> {
     /// Packs the attributes of the root if they differ from those below, and goes on with what is in it.
     fn root<W: Write>(&mut self, packer: &mut Packer<'_, W>) -> Result<(), ArchiveError> {
-        let path = Path::new("");
-        let (place, stat) = self.present(path)?;
+        let (place, stat) = self.present()?;
         // overlayfs does not look whether a root is opaque.
-        let (xattrs, _) = users_xattrs(&place)?;
+        let (xattrs, _) = layer_xattrs(&place)?;
         if !self.is_root_below(&stat, &xattrs)? {
             packer.add(&place, &stat, xattrs)?;
         }
@@ -133,53 +148,48 @@ impl Walk<'_> {
         Ok(attributes(&stat_below) == attributes(stat) && xattrs_below == *xattrs)
     }
 
-    /// Packs what is at the path; whether it is a directory, whose names come next.
+    /// Packs what is at the path. Whether it is a directory, which is entered.
     fn entry<W: Write>(
         &mut self,
         sees_below: bool,
         packer: &mut Packer<'_, W>,
     ) -> Result<bool, ArchiveError> {
-        let path = &self.path;
-        check_name(path)?;
-        let (place, stat) = self.present(path)?;
+        check_name(&self.path)?;
+        let (place, stat) = self.present()?;
         if is_whiteout(&stat) {
-            return packer.whiteout(path).map(|()| false);
+            return packer.whiteout(&self.path).map(|()| false);
         }
         let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
-        if is_socket && !(sees_below && self.below(path)?.is_some()) {
+        if is_socket && !(sees_below && self.below()?.is_some()) {
             return Ok(false);
         }
-        let (xattrs, is_opaque) = users_xattrs(&place)?;
-        let remembered = packer.add(&place, &stat, xattrs)?;
-        if remembered {
-            // Until the end, for the other names of the file.
-            self.memory.take(bytes_of(path))?;
+        let (xattrs, is_opaque) = layer_xattrs(&place)?;
+        if packer.add(&place, &stat, xattrs)? {
+            self.memory.take(bytes_of(&self.path))?;
         }
         if !is_directory(&stat) {
             return Ok(false);
         }
         // New directories can be opaque without anything below.
-        let is_over_directory = |below: Option<Stat>| below.as_ref().is_some_and(is_directory);
-        if is_opaque && sees_below && is_over_directory(self.below(path)?) {
-            packer.opaque(path)?;
+        if is_opaque && sees_below && self.below()?.as_ref().is_some_and(is_directory) {
+            packer.opaque(&self.path)?;
         }
         self.enter(sees_below && !is_opaque)?;
         Ok(true)
     }
 
-    /// What is at a path of the upper directory.
-    fn present(&self, path: &Path) -> Result<(Place, Stat), ArchiveError> {
-        let found = self.upper.look_up(path)?;
-        found.ok_or_else(|| failed("find again", path)(Errno::NOENT))
+    /// What the upper directory has at the path.
+    fn present(&self) -> Result<(Place, Stat), ArchiveError> {
+        self.upper.look_up(&self.path)?.ok_or_else(|| vanished(&self.path))
     }
 
-    /// What is below at a path.
-    fn below(&self, path: &Path) -> Result<Option<Stat>, ArchiveError> {
-        let found = self.below.map_or(Ok(None), |below| below.look_up(path))?;
+    /// What is below at the path, seen or not.
+    fn below(&self) -> Result<Option<Stat>, ArchiveError> {
+        let found = self.below.map_or(Ok(None), |below| below.look_up(&self.path))?;
         Ok(found.map(|(_, stat)| stat))
     }
 
-    /// Has what is in the directory at the path packed next.
+    /// Goes on with what is in the directory at the path.
     fn enter(&mut self, sees_below: bool) -> Result<(), ArchiveError> {
         let mut names = Vec::new();
         let mut listing = self.upper.listing(&self.path)?;
@@ -198,8 +208,8 @@ fn is_whiteout(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
 }
 
-/// The extended attributes that users of the overlay see, and whether it is marked as opaque.
-fn users_xattrs(place: &Place) -> Result<(Records, bool), ArchiveError> {
+/// The extended attributes that belong to the layer, and whether it is marked as opaque.
+fn layer_xattrs(place: &Place) -> Result<(Records, bool), ArchiveError> {
     let xattrs = place.xattrs()?;
     let mut is_opaque = false;
     for (name, value) in &xattrs {
@@ -237,9 +247,9 @@ mod tests {
         for index in 0..100 {
             std::fs::write(below.join(index.to_string()), "").unwrap();
         }
-        // The path of the file stays, and three directories wait.
-        let paths = ["d/a", "1", "2", "3"];
-        let needed = paths.iter().map(|path| bytes_of(Path::new(path))).sum();
+        // One path of the file stays, and three names wait.
+        let held = ["d/a", "1", "2", "3"];
+        let needed = held.iter().map(|path| bytes_of(Path::new(path))).sum();
         let pack = |bytes_max| pack_upper(&upper, Some(&below), &mut std::io::sink(), bytes_max);
         assert_eq!(pack(needed).unwrap().entries, 7);
         let error = pack(needed - 1).unwrap_err();

@@ -7,13 +7,14 @@ mod edits;
 mod mount;
 mod support;
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown, symlink};
 use std::path::{Path, PathBuf};
 
-use edits::{apply_all, attribute_names, edit, make_node, set_attribute, stamp};
+use edits::{Counts, apply_all, attribute_names, edit, make_node, set_attribute, stamp};
 use mount::Mount;
 use proptest::prelude::*;
 use rustix::fs::{FileType, Mode, OFlags};
@@ -117,6 +118,7 @@ impl Layers {
         let expected = shown(self.merged());
         let archive = self.pack().unwrap();
         assert!(self.pack().unwrap() == archive, "packed differently");
+        assert_unmarked(&archive);
         let copy = self.directory("copy");
         for below in &self.archives {
             unpack(below, &copy).unwrap();
@@ -142,11 +144,24 @@ fn packed(upper: &Path, below: Option<&Path>) -> Result<Vec<u8>, ArchiveError> {
     pack_upper(upper, below, &mut archive, usize::MAX).map(|_| archive)
 }
 
-/// A tree without sockets, which no layer holds.
+/// The attributes that no layer of an upper directory holds.
+const MARKS: [&str; 2] = ["trusted.overlay.", "user.overlay."];
+
+/// A tree without what no layer holds: sockets, and attributes that mean something to an overlay.
 fn shown(root: &Path) -> BTreeMap<PathBuf, Node> {
     let mut nodes = tree(root);
     nodes.retain(|_, node| node.mode & 0o170_000 != 0o140_000);
+    for node in nodes.values_mut() {
+        node.xattrs.retain(|name, _| !MARKS.iter().any(|mark| name.starts_with(mark.as_bytes())));
+    }
     nodes
+}
+
+fn assert_unmarked(archive: &[u8]) {
+    for mark in MARKS {
+        let is_in = archive.windows(mark.len()).any(|bytes| bytes == mark.as_bytes());
+        assert!(!is_in, "{mark} is in the archive");
+    }
 }
 
 fn assert_same(got: &BTreeMap<PathBuf, Node>, expected: &BTreeMap<PathBuf, Node>) {
@@ -169,14 +184,13 @@ fn directory_times(root: &Path) -> BTreeMap<PathBuf, (i64, i64)> {
     times
 }
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
-
-    #[test]
-    fn as_root_any_changes_come_through(
-        layers in prop::collection::vec(prop::collection::vec(op(), 0..14), 1..3),
-        edits in prop::collection::vec(edit(), 0..24),
-    ) {
+#[test]
+fn as_root_any_changes_come_through() {
+    let made = RefCell::new(Counts::new());
+    let config = ProptestConfig { cases: 400, failure_persistence: None, ..Default::default() };
+    let layers = prop::collection::vec(prop::collection::vec(op(), 0..14), 1..3);
+    let edits = prop::collection::vec(edit(), 0..24);
+    proptest!(config, |(layers in layers, edits in edits)| {
         // Something with attributes to be copied and removed, too.
         let first = || {
             let names = attribute_names().into_iter();
@@ -186,9 +200,11 @@ proptest! {
         };
         let archive = |ops: &Vec<_>| ops.iter().fold(first(), append).end();
         let layers = Layers::new(&layers.iter().map(archive).collect::<Vec<_>>());
-        apply_all(layers.merged(), &edits);
+        apply_all(layers.merged(), &edits, &mut made.borrow_mut());
         layers.check();
-    }
+    });
+    let made = made.into_inner();
+    assert!(made.values().all(|count| *count > 0), "edits that were never made: {made:?}");
 }
 
 const OPAQUE: &str = "trusted.overlay.opaque";
@@ -283,7 +299,7 @@ fn as_root_marks_of_overlayfs_become_marks_of_a_layer() {
 }
 
 #[test]
-fn as_root_attributes_that_an_overlay_gives_a_meaning_are_left_out() {
+fn as_root_attributes_that_mean_something_to_an_overlay_are_left_out() {
     let made = Made::new(&["d/", "file"], &["d/", "file"]);
     for own in ["origin", "impure", "uuid", "upper", "protattr"] {
         for path in ["", "d", "file"] {
@@ -295,32 +311,55 @@ fn as_root_attributes_that_an_overlay_gives_a_meaning_are_left_out() {
         let name = format!("trusted.overlay.overlay.{users}");
         set_attribute(&made.upper.join("d"), &name, users.as_bytes()).unwrap();
     }
-    set_attribute(&made.upper.join("file"), "user.overlay.opaque", b"y").unwrap();
-    set_attribute(&made.upper.join("file"), "user.kept", b"1").unwrap();
+    for name in ["user.overlay.opaque", "user.overlayer"] {
+        set_attribute(&made.upper.join("file"), name, b"y").unwrap();
+    }
     let archive = made.pack().unwrap();
     assert_eq!(members(&archive), "d/ file");
+    assert_unmarked(&archive);
     let copy = made.unpack(&archive);
     assert_eq!(xattrs(&copy.join("d")), BTreeMap::new());
     let names = xattrs(&copy.join("file")).into_keys().collect::<Vec<_>>();
-    assert_eq!(names, [b"user.kept"]);
+    assert_eq!(names, [b"user.overlayer"]);
 }
 
 #[test]
-fn as_root_what_an_archive_cannot_say_is_refused() {
-    let made = Made::new(&["d/", "d/file"], &["d/"]);
+fn as_root_attributes_whose_name_would_be_another_are_refused() {
+    let made = Made::new(&["d/", "d/file"], &[]);
     set_attribute(&made.upper.join("d/file"), "user.a=b", b"c").unwrap();
-    made.assert_refused("has a `=`");
-    let made = Made::new(&[], &[]);
-    let (name, levels) = ("x".repeat(250), 16);
+    made.assert_refused("remove that attribute");
+    let error = support::pack(Some(&made.below), &made.upper).unwrap_err().to_string();
+    assert!(error.contains("`d/file`") && error.contains("remove that attribute"), "{error}");
+}
+
+#[test]
+fn as_root_paths_longer_than_an_unpacker_takes_are_refused() {
     let flags = OFlags::PATH | OFlags::DIRECTORY;
-    let mut directory = rustix::fs::open(&made.upper, flags, Mode::empty()).unwrap();
-    for _ in 0..levels {
-        rustix::fs::mkdirat(&directory, &name, Mode::RWXU).unwrap();
-        directory = rustix::fs::openat(&directory, &name, flags, Mode::empty()).unwrap();
+    let pack = |kind, length| {
+        let made = Made::new(&[], &[]);
+        let name = "x".repeat(250);
+        let mut directory = rustix::fs::open(&made.upper, flags, Mode::empty()).unwrap();
+        for _ in 0..16 {
+            rustix::fs::mkdirat(&directory, &name, Mode::RWXU).unwrap();
+            directory = rustix::fs::openat(&directory, &name, flags, Mode::empty()).unwrap();
+        }
+        match kind {
+            FileType::Directory => rustix::fs::mkdirat(&directory, &name[..length], Mode::RWXU),
+            _ => rustix::fs::mknodat(&directory, &name[..length], kind, Mode::RUSR, 0),
+        }
+        .unwrap();
+        (made.pack(), made)
+    };
+    // 4016 bytes with the slash are before the name. A directory ends with a slash, too; a whiteout is longer
+    // by four.
+    let longest =
+        [(FileType::RegularFile, 79), (FileType::Directory, 78), (FileType::CharacterDevice, 75)];
+    for (kind, length) in longest {
+        let (archive, made) = pack(kind, length);
+        unpack(&archive.unwrap(), &made.below).unwrap();
+        let (_, made) = pack(kind, length + 1);
+        made.assert_refused("longer than an unpacker takes");
     }
-    made.pack().unwrap();
-    rustix::fs::symlinkat("to", &directory, &name[..100]).unwrap();
-    made.assert_refused("too long");
 }
 
 #[test]
@@ -379,17 +418,19 @@ fn as_root_names_that_mean_deletions_are_refused() {
 
 #[test]
 fn as_root_a_socket_is_left_out_and_hides_what_is_below() {
-    let made = Made::new(&["d/"], &["d/", "d/file"]);
-    make_node(&made.upper.join("d/file"), FileType::Socket, 0).unwrap();
+    let made = Made::new(
+        &["d/", "n/", "o/=", "o/e/", "soft/"],
+        &["d/", "d/file", "o/", "o/e/", "o/e/file", "real/", "real/file"],
+    );
+    symlink("real", made.below.join("soft")).unwrap();
+    // Over nothing, below an opaque directory, and beside a link there is nothing to hide.
+    for name in ["d/file", "d/new", "n/file", "o/e/file", "soft/file"] {
+        make_node(&made.upper.join(name), FileType::Socket, 0).unwrap();
+    }
     let archive = made.pack().unwrap();
-    assert_eq!(members(&archive), "d/ d/.wh.file");
-    assert_eq!(support::paths(&made.unpack(&archive)), "d/");
-    // Over nothing there is nothing to hide.
-    make_node(&made.upper.join("d/new"), FileType::Socket, 0).unwrap();
-    let other = Made::new(&["d/="], &["d/", "d/file"]);
-    make_node(&other.upper.join("d/file"), FileType::Socket, 0).unwrap();
-    assert_eq!(members(&made.pack().unwrap()), "d/ d/.wh.file");
-    assert_eq!(members(&other.pack().unwrap()), "d/ d/.wh..wh..opq");
+    assert_eq!(members(&archive), "d/ d/.wh.file n/ o/ o/.wh..wh..opq o/e/ soft/");
+    assert_eq!(support::paths(&made.unpack(&archive)), "d/ n/ o/ o/e/ real/ real/file soft/");
+    assert_eq!(members(&packed(&made.upper, None).unwrap()), "./ d/ n/ o/ o/e/ soft/");
 }
 
 #[test]
@@ -406,14 +447,13 @@ fn as_root_the_root_is_a_member_if_its_attributes_differ() {
     lchown(&made.below, Some(1), None).unwrap();
     fs::set_permissions(&made.upper, fs::Permissions::from_mode(0o711)).unwrap();
     assert_eq!(members(&made.pack().unwrap()), "./ a");
-    // Those of overlays count neither here nor there.
-    let name = "trusted.overlay.note";
-    let record = format!("SCHILY.xattr.{name}");
-    let root = Tar::new().pax(&[(&record, b"1")]).directory("./").end();
+    // What means something to an overlay does not count, neither here nor there.
+    let record = "SCHILY.xattr.trusted.overlay.note";
+    let root = Tar::new().pax(&[(record, b"1")]).directory("./").end();
     let layers = Layers::new(&[root]);
-    set_attribute(&layers.upper(), "trusted.overlay.overlay.note", b"1").unwrap();
     assert_eq!(members(&layers.pack().unwrap()), "");
     set_attribute(&layers.upper(), "trusted.overlay.overlay.note", b"2").unwrap();
+    set_attribute(&layers.upper(), "user.overlay.note", b"2").unwrap();
     assert_eq!(members(&layers.pack().unwrap()), "");
 }
 
@@ -427,15 +467,31 @@ fn as_root_the_same_files_make_the_same_bytes() {
         let path = Path::new(name.trim_end_matches('='));
         (path.components().count(), std::cmp::Reverse(path.to_owned()))
     });
-    let archives = [names, reversed].map(|names| {
-        let made = Made::new(&names, &below);
-        for name in names.iter().rev() {
+    let links = ["a/one", "b/c/two"];
+    let attributes = ["trusted.one", "user.three", "user.two"];
+    let archives = [false, true].map(|is_reversed| {
+        let made = Made::new(if is_reversed { &reversed } else { &names }, &below);
+        let (mut links, mut attributes) = (links, attributes);
+        if is_reversed {
+            links.reverse();
+            attributes.reverse();
+        }
+        let links = links.map(|link| made.upper.join(link));
+        fs::write(&links[0], "linked").unwrap();
+        fs::hard_link(&links[0], &links[1]).unwrap();
+        for path in [made.upper.join("a"), links[0].clone()] {
+            for name in attributes {
+                set_attribute(&path, name, name.as_bytes()).unwrap();
+            }
+        }
+        for name in names.iter().rev().chain(["a/one", "b/c"].iter()) {
             let path = made.upper.join(name.trim_end_matches('='));
             stamp(&path, &mut name.len().try_into().unwrap()).unwrap();
         }
         made.pack().unwrap()
     });
-    assert_eq!(members(&archives[0]), "a/ a/x a/y a-b a.b b/ b/.wh..wh..opq b/c/ b/c/d");
+    let expected = "a/ a/one a/x a/y a-b a.b b/ b/.wh..wh..opq b/c/ b/c/d b/c/two";
+    assert_eq!(members(&archives[0]), expected);
     assert!(archives[0] == archives[1], "other bytes");
 }
 

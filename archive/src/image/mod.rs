@@ -50,10 +50,10 @@ pub struct Imaged {
 }
 
 /// Writes the archive of a layer into `image`, a file that can be read and written and is empty or of nothing
-/// but zeros (see [`ImageWriter::create`]), as an EROFS
-/// image that is mounted above `below`: the root of all layers below as overlayfs merges them, or of the image
-/// of the only one; `None` if this is the first layer. `below` is only read. With `recording`, what [`replay`](crate::replay()) needs, with the mounted
-/// image as the root, is written to a file of that name.
+/// but zeros (see [`ImageWriter::create`]), as an EROFS image that is mounted above `below`: the root of all
+/// layers below as overlayfs merges them, or of the image of the only one; `None` if this is the first layer.
+/// `below` is only read. With `recording`, what [`replay`](crate::replay()) needs, with the mounted image as
+/// the root, is written to a file of that name.
 ///
 /// # Errors
 /// A corrupt or truncated archive, a member that leads out of the root or cannot be kept in an image, more

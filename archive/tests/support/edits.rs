@@ -1,5 +1,6 @@
 //! What a container does to its files, chosen at random.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{PermissionsExt, lchown, symlink};
@@ -9,6 +10,7 @@ use proptest::prelude::*;
 use rustix::fs::{AtFlags, CWD, FileType, Mode, Timespec, Timestamps, XattrFlags};
 use rustix::io::Errno;
 
+use crate::mount;
 use crate::support::ops::{DIRECTORIES, LEAVES};
 
 /// A path of a tree: one of [`DIRECTORIES`], or a leaf in it.
@@ -76,9 +78,14 @@ fn spot() -> impl Strategy<Value = Spot> {
     (0..DIRECTORIES.len(), leaf).prop_map(|(directory, leaf)| Spot { directory, leaf })
 }
 
-/// The names of attributes that edits set: none that an overlay gives a meaning.
+/// The names of attributes that a user of an overlay can set.
 pub(crate) fn attribute_names() -> Vec<&'static str> {
-    vec!["user.one", "trusted.note"]
+    let mut names = vec!["user.one", "trusted.note", "user.overlay.opaque"];
+    if mount::kernel() >= (6, 7) {
+        // Before, overlayfs refuses attributes with its own prefix.
+        names.push("trusted.overlay.opaque");
+    }
+    names
 }
 
 pub(crate) fn edit() -> impl Strategy<Value = Edit> {
@@ -125,6 +132,9 @@ pub(crate) fn set_attribute(path: &Path, name: &str, value: &[u8]) -> io::Result
     Ok(rustix::fs::lsetxattr(path, name, value, XattrFlags::empty())?)
 }
 
+/// An edit is not for what stands there.
+const UNFIT: Errno = Errno::OPNOTSUPP;
+
 fn apply(root: &Path, edit: &Edit, clock: &mut i64) -> io::Result<()> {
     match edit {
         Edit::Write(spot, content) => {
@@ -135,7 +145,7 @@ fn apply(root: &Path, edit: &Edit, clock: &mut i64) -> io::Result<()> {
         Edit::Append(spot) => {
             let path = spot.at(root)?;
             if !path.symlink_metadata()?.is_file() {
-                return Ok(());
+                return Err(UNFIT.into());
             }
             File::options().append(true).open(path)?.write_all(b"more")
         }
@@ -147,13 +157,7 @@ fn apply(root: &Path, edit: &Edit, clock: &mut i64) -> io::Result<()> {
         }
         Edit::Remove(spot) => spot.free(root).map(|_| ()),
         Edit::Rename(from, to) => fs::rename(from.at(root)?, to.at(root)?),
-        Edit::Link(from, to) => {
-            let from = from.at(root)?;
-            if from.symlink_metadata()?.is_dir() {
-                return Ok(());
-            }
-            fs::hard_link(from, to.at(root)?)
-        }
+        Edit::Link(from, to) => fs::hard_link(from.at(root)?, to.at(root)?),
         Edit::Symlink(spot, target) => symlink(target, spot.free(root)?),
         Edit::Special(spot, kind) => {
             let device = rustix::fs::makedev(259, 300_000);
@@ -168,7 +172,7 @@ fn apply(root: &Path, edit: &Edit, clock: &mut i64) -> io::Result<()> {
         Edit::Mode(spot, mode) => {
             let path = spot.at(root)?;
             if path.symlink_metadata()?.is_symlink() {
-                return Ok(());
+                return Err(UNFIT.into());
             }
             fs::set_permissions(path, fs::Permissions::from_mode(*mode))
         }
@@ -183,26 +187,59 @@ fn apply(root: &Path, edit: &Edit, clock: &mut i64) -> io::Result<()> {
     }
 }
 
-/// Edits; those that cannot be made where they stand are left out.
-pub(crate) fn apply_all(root: &Path, edits: &[Edit]) {
-    const EXPECTED: [Errno; 10] = [
-        Errno::NOENT,
-        Errno::NOTDIR,
-        Errno::ISDIR,
-        Errno::EXIST,
-        Errno::NOTEMPTY,
-        Errno::XDEV,
-        Errno::LOOP,
-        Errno::INVAL,
-        Errno::PERM,
-        Errno::NODATA,
-    ];
+/// Why there is no way to what an edit changes.
+const WAY: &[Errno] = &[Errno::NOENT, Errno::NOTDIR, Errno::LOOP];
+
+/// Why no way to it can be made: files and links that lead nowhere stay.
+const NEW_WAY: &[Errno] = &[Errno::EXIST, Errno::NOTDIR, Errno::LOOP];
+
+/// The name of an edit's kind, and why it may fail: on its way, and there.
+fn kind(edit: &Edit) -> (&'static str, &'static [Errno], &'static [Errno]) {
+    match edit {
+        Edit::Write(..) => ("write", NEW_WAY, &[]),
+        Edit::Append(..) => ("append", WAY, &[UNFIT]),
+        Edit::MakeDirectory(..) => ("make directory", NEW_WAY, &[]),
+        Edit::NewTree(..) => ("new tree", NEW_WAY, &[]),
+        Edit::Remove(..) => ("remove", NEW_WAY, &[]),
+        // Directories of below cannot be renamed, nor any into itself.
+        Edit::Rename(..) => (
+            "rename",
+            WAY,
+            &[Errno::XDEV, Errno::INVAL, Errno::ISDIR, Errno::NOTEMPTY, Errno::EXIST],
+        ),
+        // Directories have no links.
+        Edit::Link(..) => ("link", WAY, &[Errno::EXIST, Errno::PERM]),
+        Edit::Symlink(..) => ("symlink", NEW_WAY, &[]),
+        Edit::Special(..) => ("special", NEW_WAY, &[]),
+        Edit::Replace(..) => ("replace", NEW_WAY, &[Errno::NOENT]),
+        Edit::Mode(..) => ("mode", WAY, &[UNFIT]),
+        Edit::Owner(..) => ("owner", WAY, &[]),
+        Edit::Touch(..) => ("touch", WAY, &[]),
+        // Links and devices have no `user.` attributes.
+        Edit::Attribute(..) => ("attribute", WAY, &[Errno::PERM]),
+        Edit::NoAttribute(..) => ("no attribute", WAY, &[Errno::PERM, Errno::NODATA]),
+        Edit::Root(..) => ("root", &[], &[]),
+    }
+}
+
+/// How many edits of each kind were made.
+pub(crate) type Counts = BTreeMap<&'static str, u64>;
+
+/// Edits, counted; those that cannot be made where they stand are left out.
+pub(crate) fn apply_all(root: &Path, edits: &[Edit], made: &mut Counts) {
     let root = &root.canonicalize().unwrap();
     let mut clock = 0;
     for edit in edits {
-        if let Err(error) = apply(root, edit, &mut clock) {
-            let errno = Errno::from_io_error(&error);
-            assert!(errno.is_some_and(|errno| EXPECTED.contains(&errno)), "{edit:?}: {error}");
+        let (kind, on_its_way, there) = kind(edit);
+        let made = made.entry(kind).or_default();
+        match apply(root, edit, &mut clock) {
+            Ok(()) => *made += 1,
+            Err(error) => {
+                let errno = Errno::from_io_error(&error);
+                let is_expected = errno
+                    .is_some_and(|errno| on_its_way.contains(&errno) || there.contains(&errno));
+                assert!(is_expected, "{edit:?}: {error}");
+            }
         }
     }
 }
