@@ -123,6 +123,12 @@ impl Attach {
         to_the_end(async move { export.mount_image(source.borrow(), &target).await }).await
     }
 
+    /// Which of these images are mounted at their targets already, by one look into the kernel's table. It waits for no
+    /// other call and not for the appliance. `Occupied` if something else is mounted at one of them.
+    pub fn mounted_images(&self, images: &[(Source<'_>, &Path)]) -> Result<Vec<bool>, AttachError> {
+        self.export.mounted_images(images)
+    }
+
     /// Whether the kernel has EROFS, or a module that brings it: then images can be mounted, one way or the other.
     pub async fn has_images(&self) -> bool {
         self.export.has_images().await

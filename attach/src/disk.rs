@@ -19,10 +19,9 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::export::{Export, FREED_WITHIN, Place, make_directory};
-use crate::image;
 use crate::kernel::{self, LoopDevice, MountPoint};
 use crate::tools::{LOSETUP, MOUNT, STAT, TOOL_TIME_LIMIT, UMOUNT, says};
-use crate::{Access, AttachError, FileSystem, Rights, Source};
+use crate::{Access, AttachError, FileSystem, Source};
 
 /// How a disk is mounted. Reads shall not write (`noatime`), the inode tables of a sparse file
 /// are zeros already (`noinit_itable`), and after an error nothing more is written.
@@ -46,7 +45,7 @@ const SPECIAL_FILES: [&str; 5] =
 const STACK_MAX: u32 = 16;
 
 impl Access {
-    fn is_read_only(self) -> bool {
+    pub(crate) fn is_read_only(self) -> bool {
         self == Self::ReadOnly
     }
 }
@@ -112,35 +111,6 @@ impl Export {
             let _kept = fs::remove_dir(&target);
         }
         mounted
-    }
-
-    /// Whether the target is that mount already; an error if it is another.
-    pub(crate) fn is_mounted(
-        &self,
-        place: &Place,
-        target: &Path,
-        access: Access,
-        kind: FileSystem,
-    ) -> Result<bool, AttachError> {
-        let Some(point) = kernel::mounted_at(target)? else {
-            return Ok(false);
-        };
-        let (got, read_only) = match self.disk(&point) {
-            Some(disk) => (disk.source, disk.read_only),
-            None => (point.source.display().to_string(), point.read_only),
-        };
-        let rights = Rights { set_id: !point.has("nosuid"), devices: !point.has("nodev") };
-        let describe = |source: &str, kind: &str, read_only, rights: Rights| {
-            let access = if read_only { "read-only" } else { "writable" };
-            let image = if kind == image::FILE_SYSTEM { ", an image," } else { "" };
-            format!("`{source}`{image} {access} with {}", rights.options())
-        };
-        let got = describe(&got, &point.kind, read_only, rights);
-        let expected = describe(&place.path, kind.name(), access.is_read_only(), self.rights());
-        if got == expected {
-            return Ok(true);
-        }
-        Err(AttachError::Occupied { target: target.to_owned(), got, expected })
     }
 
     /// Mounts what a loop device has.
@@ -420,7 +390,7 @@ fn is_journal(reason: &str) -> bool {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::Options;
+    use crate::{Options, Rights};
     use std::process::Command;
     use std::sync::Arc;
 

@@ -24,6 +24,7 @@ mod image;
 mod keeper;
 mod kernel;
 mod locks;
+mod mounted;
 mod probe;
 mod process;
 mod sandbox;

@@ -135,6 +135,14 @@ async fn an_image_that_is_mounted_twice_is_one_file_system_and_in_use_to_the_las
     assert_eq!(attach.mounts_anywhere().await.unwrap().len(), 2);
     let error = attach.mount(source, &target(&place, "c"), Access::ReadWrite).await.unwrap_err();
     assert!(matches!(error, AttachError::InUse { .. }), "{error:?}");
+    let [a, b] = &targets;
+    let c = outside.join("c");
+    let looked = attach.mounted_images(&[(source, a), (source, &c), (source, b)]).unwrap();
+    assert_eq!(looked, [true, false, true]);
+    let error = attach.mounted_images(&[(source, a), (Source::File("other"), b)]).unwrap_err();
+    assert!(matches!(error, AttachError::Occupied { .. }), "{error:?}");
+    let error = attach.is_mounted(source, a, Access::ReadOnly).unwrap_err();
+    assert!(matches!(error, AttachError::Occupied { .. }), "an image is no disk: {error:?}");
     // A directory of the image that is bound elsewhere is not taken for the image.
     let (deep, part) = (targets[0].join("deep"), outside.join("part"));
     fs::create_dir(&part).unwrap();

@@ -224,8 +224,28 @@ impl Worker {
     /// Mounts images; where each is, in the same order. A volume or a count of views says that they are used.
     async fn mount_images(&self, images: &[SnapshotRef]) -> Result<Vec<PathBuf>, WorkerError> {
         let ids: Vec<_> = images.iter().map(|image| image.id).collect();
-        let mounting = stream::iter(ids).map(|id| self.mount_image(id));
+        let are_mounted = self.are_mounted(&ids).await?;
+        let each = stream::iter(ids.into_iter().zip(are_mounted));
+        let mounting = each.map(|(id, is_mounted)| async move {
+            match is_mounted {
+                true => Ok(self.image_target(id)),
+                false => self.mount_image(id).await,
+            }
+        });
         mounting.buffered(MOUNTED_AT_ONCE).try_collect().await
+    }
+
+    /// Which images are mounted. What mounts or unmounts one is waited for; after that, one that is used stays as it is.
+    async fn are_mounted(&self, ids: &[SnapshotId]) -> Result<Vec<bool>, WorkerError> {
+        let attach = self.attach().await?;
+        for id in ids {
+            drop(self.inner.view_locks.lock(id).await);
+        }
+        let source = |id: &SnapshotId| Source::Snapshot(Uuid::from_bytes(*id.as_bytes()));
+        let targets: Vec<_> = ids.iter().map(|id| self.image_target(*id)).collect();
+        let images: Vec<_> =
+            ids.iter().map(source).zip(targets.iter().map(|path| &**path)).collect();
+        Ok(attach.mounted_images(&images)?)
     }
 
     async fn mount_image(&self, id: SnapshotId) -> Result<PathBuf, WorkerError> {
