@@ -145,6 +145,8 @@ fn what_is_mounted_still_is_not_emptied_by_a_commit() {
         stand.snapshots.commit("committed", "c").await.unwrap();
         stand.snapshots.cleanup().await.unwrap();
         assert_eq!(mounted.read("written"), "x");
+        // The overlay remembers what it has found, so it is looked for below.
+        assert!(upper(&mounts).join("written").exists());
         drop(mounted);
         stand.snapshots.cleanup().await.unwrap();
         assert!(!directory(&mounts).exists());
