@@ -92,6 +92,7 @@ def run_and_change(worker, image):
         "tasks", "exec", "--exec-id", "look", "changes", BUSYBOX, "test", "-e", "/done").code == 0)
     before = set(image_mounts(worker.driver))
     worker.driver.restart(kill=True)
+    containerd.wait_connected()
     require_equal("another container", containerd.run(image, "other", "cat", "/one/file"), "one\n")
     require_equal("mounts of images", set(image_mounts(worker.driver)), before)
     again = containerd.ctr("tasks", "exec", "--exec-id", "read", "changes", "cat", "/one/again")
