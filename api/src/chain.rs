@@ -203,6 +203,9 @@ pub struct RegisterChain {
     /// one it is for all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blob: Option<RegistryBlob>,
+    /// As of `CreateSnapshot`. Where the chain is registered, the problem carries the id of its snapshot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub becomes_clone: bool,
 }
 
 #[cfg(test)]

@@ -236,19 +236,20 @@ fn value(choices: &mut Unstructured<'_>, known: &Known) -> Chosen<Value> {
         "9999-12-31T23:59:59.999999999Z",
         "DELETE_ON_ZERO_CLONE_REFERENCES",
     ];
-    Ok(match choices.int_in_range(0..=11)? {
+    Ok(match choices.int_in_range(0..=12)? {
         0..=5 => Value::from(known.fill(&pick(choices, &TEXTS)?)),
         6 => Value::from(choices.arbitrary::<u64>()?),
         7 => Value::from(*choices.choose(&[0_u64, 1, 4096, 1 << 62, (1 << 62) + 1, u64::MAX])?),
         8 => json!({ "k": "v", "": "w" }),
         9 => json!([known.fill("#"), "a"]),
         10 => choices.arbitrary::<f64>().map_or(Value::Null, Value::from),
+        11 => Value::from(choices.arbitrary::<bool>()?),
         _ => Value::Null,
     })
 }
 
 fn body(choices: &mut Unstructured<'_>, known: &Known) -> Chosen<Vec<u8>> {
-    const FIELDS: [&str; 24] = [
+    const FIELDS: [&str; 25] = [
         "path",
         "image",
         "path",
@@ -258,6 +259,7 @@ fn body(choices: &mut Unstructured<'_>, known: &Known) -> Chosen<Vec<u8>> {
         "deletion_policy",
         "expires_at",
         "expires_in_seconds",
+        "becomes_clone",
         "snapshot_id",
         "data",
         "file",

@@ -77,7 +77,7 @@ pub const DASHBOARD: &str = "/";
 /// same key and body; another body under the key is refused with `idempotency_key_reused`.
 /// A restart of the server forgets it. Then a repeated `POST` of a file, of a clone or of a
 /// *named* snapshot is refused with `exists`, changing nothing, and the caller can look at
-/// what is there; an unnamed snapshot is taken a second time.
+/// what is there; an unnamed snapshot is taken a second time, unless the file was to become its clone.
 pub const IDEMPOTENCY_KEY: &str = "idempotency-key";
 
 /// Longest idempotency key: several times a UUID, short enough to be kept by the thousand.

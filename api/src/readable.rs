@@ -5,7 +5,8 @@
 //! registered         as a chain
 //! an empty disk      by its name, which drivers give to the disks that they unpack base layers on (FORMAT.md)
 //! published          published/SNAPSHOT is a clone of it
-//! bound              a file of the worker is a clone of it: it read the snapshot when it made that
+//! bound              a file of the worker is a clone of it: it read the snapshot when it made that, or had it taken
+//!                    of that file
 //! ```
 //! Not those of files of administrators, and not those of other workers' disks, which they take to commit or to
 //! compare.

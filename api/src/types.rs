@@ -100,7 +100,7 @@ pub struct File {
     /// Bytes of blocks that this file maps and no snapshot or clone of it: written since its last snapshot, or since
     /// it was cloned. Other files may hold the same blocks: `reclaimable` tells what a delete would free.
     pub unique_bytes: u64,
-    /// The snapshot that it was cloned from.
+    /// The snapshot that it is a clone of: it was made from that, or that was taken of it so.
     pub origin_snapshot_id: Option<SnapshotId>,
     /// When it was made.
     pub created_at: Timestamp,
@@ -283,6 +283,10 @@ pub struct CreateSnapshot {
     /// wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_in_seconds: Option<u64>,
+    /// The file counts as a clone of the snapshot from then on, so that the snapshot has one as soon as it is there. Of a
+    /// file that is a clone already it is refused with code `exists`, and the problem carries the id of that snapshot.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub becomes_clone: bool,
 }
 
 /// Changes a snapshot's labels; its content never changes.

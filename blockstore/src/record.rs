@@ -82,7 +82,7 @@ pub(crate) enum Body {
     /// The open layer that the file writes into.
     File {
         layer: LayerId,
-        /// The snapshot that it was cloned from.
+        /// The snapshot that it is a clone of.
         origin: Option<SnapshotId>,
         /// The verifier of an EXCLUSIVE create.
         verifier: Option<u64>,

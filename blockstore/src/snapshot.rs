@@ -8,6 +8,9 @@
 //! ```
 //! An open layer that nobody wrote to is not frozen: the snapshot takes the layer below, so
 //! that clone, snapshot, clone adds no depth.
+//!
+//! After a snapshot the file is over the frozen layer as a clone is. So it can be made one by its record alone, where the
+//! snapshot is to live as long as the file. It stays one: a call that comes late takes it away from no other snapshot.
 
 mod expiry;
 
@@ -174,13 +177,17 @@ pub(crate) fn create(core: &Core, path: &FilePath, request: SnapshotRequest) -> 
     let record = core.commit(move |txn| {
         let mut file = txn.inode(inode)?;
         let layer = freeze(txn, inode, &mut file)?;
+        let clone_count = match request.becomes_clone {
+            true => become_clone(&mut file, id)?,
+            false => 0,
+        };
         txn.put_inode(inode, &file);
         let record = SnapshotRecord {
             layer,
             size_bytes: file.size_bytes,
             used_blocks: file.used_blocks,
             created_at: txn.now(),
-            clone_count: 0,
+            clone_count,
             deletion: request.deletion,
             expires_at: request.expires_at,
             path,
@@ -191,6 +198,22 @@ pub(crate) fn create(core: &Core, path: &FilePath, request: SnapshotRequest) -> 
         Ok(record)
     })?;
     Ok(describe(id, record))
+}
+
+/// Makes a file that is no clone that of the snapshot that is taken of it, which then has so many clones.
+fn become_clone(file: &mut InodeRecord, snapshot: SnapshotId) -> Result<u64> {
+    let Body::File { origin, .. } = &mut file.body else {
+        return Err(Error::invalid("only files are clones"));
+    };
+    match origin {
+        Some(before) => {
+            Err(Error::exists(format!("snapshot {before}, of which the file is a clone,")))
+        }
+        None => {
+            *origin = Some(snapshot);
+            Ok(1)
+        }
+    }
 }
 
 /// Freezes the file's open layer, unless it has no entry and there is one below, and answers

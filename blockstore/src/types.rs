@@ -170,7 +170,7 @@ pub struct FileInfo {
     /// Bytes of blocks that this file alone maps: written since its last snapshot, or since it
     /// was cloned.
     pub unique_bytes: u64,
-    /// The snapshot that it was cloned from.
+    /// The snapshot that it is a clone of: it was made from that, or that was taken of it so.
     pub origin_snapshot: Option<SnapshotId>,
     /// When it was made.
     pub created_at: Timestamp,
@@ -225,6 +225,8 @@ pub struct SnapshotRequest {
     pub deletion: DeletionPolicy,
     /// The store deletes it some time after this, if it has no clones then.
     pub expires_at: Option<Timestamp>,
+    /// The file, which is no clone, counts as a clone of it from then on.
+    pub becomes_clone: bool,
 }
 
 /// A snapshot.

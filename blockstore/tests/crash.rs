@@ -79,13 +79,14 @@ fn step(store: &Store, model: &Model, random: &mut Random) -> (Model, Result<(),
                 .resolve(&name(file))
                 .and_then(|found| store.set_attributes(found.inode, &set, None).map(|_| ()))
         }
-        (55..65, true) => match store.snapshot(&name(file), SnapshotRequest::default()) {
-            Ok(snapshot) => {
+        (55..65, true) => {
+            let is_clone = store.file_info(&name(file)).unwrap().origin_snapshot.is_some();
+            let becomes_clone = !is_clone && seed.is_multiple_of(2);
+            let request = SnapshotRequest { becomes_clone, ..SnapshotRequest::default() };
+            store.snapshot(&name(file), request).map(|snapshot| {
                 after.snapshots.insert(snapshot.id, model.files[&file].clone());
-                Ok(())
-            }
-            Err(error) => Err(error),
-        },
+            })
+        }
         (65..75, true) => {
             after.files.remove(&file);
             store.remove_path(&name(file))

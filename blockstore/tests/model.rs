@@ -25,7 +25,7 @@ enum Op {
     Remove { file: usize },
     Rename { from: usize, to: usize },
     Commit { file: usize },
-    Snapshot { file: usize },
+    Snapshot { file: usize, becomes_clone: bool },
     Clone { snapshot: usize, file: usize },
     DeleteSnapshot { snapshot: usize },
     Read { file: usize, offset: usize, length: usize },
@@ -79,7 +79,8 @@ fn op() -> impl Strategy<Value = Op> {
         2 => file.clone().prop_map(|file| Op::Remove { file }),
         1 => (file.clone(), file.clone()).prop_map(|(from, to)| Op::Rename { from, to }),
         3 => file.clone().prop_map(|file| Op::Commit { file }),
-        5 => file.clone().prop_map(|file| Op::Snapshot { file }),
+        5 => (file.clone(), any::<bool>())
+            .prop_map(|(file, becomes_clone)| Op::Snapshot { file, becomes_clone }),
         5 => (snapshot.clone(), file.clone()).prop_map(|(snapshot, file)| Op::Clone { snapshot, file }),
         3 => snapshot.clone().prop_map(|snapshot| Op::DeleteSnapshot { snapshot }),
         6 => (file, position(), length()).prop_map(
@@ -152,6 +153,25 @@ impl World {
         let set = SetAttributes { size_bytes: Some(size as u64), ..SetAttributes::default() };
         let change = self.fixture.store.set_attributes(inode, &set, None).unwrap();
         assert_eq!(change.after.size_bytes, size as u64);
+    }
+
+    fn snapshot(&mut self, file: usize, becomes_clone: bool) {
+        let Some(model) = self.files.get(&file) else { return };
+        let store = &self.fixture.store;
+        let origin = || store.file_info(&name(file)).unwrap().origin_snapshot;
+        let before = origin();
+        let request = SnapshotRequest { becomes_clone, ..SnapshotRequest::default() };
+        let taken = store.snapshot(&name(file), request);
+        if becomes_clone && before.is_some() {
+            assert_eq!(taken.unwrap_err().kind(), ErrorKind::Exists);
+            assert_eq!(origin(), before);
+            return;
+        }
+        let snapshot = taken.unwrap();
+        assert_eq!(snapshot.size_bytes, model.len() as u64);
+        assert_eq!(snapshot.clone_count, u64::from(becomes_clone));
+        assert_eq!(origin(), if becomes_clone { Some(snapshot.id) } else { before });
+        self.snapshots.push((snapshot.id, model.clone()));
     }
 
     fn clone_of(&mut self, snapshot: usize, file: usize) {
@@ -282,14 +302,7 @@ impl World {
                     self.fixture.store.commit(inode).unwrap();
                 }
             }
-            Op::Snapshot { file } => {
-                if let Some(model) = self.files.get(&file) {
-                    let request = SnapshotRequest::default();
-                    let snapshot = self.fixture.store.snapshot(&name(file), request).unwrap();
-                    assert_eq!(snapshot.size_bytes, model.len() as u64);
-                    self.snapshots.push((snapshot.id, model.clone()));
-                }
-            }
+            Op::Snapshot { file, becomes_clone } => self.snapshot(file, becomes_clone),
             Op::Clone { snapshot, file } => self.clone_of(snapshot, file),
             Op::DeleteSnapshot { snapshot } => {
                 if snapshot < self.snapshots.len() {

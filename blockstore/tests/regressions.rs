@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use common::{Fixture, assert_sound, bytes, options, path};
+use common::{Fixture, assert_sound, bytes, content, options, path};
 use slackwater_blockstore::disk::{Disk, Fault, FileRole, MemoryDisk};
 use slackwater_blockstore::kv::{Kv, KvFault, MemoryKv};
 use slackwater_blockstore::{
@@ -300,4 +300,42 @@ fn each_block_that_is_read_counts_once() {
     assert_eq!(counts(), (0, 3, 64));
     read(3);
     assert_eq!(counts(), (3, 3, 64));
+}
+
+#[test]
+fn a_file_that_becomes_the_clone_keeps_its_snapshot() {
+    let fixture = Fixture::new();
+    let store = &fixture.store;
+    let inode = store.create_file(&path("f"), 8192).unwrap().attributes.inode;
+    store.write(inode, 0, bytes(1, 4096), Stability::FileSync).unwrap();
+    let take = |becomes_clone| {
+        let deletion = DeletionPolicy::OnZeroClones;
+        let request = SnapshotRequest { deletion, becomes_clone, ..SnapshotRequest::default() };
+        store.snapshot(&path("f"), request)
+    };
+    let origin = || store.file_info(&path("f")).unwrap().origin_snapshot;
+    let before = store.stats();
+    let first = take(true).unwrap();
+    let after = store.stats();
+    assert_eq!(after.commits - before.commits, 1, "one synced batch");
+    assert_eq!((after.file_count, after.layer_count), (before.file_count, before.layer_count + 1));
+    assert_eq!((first.clone_count, origin()), (1, Some(first.id)));
+    // What is written now is not in it.
+    store.write(inode, 0, bytes(9, 4096), Stability::FileSync).unwrap();
+    assert_eq!(content(store, Source::Snapshot(first.id))[..4096], bytes(1, 4096)[..]);
+    // It stays its clone, whatever comes later.
+    let second = take(false).unwrap();
+    assert_eq!((second.clone_count, origin()), (0, Some(first.id)));
+    let refused = take(true).unwrap_err();
+    assert_eq!(refused.kind(), ErrorKind::Exists);
+    assert!(refused.to_string().contains(&first.id.to_string()), "{refused}");
+    assert_eq!(store.snapshot_info(first.id).unwrap().clone_count, 1);
+    // The snapshot goes with its last clone.
+    store.clone_snapshot(first.id, &path("c")).unwrap();
+    store.remove_path(&path("f")).unwrap();
+    assert_eq!(store.snapshot_info(first.id).unwrap().clone_count, 1);
+    store.remove_path(&path("c")).unwrap();
+    assert_eq!(store.snapshot_info(first.id).unwrap_err().kind(), ErrorKind::NotFound);
+    store.gc().unwrap();
+    fixture.check();
 }

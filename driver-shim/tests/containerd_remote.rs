@@ -20,6 +20,8 @@ use support::{Appliance, Machine, Trust};
 
 #[path = "containerd_remote/blobs.rs"]
 mod blobs;
+#[path = "containerd_remote/holds.rs"]
+mod holds;
 #[path = "containerd_remote/hostile.rs"]
 mod hostile;
 #[path = "containerd_remote/images.rs"]

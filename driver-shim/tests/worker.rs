@@ -398,7 +398,8 @@ async fn a_chain_is_one_snapshot_for_all_workers() {
         std::fs::write(path.join("file"), "content").unwrap();
         let registration = Registration { chain: chain.clone(), blob: None };
         let snapshot = worker.seal(&key, Some(registration)).await.unwrap();
-        let committed = worker.commit(&key, Key::docker("committed"), extra()).await.unwrap();
+        let committed =
+            worker.commit(&key, None, Key::docker("committed"), |_| extra()).await.unwrap();
         assert_eq!(committed.snapshot(), Some(snapshot));
         assert!(worker.get(&key).is_none());
         sealed.push(committed.snapshot().unwrap());

@@ -4,7 +4,7 @@ use axum::extract::{RawQuery, State};
 use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::{Extension, Json};
 use slackwater_blockstore::{
-    DeletionPolicy, Result as StoreResult, SnapshotFilter, SnapshotRequest, Store,
+    DeletionPolicy, ErrorKind, Result as StoreResult, SnapshotFilter, SnapshotRequest, Store,
 };
 
 use crate::audit::record::About;
@@ -20,9 +20,10 @@ use crate::reserved::{self, Audience};
 use crate::router::Mount;
 use crate::scope::Scope;
 use crate::state::Shared;
-use crate::types::Snapshot;
+use crate::types::{Snapshot, SnapshotId};
 
-/// How long a registered snapshot lives that has no clone: its worker makes one at once.
+/// How long a registered snapshot lives that has no clone: its worker makes one at once, where the file is not to become
+/// it.
 const WITHOUT_CLONE_SECONDS: u64 = 3600;
 
 pub(crate) fn mount(mount: Mount) -> Mount {
@@ -47,7 +48,7 @@ pub(crate) fn mount(mount: Mount) -> Mount {
     responses(
         (status = 201, description = "The snapshot; `Location` is its route", body = Snapshot),
         (status = 404, description = "Nothing is at the path"),
-        (status = 409, description = "The chain is registered for this size, or the path is no file's"),
+        (status = 409, description = "The chain is registered for this size, the file is a clone already and was to become one, or the path is no file's"),
         (status = 422, description = "A value has no meaning, or is over a limit"),
     ),
 )]
@@ -60,7 +61,7 @@ pub(crate) async fn register(
 ) -> Result<(StatusCode, [(HeaderName, String); 1], Json<Snapshot>), Failure> {
     reserved::refuse_labels(&request.labels)?;
     let path = scope.changes(&request.path)?;
-    let chain = request.chain_id;
+    let (chain, becomes_clone) = (request.chain_id, request.becomes_clone);
     let readers =
         request.blob.as_ref().map_or(String::new(), |blob| format!(", for readers of {blob}"));
     about.say(format!("{chain} of {}{readers}", request.path));
@@ -68,7 +69,7 @@ pub(crate) async fn register(
     let labels = reserved::with_chain(request.labels, &chain, &maker, &audience);
     let expires_at = convert::moment_after(state.store.now_for_ends(), WITHOUT_CLONE_SECONDS);
     let wanted = chain.clone();
-    let take = move |store: &Store| -> StoreResult<(String, StoreResult<_>)> {
+    let take = move |store: &Store| -> StoreResult<(Option<SnapshotId>, StoreResult<_>)> {
         let size_bytes = store.file_info(&path)?.attributes.size_bytes;
         let name = reserved::chain_name(&wanted, size_bytes);
         let request = SnapshotRequest {
@@ -76,10 +77,20 @@ pub(crate) async fn register(
             labels,
             deletion: DeletionPolicy::OnZeroClones,
             expires_at,
+            becomes_clone,
         };
-        Ok((name, store.snapshot(&path, request)))
+        let taken = store.snapshot(&path, request);
+        // What is in the way.
+        let holder = match &taken {
+            Err(error) if error.kind() == ErrorKind::Exists => match named(store, name)? {
+                Some(holder) => Some(holder.id),
+                None => store.file_info(&path)?.origin_snapshot.map(convert::snapshot_id),
+            },
+            _ => None,
+        };
+        Ok((holder, taken))
     };
-    let (name, taken) = state.call(take).await?;
+    let (holder, taken) = state.call(take).await?;
     match taken.map_err(Failure::from) {
         Ok(snapshot) => {
             tracing::info!(%chain, snapshot = %snapshot.id, maker = &*maker, "a chain is registered");
@@ -88,8 +99,7 @@ pub(crate) async fn register(
             Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(snapshot)))
         }
         Err(failure) if failure.code() == ProblemCode::Exists => {
-            let holder = state.call(move |store| named(store, name)).await?;
-            Err(failure.with_existing_snapshot(holder.map(|holder| holder.id)))
+            Err(failure.with_existing_snapshot(holder))
         }
         Err(failure) => Err(failure),
     }

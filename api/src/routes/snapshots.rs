@@ -6,8 +6,8 @@ use axum::extract::{RawQuery, State};
 use axum::http::{HeaderName, Method, StatusCode, header};
 use axum::{Extension, Json};
 use slackwater_blockstore::{
-    Result as StoreResult, SnapshotFilter, SnapshotId as StoreSnapshotId, SnapshotRequest, Store,
-    Timestamp as StoreTimestamp,
+    FilePath, Result as StoreResult, SnapshotFilter, SnapshotId as StoreSnapshotId,
+    SnapshotRequest, Store, Timestamp as StoreTimestamp,
 };
 
 use crate::audit::record::About;
@@ -150,7 +150,7 @@ fn parse_cursor(text: &str) -> Result<StoreSnapshotId, QueryError> {
     responses(
         (status = 201, description = "The snapshot; `Location` is its route", body = Snapshot),
         (status = 404, description = "Nothing is at the path"),
-        (status = 409, description = "The name is taken, or the path is no file's"),
+        (status = 409, description = "The name is taken, the file is a clone already and was to become one, or the path is no file's"),
         (status = 422, description = "A value has no meaning, or is over a limit"),
     ),
 )]
@@ -165,13 +165,14 @@ pub(crate) async fn create(
     reserved::refuse_labels(&request.labels)?;
     let path = scope.changes(&request.path)?;
     about.say(format!("of {}", request.path));
-    let name = request.name.clone();
+    let (name, becomes_clone, of) = (request.name.clone(), request.becomes_clone, path.clone());
     let deletion = convert::store_deletion_policy(request.deletion_policy);
     let request = SnapshotRequest {
         expires_at: expiry(&request, state.store.now_for_ends())?,
         name: request.name,
         labels: scope.labels_of_snapshot(&caller.name, &path, deletion, request.labels),
         deletion,
+        becomes_clone,
     };
     match state.call(move |store| store.snapshot(&path, request)).await {
         Ok(snapshot) => {
@@ -179,14 +180,29 @@ pub(crate) async fn create(
             let location = paths::snapshot(snapshot.id);
             Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(snapshot)))
         }
-        Err(failure) if failure.code() == ProblemCode::Exists && name.is_some() => {
-            let filter = SnapshotFilter { name, ..SnapshotFilter::default() };
-            let holders = state.call(move |store| store.list_snapshots(&filter, 1)).await?;
-            let id = holders.first().map(|holder| convert::snapshot_id(holder.id));
-            Err(failure.with_existing_snapshot(id))
+        Err(failure) if failure.code() == ProblemCode::Exists => {
+            let in_the_way =
+                move |store: &Store| in_the_way(store, name, becomes_clone.then_some(&of));
+            let id = state.call(in_the_way).await?;
+            Err(failure.with_existing_snapshot(id.map(convert::snapshot_id)))
         }
         Err(failure) => Err(failure),
     }
+}
+
+/// Why there is no second one: the snapshot that has the name, or whose clone the file is.
+fn in_the_way(
+    store: &Store,
+    name: Option<String>,
+    clone: Option<&FilePath>,
+) -> StoreResult<Option<StoreSnapshotId>> {
+    if let Some(name) = name {
+        let filter = SnapshotFilter { name: Some(name), ..SnapshotFilter::default() };
+        if let Some(holder) = store.list_snapshots(&filter, 1)?.first() {
+            return Ok(Some(holder.id));
+        }
+    }
+    Ok(clone.map(|path| store.file_info(path)).transpose()?.and_then(|file| file.origin_snapshot))
 }
 
 fn expiry(

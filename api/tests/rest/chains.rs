@@ -3,7 +3,7 @@
 use axum::http::{Method, header};
 use serde_json::{Value, json};
 use slackwater_api::error::ProblemCode;
-use slackwater_api::types::{DeletionPolicy, Labels, Snapshot, SnapshotPage};
+use slackwater_api::types::{DeletionPolicy, File, Labels, Snapshot, SnapshotPage};
 use slackwater_api::{ApiOptions, Role, Tokens};
 
 use crate::harness::{Answer, Face, noise, token};
@@ -84,6 +84,44 @@ async fn a_chain_is_registered_once_and_tells_its_maker() {
     get(&face, &route(&chain('1'), SIZE_BYTES)).await.problem(ProblemCode::NotFound);
     let again = json!({"path": "a", "chain_id": chain('1')});
     post(&face, "two", "/v1/chains", again).await.expect(201);
+}
+
+#[tokio::test]
+async fn a_file_that_becomes_the_clone_keeps_what_is_registered() {
+    let face = face();
+    file(&face, "a").await;
+    let origin = async || {
+        let file: File = get(&face, "/v1/files/a").await.expect(200).parse();
+        file.origin_snapshot_id
+    };
+    let body = json!({"path": "a", "chain_id": chain('1'), "becomes_clone": true});
+    let made: Snapshot = post(&face, "one", "/v1/chains", body.clone()).await.expect(201).parse();
+    assert_eq!((made.clone_count, origin().await), (1, Some(made.id)));
+    // It is safe to ask again, by either call.
+    let asked = [
+        ("/v1/chains", body),
+        ("/v1/chains", json!({"path": "a", "chain_id": chain('2'), "becomes_clone": true})),
+        ("/v1/snapshots", json!({"path": "a", "becomes_clone": true})),
+        ("/v1/snapshots", json!({"path": "a", "name": "n", "becomes_clone": true})),
+    ];
+    for (uri, body) in asked {
+        let refused = post(&face, "one", uri, body).await.problem(ProblemCode::Exists);
+        assert_eq!((refused.existing_snapshot_id, origin().await), (Some(made.id), Some(made.id)));
+    }
+    // A second file is refused, and stays as it is.
+    file(&face, "b").await;
+    let again = json!({"path": "b", "chain_id": chain('1'), "becomes_clone": true});
+    let refused = post(&face, "two", "/v1/chains", again).await.problem(ProblemCode::Exists);
+    assert_eq!(refused.existing_snapshot_id, Some(made.id));
+    let file: File = get(&face, "/v1/files/b").await.expect(200).parse();
+    assert_eq!(file.origin_snapshot_id, None);
+    let body = json!({"path": "b", "deletion_policy": "on_zero_clones", "becomes_clone": true});
+    let other: Snapshot = post(&face, "one", "/v1/snapshots", body).await.expect(201).parse();
+    assert_eq!(other.clone_count, 1);
+    for (path, snapshot) in [("a", made.id), ("b", other.id)] {
+        call(&face, "one", Method::DELETE, &format!("/v1/files/{path}"), None).await.expect(204);
+        get(&face, &format!("/v1/snapshots/{snapshot}")).await.problem(ProblemCode::NotFound);
+    }
 }
 
 #[tokio::test]

@@ -101,6 +101,7 @@ fn populate(store: &Store) {
         labels: labels(),
         deletion: DeletionPolicy::Keep,
         expires_at: Some(Timestamp::from_nanos(EXPIRES_AT_NANOS)),
+        becomes_clone: false,
     };
     let gold = store.snapshot(&path("images/base.img"), gold).unwrap().id;
     write(store, base, 3, RAW_AFTER_SNAPSHOT);

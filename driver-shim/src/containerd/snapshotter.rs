@@ -155,16 +155,15 @@ impl Snapshotter {
                 self.worker.commit_bound(&volume.key, name, disk, committed).await?
             }
             None => {
-                // The appliance may have this layer of another worker, for fewer than this one: that has to be known before
-                // the layer has its name.
-                let sealed = self.worker.seal(&volume.key, registered).await?;
-                // What it was bound to (apply.rs) may be restricted whatever this worker lists.
+                // What it was bound to (apply.rs) may be restricted whatever this worker lists. And the appliance may
+                // have this layer of another worker, for fewer than this one.
                 let was_bound = volume.layer().is_some();
-                if was_bound || is_for_all && !self.worker.trust().shares_all() {
-                    committed.is_private |= self.worker.is_restricted(sealed.id).await?;
-                }
-                let committed = Extra::Containerd(committed);
-                self.worker.commit(&volume.key, name, committed).await?
+                let asks = was_bound || is_for_all && !self.worker.trust().shares_all();
+                let extra = move |is_restricted| {
+                    committed.is_private |= asks && is_restricted;
+                    Extra::Containerd(committed)
+                };
+                self.worker.commit(&volume.key, registered, name, extra).await?
             }
         };
         self.usages.lock().remove(&volume.key);

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use slackwater_client::query::ListSnapshots;
 use slackwater_client::types::{
-    CreateSnapshot, DeletionPolicy, Labels, Snapshot, SnapshotId, Timestamp,
+    CreateSnapshot, DeletionPolicy, Labels, RegisterChain, Snapshot, SnapshotId, Timestamp,
 };
 use slackwater_client::{ClientError, ProblemCode};
 use uuid::Uuid;
 
+use super::chains::Registration;
 use super::imaging::IMAGE_SIZE_BYTES;
 use super::state::{Change, FileKind, OwnFile};
 use super::usage::INODES_LABEL;
@@ -24,7 +25,7 @@ const BELOW_LABEL: &str = "slackwater.below";
 /// Its value where there are none.
 const BELOW_NOTHING: &str = "nothing";
 
-/// A new snapshot has no clone yet; should the worker die before it makes one, the appliance
+/// A new snapshot of a disk has no clone yet; should the worker die before it makes one, the appliance
 /// deletes the snapshot some time after this.
 pub(super) const UNHELD_AGE_MAX: Duration = Duration::from_secs(3600);
 
@@ -74,12 +75,18 @@ impl Worker {
         self.path_of(OwnFile { kind: FileKind::Disk, name })
     }
 
+    /// The path of an image that is written: that of the hold that it becomes.
+    pub(super) fn image_path(&self, name: Uuid) -> String {
+        self.path_of(OwnFile { kind: FileKind::Hold, name })
+    }
+
     /// Lists a file that is about to be made (D1).
-    pub(super) async fn making(&self, kind: FileKind) -> Result<Making, WorkerError> {
+    pub(super) fn making(&self, kind: FileKind) -> Result<Making, WorkerError> {
         let file = OwnFile { kind, name: Uuid::new_v4() };
+        // First: what is listed and not in progress is deleted.
         self.inner.in_progress.lock().insert(file.name);
         let making = Making { worker: self.clone(), file };
-        self.apply(vec![Change::Obsolete(file)]).await?;
+        self.inner.state.list(file)?;
         Ok(making)
     }
 
@@ -89,7 +96,7 @@ impl Worker {
         kind: FileKind,
         snapshot: SnapshotId,
     ) -> Result<Making, WorkerError> {
-        let making = self.making(kind).await?;
+        let making = self.making(kind)?;
         match self.client().create_clone(snapshot, &self.path_of(making.file)).await {
             Ok(_) => Ok(making),
             // Nobody else knows the name: an earlier try was carried out, and its answer lost.
@@ -149,24 +156,44 @@ impl Worker {
         disk: Uuid,
         inodes: Option<u64>,
     ) -> Result<Snapshot, ClientError> {
-        self.take_labelled(disk, self.labels_of_snapshot(inodes)).await
+        let labels = self.labels_of_snapshot(inodes);
+        self.client().create_snapshot(&unnamed(self.disk_path(disk), labels)).await
     }
 
-    /// The same with these labels.
-    pub(super) async fn take_labelled(
+    /// Takes a snapshot of an image, and registers it as a chain if one is given. The file becomes the snapshot's clone,
+    /// unless the appliance is of an older release, which has no such thing.
+    pub(super) async fn take_image(
         &self,
-        disk: Uuid,
+        name: Uuid,
+        chain: Option<&Registration>,
         labels: Labels,
     ) -> Result<Snapshot, ClientError> {
-        let request = CreateSnapshot {
-            path: self.disk_path(disk),
-            name: None,
-            labels,
-            deletion_policy: DeletionPolicy::OnZeroClones,
-            expires_at: None,
-            expires_in_seconds: Some(UNHELD_AGE_MAX.as_secs()),
-        };
-        self.client().create_snapshot(&request).await
+        match self.take_image_as(name, chain, labels.clone(), true).await {
+            Err(error) if does_not_know_becomes_clone(&error) => {
+                self.take_image_as(name, chain, labels, false).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn take_image_as(
+        &self,
+        name: Uuid,
+        chain: Option<&Registration>,
+        labels: Labels,
+        becomes_clone: bool,
+    ) -> Result<Snapshot, ClientError> {
+        let path = self.image_path(name);
+        match chain {
+            Some(chain) => {
+                let request = RegisterChain { becomes_clone, ..chain.request(path, labels) };
+                self.client().register_chain(&request).await
+            }
+            None => {
+                let request = CreateSnapshot { becomes_clone, ..unnamed(path, labels) };
+                self.client().create_snapshot(&request).await
+            }
+        }
     }
 
     /// The snapshot of that name, if the appliance has it.
@@ -215,10 +242,30 @@ impl Worker {
     }
 }
 
+/// A snapshot that lives until its last clone goes, or an hour without one.
+fn unnamed(path: String, labels: Labels) -> CreateSnapshot {
+    CreateSnapshot {
+        path,
+        labels,
+        deletion_policy: DeletionPolicy::OnZeroClones,
+        expires_in_seconds: Some(UNHELD_AGE_MAX.as_secs()),
+        ..CreateSnapshot::default()
+    }
+}
+
 /// Whether a snapshot is an image that was made above layers of this chain.
 pub(super) fn is_image_above(snapshot: &Snapshot, below: Option<&str>) -> bool {
     let told = snapshot.labels.get(BELOW_LABEL).map(String::as_str);
     snapshot.size_bytes == IMAGE_SIZE_BYTES && told == Some(below.unwrap_or(BELOW_NOTHING))
+}
+
+fn does_not_know_becomes_clone(error: &ClientError) -> bool {
+    match error {
+        ClientError::Api { code: ProblemCode::InvalidValue, detail, .. } => {
+            detail.contains("unknown field `becomes_clone`")
+        }
+        _ => false,
+    }
 }
 
 /// The snapshot that holds the wanted name, if that is why the call was refused.

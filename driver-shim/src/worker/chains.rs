@@ -41,6 +41,18 @@ pub struct Registration {
     pub blob: Option<RegistryBlob>,
 }
 
+impl Registration {
+    pub(super) fn request(&self, path: String, labels: Labels) -> RegisterChain {
+        RegisterChain {
+            path,
+            chain_id: self.chain.clone(),
+            blob: self.blob.clone(),
+            labels,
+            becomes_clone: false,
+        }
+    }
+}
+
 /// The blobs by which a snapshot is restricted, as whatever chain; `None` if it is a chain for all, or none at all.
 fn restrictions(snapshot: &Snapshot) -> Option<BTreeSet<RegistryBlob>> {
     let is_open = |chain| !snapshot.restricted_chains.contains_key(chain);
@@ -48,6 +60,11 @@ fn restrictions(snapshot: &Snapshot) -> Option<BTreeSet<RegistryBlob>> {
         return None;
     }
     Some(snapshot.restricted_chains.values().flatten().cloned().collect())
+}
+
+/// Whether a snapshot is not for all.
+pub(super) fn is_for_some(snapshot: &Snapshot) -> bool {
+    restrictions(snapshot).is_some()
 }
 
 impl Worker {
@@ -165,7 +182,7 @@ impl Worker {
     /// # Errors
     /// `UnknownSnapshot`, `Appliance`.
     pub(crate) async fn is_restricted(&self, id: SnapshotId) -> Result<bool, WorkerError> {
-        Ok(restrictions(&self.look_up(id).await?).is_some())
+        Ok(is_for_some(&self.look_up(id).await?))
     }
 
     /// Adds to those whom a layer is for those who may read the blob that this worker has unpacked, and compared. Those
@@ -203,13 +220,7 @@ impl Worker {
         registration: &Registration,
         labels: Labels,
     ) -> Result<Snapshot, ClientError> {
-        let request = RegisterChain {
-            path: self.disk_path(disk),
-            chain_id: registration.chain.clone(),
-            blob: registration.blob.clone(),
-            labels,
-        };
-        self.client().register_chain(&request).await
+        self.client().register_chain(&registration.request(self.disk_path(disk), labels)).await
     }
 
     /// What to say of a call that failed, maybe because the appliance does not know it.

@@ -83,7 +83,7 @@ impl Worker {
     }
 
     async fn make_empty_disk(&self, size_bytes: u64) -> Result<SnapshotId, WorkerError> {
-        let making = self.making(FileKind::Disk).await?;
+        let making = self.making(FileKind::Disk)?;
         let path = self.path_of(making.file);
         self.client().create_file(&path, size_bytes).await?;
         self.attach().await?.make_file_system(&path).await?;

@@ -1,10 +1,11 @@
 //! The making of images: what a layer's tar holds, or what was written above images, as a file on the appliance.
 //!
 //! ```text
-//!   tar of a layer ------------------------------------> archive::image --> workers/ID/disks/UUID --> ImageFile
+//!   tar of a layer ------------------------------------> archive::image --> workers/ID/holds/UUID
 //!   upper directory ----------> archive::pack_upper --------^
 //! ```
-//! The file is listed as obsolete until the volume names it, so that one that is not finished goes.
+//! The file is listed as obsolete until the volume names it, so that one that is not finished goes. It becomes the clone
+//! of the snapshot that is taken of it, and so keeps that.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -40,6 +41,15 @@ pub struct NewImage {
 }
 
 impl NewImage {
+    pub(super) fn name(&self) -> Uuid {
+        self.making.file.name
+    }
+
+    /// What keeps the file from being deleted.
+    pub(super) fn into_making(self) -> Making {
+        self.making
+    }
+
     /// Writes the image of a layer's tar. Blocks.
     ///
     /// # Errors
@@ -101,7 +111,7 @@ impl Worker {
 
     async fn new_image_above(&self, images: &[SnapshotRef]) -> Result<NewImage, WorkerError> {
         let below = self.merged(images).await?;
-        let making = self.making(FileKind::Disk).await?;
+        let making = self.making(FileKind::Hold)?;
         let path = self.path_of(making.file);
         self.client().create_file(&path, IMAGE_SIZE_BYTES).await?;
         let file = self.attach().await?.open_file(&path).await?;
@@ -121,32 +131,22 @@ impl Worker {
         let key = key.clone();
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
-            worker.keep_image_locked(&key, made, imaged).await.map(drop)
+            if !matches!(worker.existing(&key)?.content, Content::Upper { .. }) {
+                return Err(WorkerError::ReadOnly { key });
+            }
+            worker.await_users(&key).await?;
+            let content = Content::ImageFile { name: made.name(), inodes: imaged.inodes };
+            worker.become_content(&key, content, None).await.map(drop)
         })
         .await
     }
 
-    async fn keep_image_locked(
-        &self,
-        key: &Key,
-        made: NewImage,
-        imaged: Imaged,
-    ) -> Result<Volume, WorkerError> {
-        if !matches!(self.existing(key)?.content, Content::Upper { .. }) {
-            return Err(WorkerError::ReadOnly { key: key.clone() });
-        }
-        self.await_users(key).await?;
-        let (name, inodes) = (made.making.file.name, imaged.inodes);
-        let content = Content::ImageFile { name, inodes };
-        self.become_content(key, content, None).await
-    }
-
-    /// Makes the image of what was written above images, in place of that. The volume's lock is held.
+    /// Makes the image of what was written above images. The volume's lock is held.
     pub(super) async fn image_of_upper(
         &self,
         volume: &Volume,
         (disk, name): (Uuid, Uuid),
-    ) -> Result<Volume, WorkerError> {
+    ) -> Result<(NewImage, Imaged), WorkerError> {
         let key = &volume.key;
         if volume.is_damaged {
             return Err(WorkerError::Damaged { key: key.clone() });
@@ -166,7 +166,7 @@ impl Worker {
         });
         let (made, imaged) = written.await.map_err(super::interrupted)?;
         let imaged = imaged.map_err(|source| WorkerError::Image { key: key.clone(), source })?;
-        self.keep_image_locked(key, made, imaged).await
+        Ok((made, imaged))
     }
 }
 

@@ -258,6 +258,9 @@ impl Worker {
 
     /// Unmounts images that nothing uses by then.
     pub(super) fn unmount_images_later(&self, ids: Vec<SnapshotId>) {
+        if ids.is_empty() {
+            return;
+        }
         // Outside a runtime nothing runs any more: the next start finds the mounts.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let worker = self.clone();

@@ -7,10 +7,11 @@
 //!       |                (a clone of what its parent is)            ^
 //!       +---------------------------- bind -------------------------+
 //!
-//!   above images:      Upper ------ pack it ------> ImageFile ------ seal ------> Image
+//!   above images:      Upper ------------ pack and seal ------------------------> Image
+//!                        +--- Apply ---> ImageFile ------ seal ---------------------^
 //!
 //!   appliance:  workers/ID/disks/UUID   one clone for each Disk, one for all of what is Upper
-//!               workers/ID/holds/UUID   one clone for each Snapshot: keeps it alive
+//!               workers/ID/holds/UUID   one clone for each Snapshot and Image: keeps it alive
 //!               workers/ID/lease        heartbeat
 //!               published/SNAPSHOT      keeps snapshots that images in a registry refer to
 //!   machine:    STATE/mounts/UUID       a disk, mounted for writing
@@ -20,7 +21,8 @@
 //!
 //! Invariants (ARCHITECTURE.md states them too):
 //! - **D1** Every file of this worker on the appliance is named by exactly one volume, or is a disk of upper
-//!   directories, or listed as obsolete in the state; it is listed before it is made.
+//!   directories, or listed as obsolete; it is listed before it is made. After a crash what the state does not know is
+//!   obsolete.
 //! - **D2** A snapshot that a volume is has a clone of this worker, so the appliance keeps it.
 //!   The appliance deletes it when its last clone goes; a worker deletes only what it took itself
 //!   and nothing was ever cloned from.
@@ -48,8 +50,10 @@ mod publications;
 mod reap;
 mod references;
 mod removal;
+mod sealed;
 mod sealing;
 mod state;
+mod taking;
 mod trees;
 mod uppers;
 mod usage;
@@ -177,6 +181,8 @@ struct Inner {
     unremoved: reap::Undeleted,
     reap: Arc<Notify>,
     reaping: tokio::sync::Mutex<()>,
+    /// The files on the appliance were compared with the state since the start.
+    has_compared_files: AtomicBool,
 }
 
 impl Inner {
@@ -209,6 +215,7 @@ impl Inner {
             unremoved: reap::Undeleted::default(),
             reap: Arc::new(Notify::new()),
             reaping: tokio::sync::Mutex::default(),
+            has_compared_files: AtomicBool::new(false),
         }
     }
 }
@@ -262,7 +269,7 @@ impl Worker {
     /// All volumes of an engine. From memory.
     #[must_use]
     pub fn list(&self, engine: Engine) -> Vec<Volume> {
-        self.inner.state.list(engine)
+        self.inner.state.of_engine(engine)
     }
 
     /// The volumes that were made directly above this one. From memory.

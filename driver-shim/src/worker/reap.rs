@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
@@ -98,10 +99,8 @@ impl Worker {
             if let Some(MountedAs::View(snapshot)) = volume.mounted {
                 worker.unmount_view_later(snapshot);
             }
-            let ids: Vec<_> = images.into_iter().flatten().map(|image| image.id).collect();
-            if !ids.is_empty() {
-                worker.unmount_images_later(ids);
-            }
+            let ids = images.into_iter().flatten().map(|image| image.id);
+            worker.unmount_images_later(ids.collect());
             Ok(())
         })
         .await
@@ -171,7 +170,9 @@ impl Worker {
             Err(error) if !error.is_not_found() => return Err(error.into()),
             _ => {}
         }
-        self.apply(vec![Change::Deleted(file)]).await?;
+        let inner = Arc::clone(&self.inner);
+        let struck_off = tokio::task::spawn_blocking(move || inner.state.strike_off(file)).await;
+        struck_off.map_err(super::interrupted)??;
         Ok(true)
     }
 
@@ -231,9 +232,11 @@ impl Worker {
     /// `Appliance`, `Attach`, `State`.
     pub async fn reconcile(&self, age_min: Duration) -> Result<Reconciled, WorkerError> {
         self.inner.state.require_certain()?;
-        let mut done = Reconciled { mounts: self.reconcile_mounts().await?, ..Default::default() };
+        let mounts = self.reconcile_mounts().await;
         self.clean_up().await;
-        done.files = self.reconcile_files().await?;
+        // What a crash left is deleted also where something cannot be unmounted.
+        let mut done = Reconciled { files: self.reconcile_files().await?, ..Default::default() };
+        done.mounts = mounts?;
         done.snapshots = self.reconcile_snapshots(age_min).await?;
         self.look_at_upper_disks().await;
         self.clean_up().await;
@@ -299,7 +302,9 @@ impl Worker {
     async fn reconcile_files(&self) -> Result<usize, WorkerError> {
         let prefix = format!("workers/{}/", self.worker_id());
         let mut count = 0;
-        for path in self.file_paths(&prefix).await? {
+        let paths = self.file_paths(&prefix).await?;
+        let is_first = !self.inner.has_compared_files.swap(true, Ordering::AcqRel);
+        for path in paths {
             let file = match path.strip_prefix(&prefix).and_then(|rest| rest.split_once('/')) {
                 Some(("disks", name)) => (FileKind::Disk, name.parse()),
                 Some(("holds", name)) => (FileKind::Hold, name.parse()),
@@ -310,7 +315,17 @@ impl Worker {
             };
             let file = OwnFile { kind, name };
             if !self.inner.state.knows(file) {
-                tracing::warn!(path, "a file of this worker that it does not know: taken back");
+                if is_first {
+                    tracing::info!(
+                        path,
+                        "a file that was being made when the driver ended: it is deleted"
+                    );
+                } else {
+                    tracing::warn!(
+                        path,
+                        "a file of this worker that it does not know: it is deleted"
+                    );
+                }
                 self.apply(vec![Change::Obsolete(file)]).await?;
                 count += 1;
             }
@@ -374,7 +389,7 @@ impl Worker {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use slackwater_client::{Client, RetryPolicy};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -412,8 +427,13 @@ pub(super) mod tests {
 
     /// An answer that refuses.
     pub(in crate::worker) fn problem(status: u16, code: &str) -> String {
-        let body =
-            format!(r#"{{"type":"x","title":"x","status":{status},"code":"{code}","detail":"x"}}"#);
+        problem_that_says(status, code, "x")
+    }
+
+    fn problem_that_says(status: u16, code: &str, detail: &str) -> String {
+        let body = format!(
+            r#"{{"type":"x","title":"x","status":{status},"code":"{code}","detail":"{detail}"}}"#
+        );
         let head = format!("HTTP/1.1 {status} x\r\ncontent-type: application/problem+json\r\n");
         let length = body.len();
         format!("{head}connection: close\r\ncontent-length: {length}\r\n\r\n{body}")
@@ -455,11 +475,11 @@ pub(super) mod tests {
         let (url, calls) = appliance(|| {}).await;
         let disk = FailingDisk::new();
         let worker = worker(&url, &disk);
-        let old = worker.making(FileKind::Hold).await.unwrap();
+        let old = worker.making(FileKind::Hold).unwrap();
         drop(old);
         worker.clean_up().await;
         assert_eq!(calls.load(Ordering::Relaxed), 1, "what nobody names is deleted");
-        let hold = worker.making(FileKind::Hold).await.unwrap();
+        let hold = worker.making(FileKind::Hold).unwrap();
         disk.fail();
         assert!(worker.apply(vec![Change::Deleted(hold.file)]).await.is_err());
         drop(hold);
@@ -478,6 +498,20 @@ pub(super) mod tests {
         assert!(worker.inner.state.knows(making.file));
     }
 
+    /// It then makes the hold by a call of its own.
+    #[tokio::test]
+    async fn an_older_appliance_is_asked_again_without_what_it_does_not_know() {
+        let said = "unknown field `becomes_clone`, expected one of `path`, `name`";
+        for (detail, expected) in [(said, 2), ("the path has no meaning", 1)] {
+            let answer = problem_that_says(422, "invalid_value", detail);
+            let (url, calls) = answering(answer, || {}).await;
+            let worker = worker(&url, &FailingDisk::new());
+            let labels = Labels::new();
+            worker.take_image(Uuid::from_u128(1), None, labels).await.unwrap_err();
+            assert_eq!(calls.load(Ordering::Relaxed), expected, "{detail}");
+        }
+    }
+
     /// In the middle of taking back: what is under way ends, and no more is begun.
     #[tokio::test]
     async fn a_change_that_fails_meanwhile_ends_the_deletions() {
@@ -486,7 +520,8 @@ pub(super) mod tests {
         let (url, calls) = appliance(move || of_appliance.fail()).await;
         let worker = worker(&url, &disk);
         for _ in 0..3 * REAPED_AT_ONCE {
-            drop(worker.making(FileKind::Hold).await.unwrap());
+            let file = OwnFile { kind: FileKind::Hold, name: Uuid::new_v4() };
+            worker.apply(vec![Change::Obsolete(file)]).await.unwrap();
         }
         worker.clean_up().await;
         let calls = calls.load(Ordering::Relaxed);

@@ -1,18 +1,19 @@
 //! From disk to snapshot: sealing, committing, capturing, binding.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slackwater_attach::AttachError;
-use slackwater_client::ProblemCode;
 use slackwater_client::types::{Snapshot, SnapshotId};
 use uuid::Uuid;
 
-use super::appliance::{Making, existing_id, is_image_above};
 use super::chains::Registration;
 use super::imaging::IMAGE_SIZE_BYTES;
 use super::mounting::Resolved;
-use super::state::{Change, FileKind};
+use super::sealed::{Hold, Outcome, Sealed};
+use super::state::FileKind;
+use super::taking::Sealing;
 use super::usage::{inodes_told, usage_of_image, used_inodes};
 use super::volume::{Content, Extra, Key, LayerKind, SnapshotRef, Usage, Volume};
 use super::{Worker, WorkerError, now};
@@ -27,9 +28,6 @@ const USERS_WAIT_STEP: Duration = Duration::from_millis(20);
 /// Time between two tries to thaw a file system.
 const THAW_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often a snapshot is taken because the one that was registered as its chain went away.
-const CHAIN_ATTEMPTS_MAX: u32 = 5;
-
 /// Sees that a snapshot is a disk, or an image, as the size of its file tells.
 fn require_kind(snapshot: &Snapshot, layers: LayerKind) -> Result<(), WorkerError> {
     let (id, got_bytes) = (snapshot.id, snapshot.size_bytes);
@@ -42,14 +40,6 @@ fn require_kind(snapshot: &Snapshot, layers: LayerKind) -> Result<(), WorkerErro
             Err(WorkerError::OtherKind { id, got_bytes, expected: "the image of a layer" })
         }
     }
-}
-
-/// What becomes a snapshot.
-enum Sealing<'a> {
-    /// A disk, mounted there.
-    Disk { target: &'a Path, name: Uuid },
-    /// An image that is written, above layers of this chain.
-    Image { name: Uuid, inodes: u64, below: Option<String> },
 }
 
 impl Worker {
@@ -72,17 +62,34 @@ impl Worker {
         .await
     }
 
-    /// Seals a volume, if it is not yet, and gives it another name and other data of its engine, in one step.
+    /// Seals a volume as [`Self::seal`] does, if it is not yet, and gives it another name and other data of its engine,
+    /// in one step. `extra` makes these from whether the snapshot is not for all.
     ///
     /// # Errors
     /// As [`Self::seal`]; `Exists` if the new name is taken.
-    pub async fn commit(&self, key: &Key, to: Key, extra: Extra) -> Result<Volume, WorkerError> {
+    pub async fn commit(
+        &self,
+        key: &Key,
+        chain: Option<Registration>,
+        to: Key,
+        extra: impl FnOnce(bool) -> Extra + Send + 'static,
+    ) -> Result<Volume, WorkerError> {
         let key = key.clone();
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             worker.require_free(&key, &to)?;
-            worker.seal_locked(&key, None).await?;
-            worker.rename_locked(&key, to, extra).await
+            let (sealed, is_restricted) = match worker.sealed(&key, chain).await? {
+                Outcome::Becomes(sealed) => {
+                    let is_restricted = sealed.is_restricted;
+                    (Some(sealed), is_restricted)
+                }
+                // It was bound, to what may be of another worker.
+                Outcome::Is(snapshot) if worker.existing(&key)?.layer().is_some() => {
+                    (None, worker.is_restricted(snapshot.id).await?)
+                }
+                Outcome::Is(_) => (None, false),
+            };
+            worker.record_as(&key, to, extra(is_restricted), sealed).await
         })
         .await
     }
@@ -103,8 +110,8 @@ impl Worker {
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             worker.require_free(&key, &to)?;
-            worker.bind_locked(&key, snapshot, layers).await?;
-            worker.rename_locked(&key, to, extra).await
+            let bound = worker.bound(&key, snapshot, layers).await?;
+            worker.record_as(&key, to, extra, Some(bound)).await
         })
         .await
     }
@@ -116,13 +123,6 @@ impl Worker {
             Some(_) => Err(WorkerError::Exists { key: to.clone() }),
             None => Ok(()),
         }
-    }
-
-    async fn rename_locked(&self, key: &Key, to: Key, extra: Extra) -> Result<Volume, WorkerError> {
-        let renamed = Volume { key: to, extra, created_at: now(), ..self.existing(key)? };
-        let made = renamed.clone();
-        self.apply(vec![Change::Delete(key.clone()), Change::Create(Box::new(renamed))]).await?;
-        Ok(made)
     }
 
     /// Takes a snapshot of what a volume holds at this moment; it stays as it is. The snapshot
@@ -191,14 +191,25 @@ impl Worker {
         id: SnapshotId,
         layers: LayerKind,
     ) -> Result<SnapshotRef, WorkerError> {
+        let bound = self.bound(key, id, layers).await?;
+        self.record(key, bound).await
+    }
+
+    /// What a volume becomes that is bound to a snapshot.
+    async fn bound(
+        &self,
+        key: &Key,
+        id: SnapshotId,
+        layers: LayerKind,
+    ) -> Result<Sealed, WorkerError> {
         self.await_users(key).await?;
         let volume = self.existing(key)?;
         let snapshot = self.look_up(id).await?;
         require_kind(&snapshot, layers)?;
-        let making = self.clone_as(FileKind::Hold, id).await?;
+        let hold = Hold::Clone(self.clone_as(FileKind::Hold, id).await?);
         if layers == LayerKind::Images {
             let usage = usage_of_image(&snapshot, inodes_told(&snapshot));
-            return self.become_image(key, &snapshot, &making, usage).await;
+            return Ok(Sealed::new(&snapshot, layers, hold, usage));
         }
         let below = match volume.parent.as_ref().map(|parent| self.resolve(parent)).transpose()? {
             Some(Resolved::Snapshot(below)) => Some(below),
@@ -208,9 +219,7 @@ impl Worker {
             Some(Resolved::Empty) | None => self.counted_empty_disk(snapshot.size_bytes).await?,
         };
         let usage = self.usage_of(&snapshot, below, inodes_told(&snapshot)).await?;
-        let bound = SnapshotRef { id, size_bytes: snapshot.size_bytes };
-        self.become_snapshot(key, bound, &making, usage).await?;
-        Ok(bound)
+        Ok(Sealed::new(&snapshot, layers, hold, usage))
     }
 
     /// What a read-only view of the volume would show, without sealing anything: `None` if that
@@ -244,40 +253,60 @@ impl Worker {
         key: &Key,
         chain: Option<Registration>,
     ) -> Result<SnapshotRef, WorkerError> {
+        match self.sealed(key, chain).await? {
+            Outcome::Is(snapshot) => Ok(snapshot),
+            Outcome::Becomes(sealed) => self.record(key, sealed).await,
+        }
+    }
+
+    /// Makes the snapshot that a volume becomes, which is still to be recorded. The volume's lock is held.
+    async fn sealed(&self, key: &Key, chain: Option<Registration>) -> Result<Outcome, WorkerError> {
         let volume = self.existing(key)?;
-        let (disk, from, size_bytes) = match volume.content {
+        match volume.content {
             Content::Snapshot { snapshot, .. } | Content::Image { snapshot, .. } => {
-                return Ok(snapshot);
+                Ok(Outcome::Is(snapshot))
             }
             Content::ImageFile { name, inodes } => {
-                return self.seal_image(key, name, inodes, chain).await;
+                self.sealed_image(key, (name, inodes), chain).await
             }
             Content::Upper { disk, name } => {
-                self.image_of_upper(&volume, (disk, name)).await?;
-                return Box::pin(self.seal_locked(key, chain)).await;
+                let (made, imaged) = self.image_of_upper(&volume, (disk, name)).await?;
+                // It is listed until the volume names it.
+                let sealed = self.sealed_image(key, (made.name(), imaged.inodes), chain).await?;
+                Ok(sealed.keeping(made.into_making()))
             }
             Content::Disk { .. } if volume.layers == LayerKind::Images => {
-                return Err(WorkerError::OfImages { key: key.clone() });
+                Err(WorkerError::OfImages { key: key.clone() })
             }
-            Content::Disk { name, from, size_bytes } => (name, from, size_bytes),
+            Content::Disk { name, from, size_bytes } => {
+                self.sealed_disk(key, name, (from, size_bytes), chain).await
+            }
             Content::Inherited if chain.is_none() => {
                 // It shows the images below it, and needs none of its own.
                 if let Resolved::Images(images) = self.resolve(key)?
                     && let Some(highest) = images.first()
                 {
-                    return Ok(*highest);
+                    return Ok(Outcome::Is(*highest));
                 }
                 let snapshot = self.settled(key).await?;
-                let making = self.clone_as(FileKind::Hold, snapshot.id).await?;
-                self.become_snapshot(key, snapshot, &making, Usage::default()).await?;
-                return Ok(snapshot);
+                let hold = Hold::Clone(self.clone_as(FileKind::Hold, snapshot.id).await?);
+                Ok(Outcome::Becomes(Sealed::of_below(snapshot, hold)))
             }
             // What is registered as a chain is a snapshot of its own.
             Content::Inherited => {
                 self.make_disk(&volume).await?;
-                return Box::pin(self.seal_locked(key, chain)).await;
+                Box::pin(self.sealed(key, chain)).await
             }
-        };
+        }
+    }
+
+    async fn sealed_disk(
+        &self,
+        key: &Key,
+        disk: Uuid,
+        (from, size_bytes): (SnapshotRef, u64),
+        chain: Option<Registration>,
+    ) -> Result<Outcome, WorkerError> {
         self.await_users(key).await?;
         let target = self.mount_disk(disk).await?;
         self.sync_disk(key, &target).await?;
@@ -285,54 +314,62 @@ impl Worker {
         // Others look for one of the usual size.
         let chain = chain.filter(|_| size_bytes == self.disk_size_bytes());
         let sealing = Sealing::Disk { target: &target, name: disk };
-        let (snapshot, making) = self.snapshot_and_hold(&sealing, chain.as_ref()).await?;
+        let (snapshot, hold) = self.snapshot_and_hold(&sealing, chain.as_ref()).await?;
         let usage = self.usage_of(&snapshot, Some(from), disk_inodes).await?;
-        let sealed = SnapshotRef { id: snapshot.id, size_bytes };
-        self.become_snapshot(key, sealed, &making, usage).await?;
-        Ok(sealed)
+        Ok(Outcome::Becomes(Sealed::new(&snapshot, LayerKind::Disks, hold, usage)))
     }
 
-    /// Makes the snapshot of an image that is written.
-    async fn seal_image(
+    /// Makes the snapshot of an image that is written, with so many inodes.
+    async fn sealed_image(
         &self,
         key: &Key,
-        name: Uuid,
-        inodes: u64,
+        (name, inodes): (Uuid, u64),
         chain: Option<Registration>,
-    ) -> Result<SnapshotRef, WorkerError> {
+    ) -> Result<Outcome, WorkerError> {
         let below = self.existing(key)?.parent.and_then(|parent| self.chain_of(&parent));
         let sealing = Sealing::Image { name, inodes, below };
-        let (snapshot, making) = self.snapshot_and_hold(&sealing, chain.as_ref()).await?;
+        let (snapshot, hold) = self.snapshot_and_hold(&sealing, chain.as_ref()).await?;
         let usage = usage_of_image(&snapshot, inodes);
-        self.become_image(key, &snapshot, &making, usage).await
+        Ok(Outcome::Becomes(Sealed::new(&snapshot, LayerKind::Images, hold, usage)))
     }
 
     /// Records that a volume is a snapshot now; its disk, if it had one, is dropped.
-    async fn become_snapshot(
-        &self,
-        key: &Key,
-        snapshot: SnapshotRef,
-        making: &Making,
-        usage: Usage,
-    ) -> Result<(), WorkerError> {
-        let hold = making.file.name;
-        self.become_content(key, Content::Snapshot { snapshot, hold }, Some(usage)).await?;
+    async fn record(&self, key: &Key, sealed: Sealed) -> Result<SnapshotRef, WorkerError> {
+        let snapshot = sealed.snapshot;
+        self.become_content(key, sealed.content(), Some(sealed.usage)).await?;
         self.inner.captured.lock().remove(&snapshot.id);
-        Ok(())
+        Ok(snapshot)
     }
 
-    /// Records that a volume is the image of its layer now.
-    async fn become_image(
+    /// Records that a volume has another name and other data of its engine; and that it is a snapshot now, if it is.
+    async fn record_as(
         &self,
         key: &Key,
-        snapshot: &Snapshot,
-        making: &Making,
-        usage: Usage,
-    ) -> Result<SnapshotRef, WorkerError> {
-        let hold = making.file.name;
-        let snapshot = SnapshotRef { id: snapshot.id, size_bytes: snapshot.size_bytes };
-        self.become_content(key, Content::Image { snapshot, hold }, Some(usage)).await?;
-        Ok(snapshot)
+        to: Key,
+        extra: Extra,
+        sealed: Option<Sealed>,
+    ) -> Result<Volume, WorkerError> {
+        let became = sealed.as_ref().map(|sealed| (sealed.content(), sealed.usage));
+        let change = move |volume: &mut Volume| {
+            if let Some((content, usage)) = became {
+                volume.become_content(content, Some(usage));
+            }
+            (volume.key, volume.extra, volume.created_at) = (to, extra, now());
+        };
+        let images = match &sealed {
+            Some(_) => self.mounted_images_of(key)?,
+            None => Vec::new(),
+        };
+        let inner = Arc::clone(&self.inner);
+        let of = key.clone();
+        let renamed = tokio::task::spawn_blocking(move || inner.state.rename(&of, change)).await;
+        self.inner.reap.notify_one();
+        let renamed = renamed.map_err(super::interrupted)??;
+        self.unmount_images_later(images);
+        if let Some(sealed) = sealed {
+            self.inner.captured.lock().remove(&sealed.snapshot.id);
+        }
+        Ok(renamed)
     }
 
     /// Records what a volume is from now on; nothing of it is mounted any more.
@@ -342,100 +379,17 @@ impl Worker {
         content: Content,
         usage: Option<Usage>,
     ) -> Result<Volume, WorkerError> {
-        let before = self.existing(key)?;
-        let images = before.mounted.map(|_| self.images_of(&before)).transpose()?;
-        let became = self
-            .change(key, move |volume| {
-                volume.content = content;
-                volume.mounted = None;
-                volume.is_kept_mounted = false;
-                volume.usage = usage;
-            })
-            .await?;
-        let ids: Vec<_> = images.into_iter().flatten().map(|image| image.id).collect();
-        if !ids.is_empty() {
-            self.unmount_images_later(ids);
-        }
+        let images = self.mounted_images_of(key)?;
+        let became = self.change(key, move |volume| volume.become_content(content, usage)).await?;
+        self.unmount_images_later(images);
         Ok(became)
     }
 
-    /// A snapshot of the disk, and a clone that keeps it. With a chain that is registered: its
-    /// snapshot; should that one go away in between, once more.
-    async fn snapshot_and_hold(
-        &self,
-        sealing: &Sealing<'_>,
-        chain: Option<&Registration>,
-    ) -> Result<(Snapshot, Making), WorkerError> {
-        let mut attempt = 1;
-        loop {
-            let error = match self.take_or_find(sealing, chain).await {
-                Ok(snapshot) => match self.clone_as(FileKind::Hold, snapshot.id).await {
-                    Ok(making) => return Ok((snapshot, making)),
-                    Err(error) => error,
-                },
-                Err(error) => error,
-            };
-            let went_away = match &error {
-                WorkerError::UnknownSnapshot { .. } => true,
-                WorkerError::Appliance { source } => source.code() == Some(ProblemCode::Exists),
-                _ => false,
-            };
-            if !went_away || attempt >= CHAIN_ATTEMPTS_MAX {
-                return Err(error);
-            }
-            attempt += 1;
-        }
-    }
-
-    /// A new snapshot, or the one that is registered as the chain already, unless none of its makers is
-    /// trusted.
-    async fn take_or_find(
-        &self,
-        sealing: &Sealing<'_>,
-        chain: Option<&Registration>,
-    ) -> Result<Snapshot, WorkerError> {
-        let is_alike = |found: &Snapshot| match sealing {
-            Sealing::Disk { .. } => found.size_bytes == self.disk_size_bytes(),
-            Sealing::Image { below, .. } => is_image_above(found, below.as_deref()),
-        };
-        let taken = self.take(sealing, chain).await;
-        let reason = match (&taken, chain) {
-            (Err(WorkerError::Appliance { source }), Some(registration)) => {
-                let Some(id) = existing_id(source) else { return taken };
-                let found = self.look_up(id).await?;
-                if self.trust().is_chain(&found, &registration.chain) && is_alike(&found) {
-                    self.widen(&found, registration).await;
-                    return Ok(found);
-                }
-                format!("snapshot {id} is registered for it, by none whom trusted-makers names")
-            }
-            (Err(error @ WorkerError::OldAppliance { .. }), Some(_)) => error.to_string(),
-            _ => return taken,
-        };
-        let chain = chain.map(|registration| registration.chain.as_str());
-        tracing::warn!(chain, reason, "this worker keeps the layer for itself");
-        self.take(sealing, None).await
-    }
-
-    /// Takes a snapshot, and registers it as the chain.
-    async fn take(
-        &self,
-        sealing: &Sealing<'_>,
-        chain: Option<&Registration>,
-    ) -> Result<Snapshot, WorkerError> {
-        match sealing {
-            Sealing::Disk { target, name } => {
-                self.take_frozen(target, *name, chain).await.map(|(snapshot, _)| snapshot)
-            }
-            Sealing::Image { name, inodes, below } => {
-                let labels = self.labels_of_image(*inodes, below.as_deref());
-                let taken = match chain {
-                    Some(registration) => self.register(*name, registration, labels).await,
-                    None => self.take_labelled(*name, labels).await,
-                };
-                taken.map_err(|error| self.refused(error))
-            }
-        }
+    /// The images that a volume has mounted.
+    fn mounted_images_of(&self, key: &Key) -> Result<Vec<SnapshotId>, WorkerError> {
+        let volume = self.existing(key)?;
+        let images = volume.mounted.map(|_| self.images_of(&volume)).transpose()?;
+        Ok(images.into_iter().flatten().map(|image| image.id).collect())
     }
 
     /// Brings what is dirty to the appliance, before anybody has to stand still for it. A failure
@@ -493,7 +447,7 @@ impl Worker {
 
     /// Takes a snapshot of a mounted disk while its file system stands still (D4); whether it
     /// moves again, too.
-    async fn take_frozen(
+    pub(super) async fn take_frozen(
         &self,
         target: &Path,
         disk: Uuid,

@@ -7,10 +7,10 @@
 //! facts      name            -> text (format, worker id, store id, base snapshots, boot id)
 //! ```
 //!
-//! A file is entered as obsolete before it is made, and taken out in the transaction that makes
-//! a volume name it; a volume that lets go of a file enters it in the same transaction. So at
-//! every moment each file of this worker is either named by a volume or listed here (D1), and
-//! whoever finds it listed at a start may delete it. Reads are answered from memory.
+//! A file is entered as obsolete before it is made, in memory, and taken out in the transaction that makes a volume name
+//! it; a volume that lets go of a file enters it in the same transaction. So at every moment each file of this worker is
+//! either named by a volume or listed (D1). After a crash a file that was being made is neither: it is found when the
+//! appliance's files are compared with the state, and deleted as one that is listed. Reads are answered from memory.
 //!
 //! One file can have several volumes: the disk with their upper directories. The one that takes new ones is
 //! named by a fact, with or without volumes.
@@ -47,9 +47,9 @@ const CACHE_BYTES: usize = 4 << 20;
 /// What a file of this worker on the appliance is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(super) enum FileKind {
-    /// A disk, or an image that is no snapshot yet, below `disks`.
+    /// A disk, below `disks`.
     Disk,
-    /// A clone that keeps a snapshot, below `holds`.
+    /// A clone that keeps a snapshot, below `holds`; or an image that is none yet, and becomes the clone of its own.
     Hold,
 }
 
@@ -89,7 +89,7 @@ pub(super) enum Change {
     Create(Box<Volume>),
     /// The volume is no more; its files are obsolete.
     Delete(Key),
-    /// A file is obsolete, or about to be made.
+    /// A file is obsolete.
     Obsolete(OwnFile),
     /// An obsolete file is deleted.
     Deleted(OwnFile),
@@ -111,6 +111,8 @@ struct Index {
     volumes: BTreeMap<Key, Volume>,
     children: BTreeMap<Key, BTreeSet<Key>>,
     obsolete: BTreeSet<OwnFile>,
+    /// Files that are about to be made, in memory alone.
+    new: BTreeSet<OwnFile>,
     facts: BTreeMap<String, String>,
 }
 
@@ -137,12 +139,12 @@ struct InDoubt;
 fn files_of(volume: &Volume) -> Option<OwnFile> {
     match &volume.content {
         Content::Inherited => None,
-        Content::Disk { name, .. }
-        | Content::ImageFile { name, .. }
-        | Content::Upper { disk: name, .. } => Some(OwnFile { kind: FileKind::Disk, name: *name }),
-        Content::Snapshot { hold, .. } | Content::Image { hold, .. } => {
-            Some(OwnFile { kind: FileKind::Hold, name: *hold })
+        Content::Disk { name, .. } | Content::Upper { disk: name, .. } => {
+            Some(OwnFile { kind: FileKind::Disk, name: *name })
         }
+        Content::ImageFile { name: hold, .. }
+        | Content::Snapshot { hold, .. }
+        | Content::Image { hold, .. } => Some(OwnFile { kind: FileKind::Hold, name: *hold }),
     }
 }
 
@@ -208,7 +210,7 @@ impl State {
     /// Whether it names no volume and lists no file.
     pub(super) fn is_empty(&self) -> bool {
         let index = self.index.read();
-        index.volumes.is_empty() && index.obsolete.is_empty()
+        index.volumes.is_empty() && index.obsolete.is_empty() && index.new.is_empty()
     }
 
     /// The volume of that name.
@@ -217,7 +219,7 @@ impl State {
     }
 
     /// All volumes of an engine, in order of their names.
-    pub(super) fn list(&self, engine: Engine) -> Vec<Volume> {
+    pub(super) fn of_engine(&self, engine: Engine) -> Vec<Volume> {
         let index = self.index.read();
         index.volumes.values().filter(|volume| volume.key.engine == engine).cloned().collect()
     }
@@ -246,7 +248,8 @@ impl State {
 
     /// The files that no volume names.
     pub(super) fn obsolete(&self) -> Vec<OwnFile> {
-        self.index.read().obsolete.iter().copied().collect()
+        let index = self.index.read();
+        index.obsolete.union(&index.new).copied().collect()
     }
 
     /// A fact.
@@ -254,10 +257,31 @@ impl State {
         self.index.read().facts.get(name).cloned()
     }
 
+    /// Lists a file that is about to be made, until a volume names it. In memory alone: what a crash leaves of it is
+    /// found on the appliance.
+    ///
+    /// # Errors
+    /// `State` once a change failed.
+    pub(super) fn list(&self, file: OwnFile) -> Result<(), WorkerError> {
+        self.require_certain()?;
+        self.index.write().new.insert(file);
+        Ok(())
+    }
+
+    /// Strikes off a file that is gone.
+    ///
+    /// # Errors
+    /// `State`.
+    pub(super) fn strike_off(&self, file: OwnFile) -> Result<(), WorkerError> {
+        let was_new = self.index.write().new.remove(&file);
+        if was_new { Ok(()) } else { self.apply(&[Change::Deleted(file)]) }
+    }
+
     /// Whether the file is named, or listed.
     pub(super) fn knows(&self, file: OwnFile) -> bool {
         let index = self.index.read();
         index.obsolete.contains(&file)
+            || index.new.contains(&file)
             || index.upper_disk() == Some(file.name)
             || index.volumes.values().any(|volume| files_of(volume) == Some(file))
     }
@@ -315,6 +339,28 @@ impl State {
         let mut volume = self.get(key).ok_or_else(|| WorkerError::NotFound { key: key.clone() })?;
         change(&mut volume);
         let changes = self.index.read().complete(&[Change::Put(Box::new(volume.clone()))]);
+        self.commit(changes)?;
+        Ok(volume)
+    }
+
+    /// Changes one volume, and its name with it, durably, and gives what it became.
+    ///
+    /// # Errors
+    /// `NotFound`, `Exists`, `HasChildren`, `State`.
+    pub(super) fn rename(
+        &self,
+        key: &Key,
+        change: impl FnOnce(&mut Volume),
+    ) -> Result<Volume, WorkerError> {
+        let _writing = self.writing.lock();
+        let mut volume = self.get(key).ok_or_else(|| WorkerError::NotFound { key: key.clone() })?;
+        change(&mut volume);
+        let changes = [Change::Delete(key.clone()), Change::Create(Box::new(volume.clone()))];
+        let changes = {
+            let index = self.index.read();
+            index.verify(&changes)?;
+            index.complete(&changes)
+        };
         self.commit(changes)?;
         Ok(volume)
     }
@@ -518,9 +564,11 @@ impl Index {
                 }
             }
             Change::Obsolete(file) => {
+                self.new.remove(&file);
                 self.obsolete.insert(file);
             }
             Change::Deleted(file) => {
+                self.new.remove(&file);
                 self.obsolete.remove(&file);
             }
             Change::Fact(name, value) => {

@@ -96,7 +96,7 @@ pub enum Content {
     },
     /// The image of this layer alone, written and not yet a snapshot.
     ImageFile {
-        /// Its name below `workers/ID/disks`.
+        /// Its name below `workers/ID/holds`: the file becomes the clone that keeps the snapshot.
         name: Uuid,
         /// Inodes in it.
         inodes: u64,
@@ -235,6 +235,14 @@ impl Volume {
     pub(super) fn uncount(&mut self, call: Option<Uuid>) {
         self.recent_calls.retain(|recent| Some(*recent) != call);
         self.users = self.users.saturating_sub(1);
+    }
+
+    /// It is this from now on, and nothing of it is mounted any more.
+    pub(super) fn become_content(&mut self, content: Content, usage: Option<Usage>) {
+        self.content = content;
+        self.mounted = None;
+        self.is_kept_mounted = false;
+        self.usage = usage;
     }
 
     /// Whether somebody relies on its mount.

@@ -13,7 +13,7 @@ use slackwater_driver::containerd::proto::{
 };
 use slackwater_driver::image::digest::{Digest, chain_id};
 use slackwater_driver::worker::{
-    Content as VolumeContent, Key, LayerKind, SnapshotRef, WorkerError,
+    Content as VolumeContent, Engine, Key, LayerKind, SnapshotRef, WorkerError,
 };
 use tonic::Code;
 
@@ -185,23 +185,45 @@ impl Stand {
         self.mount(&self.snapshots.view_mounts(&key, parent).await.unwrap())
     }
 
-    /// The names of this worker's disks on the appliance, with images that are no snapshots.
-    pub(crate) async fn disks(&self) -> Vec<String> {
-        let prefix = Some(format!("workers/{}/disks/", self.machine.worker.worker_id()));
-        let query = ListFiles { prefix, ..ListFiles::default() };
+    async fn files(&self, folder: &str) -> Vec<String> {
+        let prefix = Some(format!("workers/{}/{folder}/", self.machine.worker.worker_id()));
+        let query = ListFiles { prefix, limit: Some(1000), ..ListFiles::default() };
         let page = self.machine.worker.client().files(&query).await.unwrap();
         page.items.into_iter().map(|file| file.path).collect()
     }
 
-    /// Waits until that many files are left there.
+    /// The names of this worker's disks on the appliance.
+    pub(crate) async fn disks(&self) -> Vec<String> {
+        self.files("disks").await
+    }
+
+    /// The names of its images that no volume has, and of clones that keep what no volume is.
+    async fn unnamed_holds(&self) -> Vec<String> {
+        let mut holds = self.files("holds").await;
+        let named: Vec<_> = self.machine.worker.list(Engine::Containerd).into_iter().collect();
+        let named = named.iter().filter_map(|volume| match &volume.content {
+            VolumeContent::Snapshot { hold, .. }
+            | VolumeContent::Image { hold, .. }
+            | VolumeContent::ImageFile { name: hold, .. } => Some(hold.to_string()),
+            _ => None,
+        });
+        let named: BTreeSet<_> = named.collect();
+        holds.retain(|path| !named.iter().any(|name| path.ends_with(name)));
+        holds
+    }
+
+    /// Waits until that many disks are left, and no file that no volume needs.
     pub(crate) async fn await_disks(&self, count: usize) {
         let deadline = Instant::now() + LET_GO_TIME;
         loop {
-            let disks = self.disks().await;
-            if disks.len() == count {
+            let (disks, holds) = (self.disks().await, self.unnamed_holds().await);
+            if disks.len() == count && holds.is_empty() {
                 return;
             }
-            assert!(Instant::now() < deadline, "{disks:?} are left, expected {count}");
+            assert!(
+                Instant::now() < deadline,
+                "{disks:?} and {holds:?} are left, expected {count} disks"
+            );
             // What nothing is on goes with that, too.
             self.machine.worker.reconcile(Duration::ZERO).await.unwrap();
             tokio::time::sleep(Duration::from_millis(50)).await;

@@ -143,6 +143,7 @@ pub(crate) async fn create(
             .retention_minutes
             .and_then(|minutes| expiry(state.store.now_for_ends(), minutes)),
         labels: Scope::All.labels_of_snapshot(TAKER, &path, deletion, labels(spec)),
+        becomes_clone: false,
     };
     let of = path.to_string();
     let snapshot = state.call(move |store| store.snapshot(&path, request)).await?;

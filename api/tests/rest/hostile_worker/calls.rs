@@ -176,6 +176,9 @@ impl Attack {
             let key = if self.target.is_some() { keys[0] } else { self.random.pick(&keys) };
             return json!({ (key): "v" });
         }
+        if name == "becomes_clone" {
+            return json!(self.target.is_none() && self.random.is_one_in(2));
+        }
         let text = self.value(name);
         text.parse::<u64>().map_or_else(|_| json!(text), |number| json!(number))
     }

@@ -227,7 +227,7 @@ fn describe(told: &Told<File>) -> String {
         ("used", size(file.used_bytes)),
         ("unique", size(file.unique_bytes)),
         ("reclaimable", told.described()),
-        ("cloned from", or_dash(file.origin_snapshot_id)),
+        ("clone of", or_dash(file.origin_snapshot_id)),
         ("created", moment(file.created_at)),
         ("modified", moment(file.modified_at)),
     ])

@@ -136,9 +136,9 @@ async fn create(context: &Context, arguments: CreateArguments) -> Result<(), Fai
         } else {
             DeletionPolicy::Keep
         },
-        expires_at: None,
         // By the appliance's clock: this machine's may be wrong.
         expires_in_seconds: arguments.expires_in.map(|duration| duration.as_secs()),
+        ..CreateSnapshot::default()
     };
     let snapshot = context.client.create_snapshot(&request).await?;
     context.output.remark(&format!(

@@ -52,6 +52,8 @@ enum Step {
     /// Lists a new file, then makes the volume name it.
     Become(u8, u8),
     Delete(u8),
+    /// Gives the volume another name, and new content with it.
+    Rename(u8, u8, Option<u8>),
     /// Gives the volume an upper directory on the current disk, if there is one.
     Upper(u8),
     /// Lists a new disk, and has it be the current one.
@@ -60,8 +62,10 @@ enum Step {
     GiveUp,
     /// Says of all on the current disk that it is damaged.
     Damage,
-    /// Lists a new file and forgets about it.
+    /// Lists a file that is about to be made, and forgets about it.
     List,
+    /// Lists a file that was found on the appliance.
+    Strange,
     /// Takes the first listed file back.
     TakeBack,
     Use(u8),
@@ -71,13 +75,16 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0..8_u8, proptest::option::of(0..8_u8)).prop_map(|(one, of)| Step::Create(one, of)),
-        4 => (0..8_u8, 0..3_u8).prop_map(|(one, choice)| Step::Become(one, choice)),
+        4 => (0..8_u8, 0..5_u8).prop_map(|(one, choice)| Step::Become(one, choice)),
+        2 => (0..8_u8, 0..8_u8, proptest::option::of(0..5_u8))
+            .prop_map(|(one, to, choice)| Step::Rename(one, to, choice)),
         2 => (0..8_u8).prop_map(Step::Delete),
         4 => (0..8_u8).prop_map(Step::Upper),
         1 => Just(Step::UpperDisk),
         1 => Just(Step::GiveUp),
         1 => Just(Step::Damage),
         1 => Just(Step::List),
+        1 => Just(Step::Strange),
         1 => Just(Step::TakeBack),
         1 => (0..8_u8).prop_map(Step::Use),
         1 => Just(Step::Reopen),
@@ -89,6 +96,8 @@ fn step() -> impl Strategy<Value = Step> {
 struct Model {
     volumes: BTreeMap<Key, Volume>,
     listed: BTreeSet<OwnFile>,
+    /// Those of them that are listed in memory alone.
+    unsaved: BTreeSet<OwnFile>,
     upper_disk: Option<Uuid>,
     made: u8,
 }
@@ -112,6 +121,60 @@ impl Model {
         self.listed.extend(gone);
     }
 
+    fn list(&mut self, state: &State, file: OwnFile) {
+        state.list(file).unwrap();
+        self.listed.insert(file);
+        self.unsaved.insert(file);
+    }
+
+    /// It is named.
+    fn take_off(&mut self, file: OwnFile) {
+        self.listed.remove(&file);
+        self.unsaved.remove(&file);
+    }
+
+    /// What is in memory alone is gone.
+    fn reopen(&mut self) {
+        for file in std::mem::take(&mut self.unsaved) {
+            self.listed.remove(&file);
+        }
+    }
+
+    fn rename(&mut self, state: &State, one: u8, to: u8, choice: Option<u8>) {
+        self.made += 1;
+        let became = choice.map(|choice| content(choice, self.made));
+        let outcome = state.rename(&key(one), |volume| {
+            volume.key = key(to);
+            volume.content = became.clone().unwrap_or_else(|| volume.content.clone());
+        });
+        let is_fine = self.volumes.contains_key(&key(one))
+            && !self.volumes.contains_key(&key(to))
+            && !self.has_children(&key(one));
+        assert_eq!(outcome.is_ok(), is_fine, "{outcome:?}");
+        if let Ok(renamed) = outcome {
+            let before = self.volumes.remove(&key(one)).as_ref().and_then(files_of);
+            self.volumes.insert(key(to), renamed);
+            self.let_go(before);
+        }
+    }
+
+    fn take_of_files(&mut self, state: &State, step: &Step) {
+        if let Step::TakeBack = step {
+            if let Some(file) = self.listed.first().copied() {
+                state.strike_off(file).unwrap();
+                self.take_off(file);
+            }
+            return;
+        }
+        self.made += 1;
+        let file = OwnFile { kind: FileKind::Hold, name: uuid(self.made) };
+        if let Step::List = step {
+            return self.list(state, file);
+        }
+        state.apply(&[Change::Obsolete(file)]).unwrap();
+        self.listed.insert(file);
+    }
+
     fn take_of_uppers(&mut self, state: &State, step: &Step) {
         match *step {
             Step::Upper(one) => {
@@ -129,8 +192,9 @@ impl Model {
             Step::UpperDisk => {
                 self.made += 1;
                 let disk = uuid(self.made);
-                state.apply(&[Change::Obsolete(Self::disk(disk))]).unwrap();
+                self.list(state, Self::disk(disk));
                 state.apply(&[Change::upper_disk(Some(disk))]).unwrap();
+                self.take_off(Self::disk(disk));
                 let before = self.upper_disk.replace(disk);
                 self.let_go(before.map(Self::disk));
             }
@@ -170,9 +234,10 @@ impl Model {
                 let content = content(choice, self.made);
                 let mut new = volume(one, None, content);
                 let file = files_of(&new);
-                state.apply(&file.map(Change::Obsolete).into_iter().collect::<Vec<_>>()).unwrap();
-                self.listed.extend(file);
-                let Some(old) = self.volumes.get(&key(one)) else {
+                if let Some(file) = file {
+                    self.list(state, file);
+                }
+                let Some(old) = self.volumes.get(&key(one)).cloned() else {
                     let outcome = state.update(&key(one), |_| ());
                     assert!(matches!(outcome, Err(WorkerError::NotFound { .. })));
                     return;
@@ -181,9 +246,9 @@ impl Model {
                 let content = new.content.clone();
                 state.update(&key(one), |volume| volume.content = content).unwrap();
                 if let Some(file) = file {
-                    self.listed.remove(&file);
+                    self.take_off(file);
                 }
-                let before = files_of(old);
+                let before = files_of(&old);
                 (new.users, new.is_damaged) = (old.users, old.is_damaged);
                 self.volumes.insert(key(one), new);
                 self.let_go(before);
@@ -197,30 +262,21 @@ impl Model {
                     self.let_go(before.as_ref().and_then(files_of));
                 }
             }
-            Step::List => {
-                self.made += 1;
-                let file = OwnFile { kind: FileKind::Hold, name: uuid(self.made) };
-                state.apply(&[Change::Obsolete(file)]).unwrap();
-                self.listed.insert(file);
-            }
-            Step::TakeBack => {
-                if let Some(file) = self.listed.pop_first() {
-                    state.apply(&[Change::Deleted(file)]).unwrap();
-                }
-            }
+            Step::Rename(one, to, choice) => self.rename(state, one, to, choice),
+            Step::List | Step::Strange | Step::TakeBack => self.take_of_files(state, step),
             Step::Use(one) => {
                 if let Some(volume) = self.volumes.get_mut(&key(one)) {
                     volume.users += 1;
                     state.update(&key(one), |volume| volume.users += 1).unwrap();
                 }
             }
-            Step::Reopen => {}
+            Step::Reopen => self.reopen(),
         }
     }
 
     fn compare(&self, state: &State) {
         let volumes: Vec<_> = self.volumes.values().cloned().collect();
-        assert_eq!(state.list(Engine::Docker), volumes);
+        assert_eq!(state.of_engine(Engine::Docker), volumes);
         assert_eq!(state.obsolete(), self.listed.iter().copied().collect::<Vec<_>>());
         for one in self.volumes.keys() {
             assert_eq!(!state.children(one).is_empty(), self.has_children(one), "{one}");
@@ -259,6 +315,7 @@ proptest! {
             model.compare(&state);
         }
         drop(state);
+        model.reopen();
         model.compare(&State::open(&path).unwrap());
     }
 }
@@ -272,15 +329,27 @@ fn a_rename_carries_the_file_and_checks_the_new_name() {
     let taken = volume(2, None, Content::Inherited);
     state.apply(&[Change::Create(Box::new(one.clone()))]).unwrap();
     state.apply(&[Change::Create(Box::new(taken))]).unwrap();
-    let rename = |to: u8| {
-        let renamed = Volume { key: key(to), ..one.clone() };
-        state.apply(&[Change::Delete(key(1)), Change::Create(Box::new(renamed))])
+    let rename = |to: u8, became: Option<Content>| {
+        state.rename(&key(1), |volume| {
+            volume.key = key(to);
+            volume.content = became.unwrap_or_else(|| volume.content.clone());
+        })
     };
-    assert!(matches!(rename(2), Err(WorkerError::Exists { .. })));
+    assert!(matches!(rename(2, Some(content(2, 4))), Err(WorkerError::Exists { .. })));
     assert_eq!(state.get(&key(1)), Some(one.clone()));
-    rename(3).unwrap();
+    assert!(state.obsolete().is_empty());
+    rename(3, None).unwrap();
     assert_eq!(state.get(&key(1)), None);
     assert!(state.knows(hold) && state.obsolete().is_empty());
+    assert!(matches!(rename(4, None), Err(WorkerError::NotFound { .. })));
+    // An image's file stays, as what keeps its snapshot.
+    state.apply(&[Change::Create(Box::new(volume(1, None, content(3, 5))))]).unwrap();
+    rename(4, Some(content(4, 5))).unwrap();
+    assert!(state.obsolete().is_empty());
+    // What it had instead goes by the same change.
+    state.apply(&[Change::Create(Box::new(volume(1, None, content(3, 6))))]).unwrap();
+    rename(5, Some(content(4, 7))).unwrap();
+    assert_eq!(state.obsolete(), [OwnFile { kind: FileKind::Hold, name: uuid(6) }]);
 }
 
 #[test]
@@ -323,7 +392,9 @@ fn after_a_change_that_failed_none_is_taken() {
     disk.fail();
     assert!(state.update(&key(1), |volume| volume.users = 1).is_err());
     let file = OwnFile { kind: FileKind::Hold, name: uuid(1) };
-    for refused in [state.require_certain(), state.apply(&[Change::Obsolete(file)])] {
+    let refusals =
+        [state.require_certain(), state.apply(&[Change::Obsolete(file)]), state.list(file)];
+    for refused in refusals {
         let refused = refused.unwrap_err().to_string();
         assert!(refused.contains("restart slackwater-driver"), "{refused}");
     }
