@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand};
 
 use crate::compare;
+use crate::containers;
 use crate::soak::SoakCommand;
 
 /// Ends the help text.
@@ -26,6 +27,8 @@ pub(crate) enum Command {
     Clone(CloneArguments),
     /// The same work by Slackwater and by its rivals, by turns: a table, JSON, plots
     Compare(CompareArguments),
+    /// Pull, run and diff by this snapshotter and by others of the same containerd, by turns (as root)
+    Containers(ContainersArguments),
     /// Serve a directory by nfsserve: a rival of `compare`, which starts it
     #[command(hide = true)]
     ServeDirectory {
@@ -81,6 +84,85 @@ pub(crate) struct CompareArguments {
     /// Draw plots into this directory
     #[arg(long, value_name = "DIR")]
     pub(crate) svg: Option<PathBuf>,
+}
+
+/// What `containers` takes.
+#[derive(Debug, Args)]
+pub(crate) struct ContainersArguments {
+    /// The image, as `ctr images pull` takes it, such as docker.io/library/debian:12
+    #[arg(long, value_name = "REFERENCE")]
+    pub(crate) image: String,
+
+    /// What is measured
+    #[arg(long, value_name = "NAME", default_value = "slackwater")]
+    pub(crate) snapshotter: String,
+
+    /// Against what; may be repeated
+    #[arg(long = "rival", value_name = "NAME", default_value = "overlayfs")]
+    pub(crate) rivals: Vec<String>,
+
+    /// Only these rows, by their keys: pull, prepare, run, at-once, diff-fresh, diff-written, memory
+    #[arg(long, value_name = "KEY", value_delimiter = ',', value_parser = known_work)]
+    pub(crate) only: Vec<String>,
+
+    /// How often each side has its turn
+    #[arg(long, value_name = "COUNT", default_value_t = 7, value_parser = of_range::<1, 100>)]
+    pub(crate) rounds: usize,
+
+    /// Containers that run at a time in `at-once` and `memory`
+    #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = of_range::<1, 200>)]
+    pub(crate) at_once: usize,
+
+    /// The shell of the image, which finds true, sleep, sync, head, find and cat
+    #[arg(long, value_name = "WORDS", default_value = "/bin/sh")]
+    pub(crate) shell: String,
+
+    /// containerd's command
+    #[arg(long, value_name = "FILE", default_value = "ctr")]
+    pub(crate) ctr: PathBuf,
+
+    /// containerd's socket [default: that of ctr]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) address: Option<PathBuf>,
+
+    /// containerd's namespace to work in, which is empty and is emptied
+    #[arg(long, value_name = "NAME", default_value = "slackwater-bench")]
+    pub(crate) namespace: String,
+
+    /// Pull by the transfer service of containerd 2, and not as clients of containerd 1 do
+    #[arg(long)]
+    pub(crate) transfer: bool,
+
+    /// The registry speaks no TLS
+    #[arg(long)]
+    pub(crate) plain_http: bool,
+
+    /// A word more for `ctr run`, in which {} is the container's name; may be repeated
+    #[arg(long = "run-argument", value_name = "WORD", allow_hyphen_values = true)]
+    pub(crate) run_arguments: Vec<String>,
+
+    /// Write all figures to this file as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// Draw plots into this directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+/// The key of a row of `containers`.
+fn known_work(text: &str) -> Result<String, String> {
+    if containers::is_known(text) {
+        return Ok(text.to_owned());
+    }
+    let keys: Vec<_> = containers::keys().collect();
+    Err(format!("expected one of {}", keys.join(", ")))
+}
+
+/// A number from `LEAST` to `MOST`.
+fn of_range<const LEAST: usize, const MOST: usize>(text: &str) -> Result<usize, String> {
+    let number = text.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
+    number.ok_or_else(|| format!("expected a number from {LEAST} to {MOST}"))
 }
 
 /// A number of rounds whose median is worth something.
@@ -168,6 +250,28 @@ mod tests {
         assert!(parse("60").is_ok());
         assert!(parse("59").is_err());
         assert!(parse("2001").is_err());
+    }
+
+    #[test]
+    fn containers_takes_words_for_ctr_and_refuses_what_it_does_not_know() {
+        let parse = |words: &[&str]| {
+            let all = ["slackwater-bench", "containers", "--image", "i"].iter().chain(words);
+            Arguments::try_parse_from(all.copied())
+        };
+        let Command::Containers(read) =
+            parse(&["--rival", "a", "--rival", "b", "--run-argument", "--cgroup=/x/{}"])
+                .unwrap()
+                .command
+        else {
+            panic!("another command");
+        };
+        assert_eq!(
+            (read.rivals, read.run_arguments),
+            (vec!["a".into(), "b".into()], vec!["--cgroup=/x/{}".into()])
+        );
+        for bad in [["--only", "pul"], ["--rounds", "0"], ["--at-once", "201"]] {
+            assert!(parse(&bad).is_err(), "{bad:?}");
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //!                     reflink    the rival: cp --reflink=always on XFS
 //!                     report     table, JSON, verdict
 //!              compare, growth   rivals by turns, over NFS and in the store -> row
+//!              containers        the same of containerd's snapshotters -> row
 //!              plot              rows as SVG
 //!              regressions       `cargo bench` held against a kept baseline
 //!              soak              a server that is killed or flooded, and loses nothing
@@ -19,6 +20,7 @@ mod arguments;
 mod cases;
 mod clone;
 mod compare;
+mod containers;
 mod embedded;
 mod failure;
 mod growth;
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Clone(arguments) => clone::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
+        Command::Containers(arguments) => containers::run(&arguments),
         Command::ServeDirectory { directory } => {
             compare::serve_directory(&directory).map(|()| true)
         }

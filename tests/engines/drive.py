@@ -37,6 +37,7 @@ import scenarios.hostile
 import scenarios.password
 import scenarios.share
 import scenarios.speed
+import scenarios.bench
 import scenarios.restart
 import scenarios.outage
 import scenarios.kill

@@ -57,11 +57,19 @@ class Containerd:
         wait_until("containerd reaches its snapshotter", RECONNECT_LIMIT_SECONDS, lambda:
                    self.attempt("snapshots", "--snapshotter", self.snapshotter, "list").code == 0)
 
+    @property
+    def program(self):
+        """ctr."""
+        return self._release.program("ctr")
+
+    def group_of(self, name):
+        """The control group of a container."""
+        return f"/{self._control_group}/{name}"
+
     def attempt(self, *words, **options):
         """Runs ctr, however it ends."""
-        program = self._release.program("ctr")
         return attempt(
-            [program, "--address", self.socket, "--namespace", self.namespace, *words], **options
+            [self.program, "--address", self.socket, "--namespace", self.namespace, *words], **options
         )
 
     def ctr(self, *words, **options):
@@ -83,7 +91,7 @@ class Containerd:
     def run_words(self, option, image, name, *words):
         """What ctr has to be told for a new container; the option is --rm or --detach."""
         return ("run", option, "--snapshotter", self.snapshotter,
-                "--cgroup", f"/{self._control_group}/{name}", image, name, *words)
+                "--cgroup", self.group_of(name), image, name, *words)
 
     def run(self, image, name, *words):
         """The command `words` in a new container, which is removed; its output. The id is new each time:

@@ -8,13 +8,14 @@
 //! ```
 
 pub(crate) mod context;
-mod machine;
+pub(crate) mod machine;
 mod nfs;
 mod series;
 mod sides;
 mod table;
 
 use std::io::Write as _;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::appliance;
@@ -26,9 +27,8 @@ use crate::row::Row;
 use crate::stop::Stop;
 
 use context::{Context, Experiment};
-use table::Comparison;
-
 pub(crate) use sides::serve_directory;
+pub(crate) use table::Comparison;
 
 /// Longest time of all experiments together.
 const TIME_MAX: Duration = Duration::from_secs(40 * 60);
@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &CompareArguments) -> Result<bool, Failure> {
         Comparison { machine: machine::describe(&context.directory)?, rows: Vec::new() };
     let outcome = measure(arguments, &context, &mut comparison.rows, &stop);
     // What was measured is told even if the rest was stopped.
-    tell(arguments, &comparison)?;
+    tell(arguments.json.as_deref(), arguments.svg.as_deref(), &comparison)?;
     outcome.map(|()| comparison.held())
 }
 
@@ -137,10 +137,14 @@ fn not_run(experiment: &Experiment, failure: &Failure) -> Row {
 }
 
 /// Prints the table, and writes and draws what was asked for.
-fn tell(arguments: &CompareArguments, comparison: &Comparison) -> Result<(), Failure> {
+pub(crate) fn tell(
+    json: Option<&Path>,
+    svg: Option<&Path>,
+    comparison: &Comparison,
+) -> Result<(), Failure> {
     let mut stdout = std::io::stdout().lock();
     write!(stdout, "{comparison}").map_err(Failure::on("print the table"))?;
-    if let Some(path) = &arguments.json {
+    if let Some(path) = json {
         let failed = Failure::at("write", path);
         let text = match serde_json::to_string_pretty(comparison) {
             Ok(text) => text + "\n",
@@ -148,7 +152,7 @@ fn tell(arguments: &CompareArguments, comparison: &Comparison) -> Result<(), Fai
         };
         std::fs::write(path, text).map_err(failed)?;
     }
-    if let Some(directory) = &arguments.svg {
+    if let Some(directory) = svg {
         plot::draw(directory, &comparison.rows, &comparison.machine)?;
     }
     Ok(())

@@ -1,0 +1,155 @@
+//! What is measured: each by one call for each side, taken by turns.
+
+use std::time::Instant;
+
+use super::Bench;
+use super::memory;
+use crate::failure::Failure;
+
+/// Something that gives a row for each rival.
+pub(super) struct Work {
+    /// What `--only` takes.
+    pub(super) key: &'static str,
+    pub(super) unit: &'static str,
+    /// Whether the image is to be there, unpacked for each side, and each side warm.
+    pub(super) needs_image: bool,
+    pub(super) title: fn(&Bench) -> String,
+    /// One value of a side.
+    pub(super) sample: fn(&Bench, &str) -> Result<f64, Failure>,
+}
+
+/// Bytes that a container writes before its diff is made.
+const WRITTEN_BYTES: u64 = 20_000_000;
+
+/// How long a container stays that is removed before.
+const STAYS: &str = "sleep 3600";
+
+/// Reads every file of the image.
+const READ_ALL: &str = "find / -xdev -type f -exec cat {} + >/dev/null";
+
+/// All of them, in the order in which they are run.
+pub(super) const WORK: [Work; 7] = [
+    Work {
+        key: "pull",
+        unit: "ms",
+        needs_image: false,
+        title: |bench| format!("pull of {}, which nothing has", bench.image()),
+        sample: pull,
+    },
+    Work {
+        key: "prepare",
+        unit: "ms",
+        needs_image: true,
+        title: |_| "a snapshot above the image".to_owned(),
+        sample: prepare,
+    },
+    Work {
+        key: "run",
+        unit: "ms",
+        needs_image: true,
+        title: |_| "run --rm".to_owned(),
+        sample: |bench, side| timed(|| bench.run(side, &bench.name(), "true")),
+    },
+    Work {
+        key: "at-once",
+        unit: "ms",
+        needs_image: true,
+        title: |bench| format!("run --rm of {} at once", bench.at_once()),
+        sample: run_at_once,
+    },
+    Work {
+        key: "diff-fresh",
+        unit: "ms",
+        needs_image: true,
+        title: |_| "diff of a fresh container".to_owned(),
+        sample: |bench, side| diff(bench, side, None),
+    },
+    Work {
+        key: "diff-written",
+        unit: "ms",
+        needs_image: true,
+        title: |_| format!("diff of a container that wrote {} MB", WRITTEN_BYTES / 1_000_000),
+        sample: |bench, side| diff(bench, side, Some(WRITTEN_BYTES)),
+    },
+    Work {
+        key: "memory",
+        unit: "MiB",
+        needs_image: true,
+        title: |bench| {
+            format!("memory of {} containers that read the whole image", bench.at_once())
+        },
+        sample: memory_of_many,
+    },
+];
+
+/// Milliseconds that something takes.
+fn timed(work: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed().as_secs_f64() * 1000.0)
+}
+
+fn pull(bench: &Bench, side: &str) -> Result<f64, Failure> {
+    let took = timed(|| bench.pull(side))?;
+    bench.ctr.remove_image(bench.image())?;
+    // What is removed in the background by then is not there for the next side.
+    bench.settle()?;
+    Ok(took)
+}
+
+fn prepare(bench: &Bench, side: &str) -> Result<f64, Failure> {
+    let (key, parent) = (bench.name(), bench.root(side)?);
+    let took = timed(|| bench.ctr.snapshots(side, &["prepare", &key, &parent]).map(drop))?;
+    bench.ctr.snapshots(side, &["rm", &key])?;
+    Ok(took)
+}
+
+fn run_at_once(bench: &Bench, side: &str) -> Result<f64, Failure> {
+    let names: Vec<_> = (0..bench.at_once()).map(|_| bench.name()).collect();
+    timed(|| for_each_at_once(&names, |name| bench.run(side, name, "true")))
+}
+
+/// The tar of what a container changed, which is most of what its commit takes.
+fn diff(bench: &Bench, side: &str, written_bytes: Option<u64>) -> Result<f64, Failure> {
+    let name = bench.name();
+    bench.start(side, &name, STAYS)?;
+    if let Some(bytes) = written_bytes {
+        let write = format!("head -c {bytes} /dev/urandom >/slackwater-bench && sync");
+        bench.execute(&name, &write)?;
+    }
+    let took = timed(|| bench.ctr.snapshots(side, &["diff", &name]).map(drop))?;
+    bench.ctr.remove_container(&name)?;
+    Ok(took)
+}
+
+/// What is in use more than before, once each container has read every file.
+fn memory_of_many(bench: &Bench, side: &str) -> Result<f64, Failure> {
+    bench.settle()?;
+    memory::drop_caches()?;
+    let before = memory::used_mib()?;
+    let names: Vec<_> = (0..bench.at_once()).map(|_| bench.name()).collect();
+    for_each_at_once(&names, |name| {
+        bench.start(side, name, STAYS)?;
+        bench.execute(name, READ_ALL)
+    })?;
+    let after = memory::used_mib()?;
+    for_each_at_once(&names, |name| bench.ctr.remove_container(name))?;
+    Ok(after - before)
+}
+
+/// Does something with all names at a time; the first failure, if there is one, when all have ended.
+fn for_each_at_once(
+    names: &[String],
+    work: impl Fn(&str) -> Result<(), Failure> + Sync,
+) -> Result<(), Failure> {
+    let work = &work;
+    std::thread::scope(|scope| {
+        let begun: Vec<_> = names.iter().map(|name| scope.spawn(move || work(name))).collect();
+        let ended = begun.into_iter().map(|thread| match thread.join() {
+            Ok(outcome) => outcome,
+            Err(_) => Err(Failure::Unfit("a thread panicked".to_owned())),
+        });
+        // Each is waited for, also behind one that failed.
+        ended.fold(Ok(()), Result::and)
+    })
+}
