@@ -1,12 +1,32 @@
 //! Whether sources are mounted, from looks into the kernel's table alone.
 
-use std::path::Path;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
 use crate::disk::target_path;
 use crate::export::{Export, Place};
 use crate::image;
 use crate::kernel::{self, MountPoint};
 use crate::{Access, AttachError, FileSystem, Rights, Source};
+
+/// Where directories of targets are, each looked at once.
+#[derive(Debug, Default)]
+struct Targets<'a>(HashMap<&'a Path, PathBuf>);
+
+impl<'a> Targets<'a> {
+    /// As [`target_path`].
+    fn path(&mut self, target: &'a Path) -> Result<PathBuf, AttachError> {
+        let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
+            return target_path(target);
+        };
+        if let Some(directory) = self.0.get(parent) {
+            return Ok(directory.join(name));
+        }
+        let path = target_path(target)?;
+        self.0.extend(path.parent().map(|directory| (parent, directory.to_owned())));
+        Ok(path)
+    }
+}
 
 impl Export {
     /// Whether the target is that mount already; an error if it is another.
@@ -21,17 +41,20 @@ impl Export {
     }
 
     /// Which of these images are mounted at their targets already, each an export's source with its target; an error if
-    /// one of the targets is another mount. The table is read once, which takes as long as all mounts are many.
+    /// one of the targets is another mount. The table is read once, which takes as long as all mounts are many, and each
+    /// directory of targets is resolved once.
     pub(crate) fn mounted_images(
         &self,
         images: &[(Source<'_>, &Path)],
     ) -> Result<Vec<bool>, AttachError> {
         let points = kernel::mount_points()?;
-        let is_mounted = |(source, target): &(Source<'_>, &Path)| {
-            let (place, target) = (self.place(*source)?, target_path(target)?);
-            self.is_among(&points, (&place, &target), Access::ReadOnly, FileSystem::Erofs)
-        };
-        images.iter().map(is_mounted).collect()
+        let mut targets = Targets::default();
+        let mut found = Vec::with_capacity(images.len());
+        for (source, target) in images {
+            let what = (&self.place(*source)?, &*targets.path(target)?);
+            found.push(self.is_among(&points, what, Access::ReadOnly, FileSystem::Erofs)?);
+        }
+        Ok(found)
     }
 
     fn is_among(
