@@ -45,7 +45,7 @@ mod whiteout;
 
 pub use changes::{Change, ChangeKind, PATHS_BYTES_MAX, changes};
 pub use error::ArchiveError;
-pub use image::{Imaged, image};
+pub use image::{Imaged, image, layer_image};
 pub use pack::{Packed, pack};
 pub use reference::{
     Mac, MacError, Prefixed, REFERENCE_LINK, REFERENCE_LINK_TARGET, REFERENCE_MEMBER, Recognised,

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use mount::Mount;
 use proptest::prelude::*;
-use slackwater_archive::{ArchiveError, Imaged, image, replay};
+use slackwater_archive::{ArchiveError, Imaged, image, layer_image, replay};
 use support::ops::{DIRECTORIES, LEAVES, Op, append, op};
 use support::{Node, Tar, paths, tree, unpack, xattrs};
 use tempfile::{TempDir, tempdir};
@@ -364,7 +364,7 @@ fn a_member_that_cannot_be_kept_is_named_and_leaves_no_recording() {
         (Tar::new().file("../a", b""), "leads out of the layer"),
         (Tar::new().file("./", b"").file("", b"x"), "replace the root"),
         (Tar::new().pax(&[("path", &[b'n'; 256])]).file("x", b""), "more than 255 bytes"),
-        (Tar::new().pax(&[("SCHILY.xattr.os2.x", b"v")]).file("x", b""), "`os2.x` cannot be kept"),
+        (Tar::new().pax(&[("SCHILY.xattr.user.", b"v")]).file("x", b""), "`user.` cannot be kept"),
         (Tar::new().pax(&[("uid", b"4294967295")]).file("x", b""), "no valid number"),
     ];
     for (archive, expected) in cases {
@@ -391,4 +391,36 @@ fn zeros_and_holes_take_no_room() {
     assert!(imaged.image_bytes > 8 << 20);
     let allocated = path.metadata().unwrap().blocks() * 512;
     assert!(allocated < 1 << 20, "{allocated} bytes are allocated");
+}
+
+#[test]
+fn as_root_a_layer_is_as_containerd_applies_it() {
+    let mut root = Tar::header(b'5', "./", "", 0);
+    root.set_mode(0o700);
+    root.set_uid(1000);
+    root.set_cksum();
+    let archive = Tar::new()
+        .with(root, b"")
+        .pax(&[("SCHILY.xattr.com.apple.provenance", b"x"), ("SCHILY.xattr.user.kept", b"y")])
+        .file("file", b"content")
+        .end();
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("image");
+    let points = ["root", "again"].map(|name| folder.path().join(name));
+    points.iter().for_each(|point| fs::create_dir(point).unwrap());
+    let open = || File::options().read(true).write(true).create(true).truncate(false).open(&path);
+    layer_image(&archive[..], None, open().unwrap()).unwrap();
+    mount::check(&path);
+    let mounted = Mount::image(&path, &points[0]);
+    let root = mounted.root().metadata().unwrap();
+    // As the root of a first layer is that says nothing of it.
+    assert_eq!((root.mode() & 0o7777, root.uid(), root.gid()), (0o755, 0, 0));
+    let found = xattrs(&mounted.root().join("file"));
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), [(b"user.kept".to_vec(), b"y".to_vec())]);
+    drop(mounted);
+    // By the other way it counts, as for what a container did to its root.
+    fs::remove_file(&path).unwrap();
+    image(&archive[..], None, open().unwrap(), None).unwrap();
+    let mounted = Mount::image(&path, &points[1]);
+    assert_eq!(mounted.root().metadata().unwrap().mode() & 0o7777, 0o700);
 }

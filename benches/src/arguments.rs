@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, Parser, Subcommand};
 
 use crate::compare;
@@ -93,12 +94,12 @@ pub(crate) struct ContainersArguments {
     #[arg(long, value_name = "REFERENCE")]
     pub(crate) image: String,
 
-    /// What is measured
-    #[arg(long, value_name = "NAME", default_value = "slackwater")]
+    /// The snapshotter that is measured
+    #[arg(long, value_name = "NAME", default_value = "slackwater", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) snapshotter: String,
 
-    /// Against what; may be repeated
-    #[arg(long = "rival", value_name = "NAME", default_value = "overlayfs")]
+    /// A snapshotter to compare with; may be repeated
+    #[arg(long = "rival", value_name = "NAME", default_value = "overlayfs", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) rivals: Vec<String>,
 
     /// Only these rows, by their keys: pull, prepare, run, at-once, diff-fresh, diff-written, memory
@@ -113,7 +114,7 @@ pub(crate) struct ContainersArguments {
     #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = of_range::<1, 200>)]
     pub(crate) at_once: usize,
 
-    /// The shell of the image, which finds true, sleep, sync, head, find and cat
+    /// The shell of the image, which has to have true, sleep, sync, head, find and cat
     #[arg(long, value_name = "WORDS", default_value = "/bin/sh")]
     pub(crate) shell: String,
 
@@ -125,11 +126,11 @@ pub(crate) struct ContainersArguments {
     #[arg(long, value_name = "FILE")]
     pub(crate) address: Option<PathBuf>,
 
-    /// containerd's namespace to work in, which is empty and is emptied
+    /// containerd's namespace to work in: it has to be empty, and all in it is removed at the end
     #[arg(long, value_name = "NAME", default_value = "slackwater-bench")]
     pub(crate) namespace: String,
 
-    /// Pull by the transfer service of containerd 2, and not as clients of containerd 1 do
+    /// Pull by the transfer service of containerd 2, as Kubernetes does there
     #[arg(long)]
     pub(crate) transfer: bool,
 
@@ -137,7 +138,7 @@ pub(crate) struct ContainersArguments {
     #[arg(long)]
     pub(crate) plain_http: bool,
 
-    /// A word more for `ctr run`, in which {} is the container's name; may be repeated
+    /// One more argument for `ctr run`, in which {} is the container's name; may be repeated
     #[arg(long = "run-argument", value_name = "WORD", allow_hyphen_values = true)]
     pub(crate) run_arguments: Vec<String>,
 
@@ -269,7 +270,7 @@ mod tests {
             (read.rivals, read.run_arguments),
             (vec!["a".into(), "b".into()], vec!["--cgroup=/x/{}".into()])
         );
-        for bad in [["--only", "pul"], ["--rounds", "0"], ["--at-once", "201"]] {
+        for bad in [["--only", "pul"], ["--rounds", "0"], ["--at-once", "201"], ["--rival", ""]] {
             assert!(parse(&bad).is_err(), "{bad:?}");
         }
     }

@@ -4,8 +4,11 @@ use std::ffi::OsStr;
 use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal};
 
 use crate::failure::Failure;
 use crate::stop::Stop;
@@ -13,6 +16,12 @@ use crate::stop::Stop;
 /// How often a running program is looked at: little beside the milliseconds that starting one
 /// takes.
 const POLL: Duration = Duration::from_micros(200);
+
+/// How often it is looked whether a program is to be ended that is waited for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// How long a program may take to end, and what it printed to come.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// A command in a process group of its own: Ctrl-C at a terminal reaches this program alone,
 /// which then ends the others in order.
@@ -27,7 +36,18 @@ pub(crate) fn run(command: &mut Command, stop: &Stop) -> Result<ExitStatus, Fail
     let program = command.get_program().to_owned();
     let failed = |source| Failure::at("run", Path::new(&program))(source);
     let mut child = command.spawn().map_err(failed)?;
-    wait(&mut child, Some(stop), &failed)
+    loop {
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            return Ok(status);
+        }
+        if let Err(failure) = stop.check() {
+            // Fails only if it has ended meanwhile, which is as well.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(failure);
+        }
+        std::thread::sleep(POLL);
+    }
 }
 
 /// Runs the command, which must succeed, and answers its standard output.
@@ -42,57 +62,90 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// The same, also killed when the experiment must end, if that is asked for.
-pub(crate) fn output_until(command: &mut Command, stop: Option<&Stop>) -> Result<String, Failure> {
-    let program = command.get_program().to_owned();
-    let failed = |source| Failure::at("run", Path::new(&program))(source);
-    let mut child =
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(failed)?;
-    let (mut out, mut error) = (child.stdout.take(), child.stderr.take());
-    let (status, out, error) = std::thread::scope(|scope| {
-        // A program that prints more than a pipe holds would wait.
-        let out = scope.spawn(|| read(out.as_mut()));
-        let error = scope.spawn(|| read(error.as_mut()));
-        let status = wait(&mut child, stop, &failed);
-        (status, out.join().unwrap_or_default(), error.join().unwrap_or_default())
-    });
-    if !status?.success() {
-        let program = Path::new(&program).display();
-        return Err(Failure::Unfit(format!("{program} failed: {}", error.trim())));
-    }
-    Ok(out)
+/// When a program is ended that runs still.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum End<'a> {
+    /// When the experiment must end.
+    Stop(&'a Stop),
+    /// After so long.
+    After(Duration),
 }
 
-fn wait(
-    child: &mut Child,
-    stop: Option<&Stop>,
-    failed: &dyn Fn(std::io::Error) -> Failure,
-) -> Result<ExitStatus, Failure> {
-    loop {
-        if let Some(status) = child.try_wait().map_err(failed)? {
-            return Ok(status);
+impl End<'_> {
+    fn check(self, start: Instant, said: &str) -> Result<(), Failure> {
+        match self {
+            Self::Stop(stop) => stop.check(),
+            Self::After(limit) if start.elapsed() < limit => Ok(()),
+            Self::After(limit) => {
+                Err(Failure::Unfit(format!("{said} was not done after {} s", limit.as_secs_f64())))
+            }
         }
-        if let Some(Err(failure)) = stop.map(Stop::check) {
-            // Fails only if it has ended meanwhile, which is as well.
-            let _ = child.kill();
-            let _ = child.wait();
+    }
+}
+
+/// Runs the command, which must succeed, and answers its standard output, as far as it has one of ours. One that runs too
+/// long is ended with all of its process group: by SIGTERM, and some seconds later by SIGKILL.
+pub(crate) fn output_until(command: &mut Command, end: End<'_>) -> Result<String, Failure> {
+    let said = format!("`{}`", words(command));
+    let failed = |source| Failure::System { what: format!("cannot run {said}"), source };
+    let start = Instant::now();
+    let mut child = command.stderr(Stdio::piped()).spawn().map_err(failed)?;
+    let group = Pid::from_child(&child);
+    let (out, error) = (child.stdout.take(), child.stderr.take());
+    // A program that prints more than a pipe holds would wait. What it started may hold the pipes longer than it lives.
+    let (out, error) = (read_later(out), read_later(error));
+    let (sender, ended) = mpsc::channel();
+    std::thread::spawn(move || sender.send(child.wait()));
+    let status = loop {
+        match ended.recv_timeout(LOOK) {
+            Ok(status) => break status.map_err(failed)?,
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return Err(Failure::Unfit(format!("{said}: its end was not seen")));
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+        }
+        if let Err(failure) = end.check(start, &said) {
+            // Fails only if it has ended by then, which is as well.
+            let _ = rustix::process::kill_process_group(group, Signal::TERM);
+            if ended.recv_timeout(GRACE).is_err() {
+                let _ = rustix::process::kill_process_group(group, Signal::KILL);
+            }
             return Err(failure);
         }
-        std::thread::sleep(POLL);
+    };
+    let text = |from: &mpsc::Receiver<Vec<u8>>| {
+        let bytes = from.recv_timeout(GRACE).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
+    };
+    if !status.success() {
+        let error = text(&error).unwrap_or_default();
+        return Err(Failure::Unfit(format!("{said} ended with {status}: {}", error.trim())));
     }
+    // Half of what it printed would be taken for all.
+    text(&out).ok_or_else(|| {
+        Failure::Unfit(format!("{said} ended, and something that it started still has its output"))
+    })
 }
 
-/// What a program prints, as far as it can be read.
-fn read(from: Option<&mut impl Read>) -> String {
-    let mut bytes = Vec::new();
-    let _ = from.map(|from| from.read_to_end(&mut bytes));
-    String::from_utf8_lossy(&bytes).into_owned()
+/// The command line.
+fn words(command: &Command) -> String {
+    let all = std::iter::once(command.get_program()).chain(command.get_args());
+    all.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+}
+
+/// What comes from a pipe, when it has ended.
+fn read_later(from: Option<impl Read + Send + 'static>) -> mpsc::Receiver<Vec<u8>> {
+    let (sender, read) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = from.map(|mut from| from.read_to_end(&mut bytes));
+        sender.send(bytes)
+    });
+    read
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
     use super::*;
 
     #[test]
@@ -109,10 +162,16 @@ mod tests {
         let mut print = command("sh");
         print.args(["-c", "head -c 1000000 /dev/zero >&2; head -c 1000000 /dev/zero"]);
         let stop = Stop::listen(Duration::from_secs(600)).unwrap();
-        assert_eq!(output_until(&mut print, Some(&stop)).unwrap().len(), 1_000_000);
-        let stop = Stop::listen(Duration::from_millis(50)).unwrap();
-        let outcome = output_until(command("sleep").arg("60"), Some(&stop));
-        assert!(matches!(outcome, Err(Failure::TooLong { .. })), "{outcome:?}");
+        let printed = output_until(print.stdout(Stdio::piped()), End::Stop(&stop)).unwrap();
+        assert_eq!(printed.len(), 1_000_000);
+        // Also where what it started has the pipe.
+        let start = Instant::now();
+        let mut sleep = command("sh");
+        sleep.args(["-c", "sleep 60 & sleep 60"]);
+        let outcome = output_until(&mut sleep, End::After(Duration::from_millis(50)));
+        let failed = outcome.unwrap_err().to_string();
+        assert!(failed.contains("sleep 60` was not done after 0.05 s"), "{failed}");
+        assert!(start.elapsed() < Duration::from_secs(30));
     }
 
     #[test]
@@ -120,7 +179,10 @@ mod tests {
         let error = output(command("cp").arg("--no-such-option")).unwrap_err().to_string();
         assert!(error.contains("no-such-option"), "{error}");
         assert!(output(&mut command("no such program")).is_err());
-        let error = output_until(command("cp").arg("--no-such-option"), None).unwrap_err();
-        assert!(error.to_string().contains("no-such-option"), "{error}");
+        let limit = End::After(Duration::from_secs(600));
+        let error = output_until(command("cp").arg("--no-such-option"), limit).unwrap_err();
+        let error = error.to_string();
+        assert!(error.starts_with("`cp --no-such-option` ended with exit status: 1: "), "{error}");
+        assert!(error.contains("unrecognized option"), "{error}");
     }
 }

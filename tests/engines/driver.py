@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import re
 import socket
 
 from process import Process, attempt, processes
@@ -77,6 +78,16 @@ class Driver:
 
     def control(self, method, path, body=None):
         """A call on the control socket; the JSON of its answer."""
+        data = self._ask(method, path, body)
+        return json.loads(data) if data else None
+
+    def calls(self, name):
+        """How often containerd has called this."""
+        counts = re.compile(rf'_call_seconds_count\{{engine="containerd",call="{name}"\}} ([0-9]+)')
+        found = counts.search(self._ask("GET", "/metrics"))
+        return int(found[1]) if found else 0
+
+    def _ask(self, method, path, body=None):
         connection = UnixConnection(self.state / "control.sock")
         try:
             text = None if body is None else json.dumps(body)
@@ -87,7 +98,7 @@ class Driver:
             connection.close()
         if answer.status >= 300:
             raise Failure(f"{method} {path} on the control socket: {answer.status} {data}")
-        return json.loads(data) if data else None
+        return data
 
     def attempt(self, *words, **options):
         """Runs one of the driver's commands, however it ends."""

@@ -22,7 +22,7 @@ SNAPSHOTTER = "slackwater"
 class Containerd:
     """A containerd; with a driver's socket, its snapshotter is the driver."""
 
-    def __init__(self, directory, name, control_group, driver_socket=None, release=DEBIAN):
+    def __init__(self, directory, name, control_group, driver_socket=None, release=DEBIAN, driver_arguments=()):
         self._control_group = control_group
         self._release = release
         self._ran = itertools.count(1)
@@ -34,7 +34,7 @@ class Containerd:
         self.namespace = "k8s.io"
         configuration = self.directory / "config.toml"
         configuration.write_text(release.configuration(
-            driver_socket, root=self.directory / "root", state=self.directory / "state",
+            driver_socket, driver_arguments, root=self.directory / "root", state=self.directory / "state",
             socket=self.socket, snapshotter=self.snapshotter,
         ))
         self.process = Process(

@@ -96,19 +96,19 @@ class Release:
             return {}
         return {"PATH": f"{self._programs}:{os.environ['PATH']}"}
 
-    def configuration(self, driver_socket, **values):
+    def configuration(self, driver_socket, driver_arguments, **values):
         """The text of its configuration; with a driver's socket, that is a snapshotter."""
         text = self._configuration.format(**values)
         if self._is_printed:
-            return text + printed(driver_socket, values["socket"])
+            return text + printed(driver_socket, driver_arguments, values["socket"])
         text += self._snapshotter.format(**values)
         return text + _PLUGIN.format(address=driver_socket) + self._exports if driver_socket else text
 
 
-def printed(driver_socket, socket):
+def printed(driver_socket, driver_arguments, socket):
     """What `engine-config cri` says of containerd 2, to be pasted, without its version."""
-    said = run(os.environ["SLACKWATER_DRIVER"], "--containerd-socket", driver_socket, "--containerd-api", socket,
-               "engine-config", "cri")
+    said = run(os.environ["SLACKWATER_DRIVER"], *driver_arguments, "--containerd-socket", driver_socket,
+               "--containerd-api", socket, "engine-config", "cri")
     part = next(part for part in said.split("# ---- ") if "containerd 2" in part.splitlines()[0])
     lines = part.splitlines()[1:]
     require("version = 3" in lines, f"engine-config prints another version: {part}")

@@ -99,7 +99,7 @@ class Worker:
                 f"127.0.0.1:{port}", plugin, wrapper, arguments,
             )
             storage, socket = plugin, self.driver.containerd_socket
-        self.containerd = Containerd(directory, name, control_group, socket, release)
+        self.containerd = Containerd(directory, name, control_group, socket, release, arguments)
         self.docker = None
         if release is DEBIAN:
             self.docker = Docker(directory, name, storage, self.containerd, control_group)

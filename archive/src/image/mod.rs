@@ -64,14 +64,19 @@ pub fn image(
     image: File,
     recording: Option<&Path>,
 ) -> Result<Imaged, ArchiveError> {
-    let imager = Imager {
-        writer: ImageWriter::create(image).map_err(of_image("the image"))?,
-        layer: Layer::new(below, TREE_BYTES_MAX)?,
-        recorder: recording.map(Recorder::create).transpose()?,
-        recorded: HashMap::new(),
-        headers: blake3::Hasher::new(),
-        buffer: vec![0; BUFFER_BYTES],
-    };
+    Imager::new(below, image, recording)?.run(&mut Members::new(reader))
+}
+
+/// The same of a layer as containerd applies it: what it says of the root itself counts for nothing.
+///
+/// # Errors
+/// As [`image`].
+pub fn layer_image(
+    reader: impl Read,
+    below: Option<&Path>,
+    image: File,
+) -> Result<Imaged, ArchiveError> {
+    let imager = Imager { ignores_root: true, ..Imager::new(below, image, None)? };
     imager.run(&mut Members::new(reader))
 }
 
@@ -90,9 +95,27 @@ struct Imager {
     /// Of all members' headers: the image's UUID comes from it.
     headers: blake3::Hasher,
     buffer: Vec<u8>,
+    /// A member that is the root directory changes nothing.
+    ignores_root: bool,
 }
 
 impl Imager {
+    fn new(
+        below: Option<&Path>,
+        image: File,
+        recording: Option<&Path>,
+    ) -> Result<Self, ArchiveError> {
+        Ok(Self {
+            writer: ImageWriter::create(image).map_err(of_image("the image"))?,
+            layer: Layer::new(below, TREE_BYTES_MAX)?,
+            recorder: recording.map(Recorder::create).transpose()?,
+            recorded: HashMap::new(),
+            headers: blake3::Hasher::new(),
+            buffer: vec![0; BUFFER_BYTES],
+            ignores_root: false,
+        })
+    }
+
     fn run<R: Read>(mut self, members: &mut Members<R>) -> Result<Imaged, ArchiveError> {
         let mut unpacked = Unpacked::default();
         let end = loop {
@@ -131,6 +154,9 @@ impl Imager {
         let path = clean(&shown_member, &member.name)?;
         let meaning = Meaning::of(member, &path)?;
         if meaning == Meaning::Note {
+            return self.pass_over(members);
+        }
+        if path.as_os_str().is_empty() && self.ignores_root {
             return self.pass_over(members);
         }
         if path.as_os_str().is_empty() {
@@ -372,12 +398,23 @@ impl Imager {
     }
 }
 
+/// How the names of extended attributes begin that Linux' file systems have.
+const KNOWN_XATTRS: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
+
 /// What a member's headers say of its inode.
 fn attributes(member: &Member) -> Result<Attributes, ArchiveError> {
     member.check_owner()?;
     let mut xattrs = member.xattrs.clone();
-    // The kernel allows none of these on links; other engines leave them out, too.
-    xattrs.retain(|name, _| !(member.kind == MemberKind::Symlink && name.starts_with(b"user.")));
+    // No file system of Linux has others, and the kernel allows none of users on links, devices and pipes: other engines
+    // leave all these out, too.
+    let is_content = matches!(
+        member.kind,
+        MemberKind::File | MemberKind::Sparse { .. } | MemberKind::HardLink | MemberKind::Directory
+    );
+    xattrs.retain(|name, _| {
+        let has = |prefix: &&[u8]| name.starts_with(prefix);
+        KNOWN_XATTRS.iter().any(has) && (is_content || !name.starts_with(b"user."))
+    });
     // Links have no permissions: all other file systems show these.
     let mode = if member.kind == MemberKind::Symlink { SYMLINK_MODE } else { member.mode };
     let mut attributes = Attributes {

@@ -1,11 +1,24 @@
 //! `ctr`, containerd's command, in a namespace of its own that begins and ends empty.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use crate::failure::Failure;
-use crate::process::{command, output_until};
+use crate::process::{End, command, output_until};
 use crate::stop::Stop;
+
+/// How long one call may take when all is removed in the end.
+const LAST_CALL_MAX: Duration = Duration::from_secs(60);
+
+/// What can be in a namespace, as `ctr` lists it.
+const LISTS: [&str; 5] = ["containers", "tasks", "images", "leases", "content"];
+
+/// The lease by which a run has the namespace. It goes by itself a day after a run that was killed.
+const OWN_LEASE: &str = "slackwater-bench";
+
+/// A lease that is made to be removed.
+const PASSING_LEASE: &str = "slackwater-bench-collect";
 
 /// What is called of containerd.
 #[derive(Debug)]
@@ -27,34 +40,54 @@ impl Ctr {
         call
     }
 
-    /// Runs `ctr`, which must succeed, and answers its standard output.
+    /// Runs `ctr`, which must succeed. Nothing reads what it prints, which would take time.
+    pub(super) fn run(&self, words: &[&str]) -> Result<(), Failure> {
+        let end = End::Stop(&self.stop);
+        output_until(self.command(words).stdout(Stdio::null()), end).map(drop)
+    }
+
+    /// The same, and answers what it printed.
     pub(super) fn call(&self, words: &[&str]) -> Result<String, Failure> {
-        output_until(&mut self.command(words), Some(&self.stop))
+        self.call_until(words, End::Stop(&self.stop))
+    }
+
+    fn call_until(&self, words: &[&str], end: End<'_>) -> Result<String, Failure> {
+        output_until(self.command(words).stdout(Stdio::piped()), end)
     }
 
     /// The same also when the experiment has been stopped.
-    fn call_at_the_end(&self, words: &[&str]) -> Result<String, Failure> {
-        output_until(&mut self.command(words), None)
+    fn last_call(&self, words: &[&str]) -> Result<String, Failure> {
+        self.call_until(words, End::After(LAST_CALL_MAX))
     }
 
-    /// A call about the snapshots of a snapshotter.
-    pub(super) fn snapshots(&self, snapshotter: &str, words: &[&str]) -> Result<String, Failure> {
-        self.call(&[&["snapshots", "--snapshotter", snapshotter], words].concat())
+    /// Takes the namespace, in which nothing may be: at the end all is removed.
+    pub(super) fn begin(&self, snapshotters: &[String]) -> Result<(), Failure> {
+        if let Some(found) = self.left(snapshotters, End::Stop(&self.stop))? {
+            let namespace = &self.namespace;
+            return Err(Failure::Unfit(format!(
+                "containerd's namespace `{namespace}` is not empty ({found}), and what is in it would be removed at the \
+                 end: give another one by --namespace, or remove that"
+            )));
+        }
+        self.run(&["leases", "create", "--id", OWN_LEASE])
     }
 
-    /// Refuses a namespace in which something is: at the end all is removed.
-    pub(super) fn require_empty(&self) -> Result<(), Failure> {
-        for what in ["images", "containers"] {
-            let listed = self.call(&[what, "ls", "--quiet"])?;
-            if let Some(first) = listed.lines().next() {
-                let namespace = &self.namespace;
-                return Err(Failure::Unfit(format!(
-                    "containerd's namespace `{namespace}` is not empty ({what}: {first}), and what is in it would be \
-                     removed at the end: give another one by --namespace, or remove that"
-                )));
+    /// Something that is in the namespace.
+    fn left(&self, snapshotters: &[String], end: End<'_>) -> Result<Option<String>, Failure> {
+        for what in LISTS {
+            let listed = self.call_until(&[what, "ls", "--quiet"], end)?;
+            if let Some(first) = lines(&listed).next() {
+                return Ok(Some(format!("{what}: {first}")));
             }
         }
-        Ok(())
+        for snapshotter in snapshotters {
+            let listed =
+                self.call_until(&["snapshots", "--snapshotter", snapshotter, "ls"], end)?;
+            if let Some(row) = rows(&listed).next() {
+                return Ok(Some(format!("snapshots of {snapshotter}: {}", row.key)));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether `ctr images pull` can do without the transfer service, as before containerd 2 it always did.
@@ -62,35 +95,57 @@ impl Ctr {
         Ok(self.call(&["images", "pull", "--help"])?.contains("--local"))
     }
 
+    /// Has containerd remove what nothing needs any more, and its snapshotters, too, before it answers.
+    pub(super) fn collect(&self) -> Result<(), Failure> {
+        self.run(&["leases", "create", "--id", PASSING_LEASE])?;
+        self.run(&["leases", "rm", "--sync", PASSING_LEASE])
+    }
+
     /// Ends and removes a container.
     pub(super) fn remove_container(&self, id: &str) -> Result<(), Failure> {
-        self.call(&["tasks", "rm", "--force", id])?;
-        self.call(&["containers", "rm", id]).map(drop)
+        self.run(&["tasks", "rm", "--force", id])?;
+        self.run(&["containers", "rm", id])
     }
 
-    /// Removes an image, and what only it needs, before it answers.
-    pub(super) fn remove_image(&self, image: &str) -> Result<(), Failure> {
-        self.call(&["images", "rm", "--sync", image]).map(drop)
-    }
-
-    /// Removes all that is in the namespace, also what an experiment left that failed or was stopped.
-    pub(super) fn clear(&self, snapshotters: &[String]) -> Result<(), Failure> {
-        for id in lines(&self.call_at_the_end(&["containers", "ls", "--quiet"])?) {
+    /// Removes what an experiment left that failed or was stopped: containers, and snapshots that are no image's.
+    pub(super) fn clear_containers(&self, snapshotters: &[String]) -> Result<(), Failure> {
+        let mut outcome = Ok(());
+        for id in lines(&self.last_call(&["containers", "ls", "--quiet"])?) {
             // One that never ran, or has ended, has no task.
-            let _ = self.call_at_the_end(&["tasks", "rm", "--force", id]);
-            self.call_at_the_end(&["containers", "rm", id])?;
+            let _ = self.last_call(&["tasks", "rm", "--force", id]);
+            outcome = outcome.and(self.last_call(&["containers", "rm", id]).map(drop));
         }
         for snapshotter in snapshotters {
             let of = ["snapshots", "--snapshotter", snapshotter];
-            let listed = self.call_at_the_end(&[&of[..], &["ls"]].concat())?;
-            for row in rows(&listed).filter(|row| row.kind == "Active") {
-                self.call_at_the_end(&[&of[..], &["rm", row.key]].concat())?;
+            let listed = self.last_call(&[&of[..], &["ls"]].concat())?;
+            for row in rows(&listed).filter(|row| row.kind != "Committed") {
+                let removed = self.last_call(&[&of[..], &["rm", row.key]].concat());
+                outcome = outcome.and(removed.map(drop));
             }
         }
-        for image in lines(&self.call_at_the_end(&["images", "ls", "--quiet"])?) {
-            self.call_at_the_end(&["images", "rm", "--sync", image])?;
+        outcome
+    }
+
+    /// Removes all that is in the namespace.
+    pub(super) fn clear(&self, snapshotters: &[String]) -> Result<(), Failure> {
+        let mut outcome = self.clear_containers(snapshotters);
+        for what in ["images", "leases"] {
+            let removed = self.last_call(&[what, "ls", "--quiet"]).and_then(|listed| {
+                let remove = |id| self.last_call(&[what, "rm", "--sync", id]).map(drop);
+                lines(&listed).map(remove).fold(Ok(()), Result::and)
+            });
+            outcome = outcome.and(removed);
         }
-        Ok(())
+        match self.left(snapshotters, End::After(LAST_CALL_MAX))? {
+            None => outcome,
+            Some(found) => {
+                let (namespace, why) = (&self.namespace, outcome.err());
+                let why = why.map_or_else(String::new, |failure| format!("; {failure}"));
+                Err(Failure::Unfit(format!(
+                    "containerd's namespace `{namespace}` is not empty yet ({found}){why}: remove that by ctr"
+                )))
+            }
+        }
     }
 }
 
@@ -144,8 +199,8 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_call_says_what_ctr_said() {
-        let stop = Stop::listen(std::time::Duration::from_secs(60)).unwrap();
+    fn a_namespace_in_which_something_is_is_refused_with_what_that_is() {
+        let stop = Stop::listen(Duration::from_secs(60)).unwrap();
         let ctr = |program: &str| Ctr {
             program: program.into(),
             address: Some("/nonexistent".into()),
@@ -155,7 +210,12 @@ mod tests {
         // What it is called with comes back.
         let said = ctr("echo").call(&["images", "ls"]).unwrap();
         assert_eq!(said.trim(), "--address /nonexistent --namespace n images ls");
-        assert!(ctr("echo").require_empty().unwrap_err().to_string().contains("--namespace"));
-        assert!(ctr("false").call(&[]).is_err());
+        let refused = ctr("echo").begin(&[]).unwrap_err().to_string();
+        assert!(
+            refused.contains("containers: --address") && refused.contains("--namespace"),
+            "{refused}"
+        );
+        let failed = ctr("false").call(&["images"]).unwrap_err().to_string();
+        assert!(failed.contains("--namespace n images` ended with exit status: 1"), "{failed}");
     }
 }

@@ -14,6 +14,14 @@ pub(super) fn drop_caches() -> Result<(), Failure> {
         .map_err(Failure::at("write (as root) to", Path::new(DROP_CACHES)))
 }
 
+/// Refuses to begin what cannot drop the caches later.
+pub(super) fn require_root() -> Result<(), Failure> {
+    let opened = std::fs::File::options().write(true).open(DROP_CACHES);
+    opened
+        .map(drop)
+        .map_err(Failure::at("open (as root, to measure memory)", Path::new(DROP_CACHES)))
+}
+
 /// MiB that are in use.
 pub(super) fn used_mib() -> Result<f64, Failure> {
     let path = Path::new("/proc/meminfo");
@@ -25,9 +33,10 @@ pub(super) fn used_mib() -> Result<f64, Failure> {
 fn used_in(text: &str) -> Option<f64> {
     let kibibytes = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
-        line.split_whitespace().next()?.parse::<u32>().ok().map(f64::from)
+        line.split_whitespace().next()?.parse::<u64>().ok()
     };
-    Some((kibibytes("MemTotal")? - kibibytes("MemFree")?) / 1024.0)
+    let used = kibibytes("MemTotal")?.checked_sub(kibibytes("MemFree")?)?;
+    u32::try_from(used / 1024).ok().map(f64::from)
 }
 
 #[cfg(test)]

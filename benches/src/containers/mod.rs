@@ -29,8 +29,9 @@ use crate::stop::Stop;
 /// Longest time of all together.
 const TIME_MAX: Duration = Duration::from_secs(3600);
 
-/// Time in which snapshotters remove in the background what containerd has let go of.
-const SETTLE: Duration = Duration::from_secs(2);
+/// Time in which snapshotters unmount and remove in the background what containerd has let go of: the driver unmounts what
+/// was idle for ten seconds.
+const SETTLE: Duration = Duration::from_secs(12);
 
 /// Time between two looks whether to go on.
 const STEP: Duration = Duration::from_millis(100);
@@ -65,57 +66,120 @@ pub(crate) fn run(arguments: &ContainersArguments) -> Result<bool, Failure> {
         namespace: arguments.namespace.clone(),
         stop: Stop::listen(TIME_MAX)?,
     };
-    ctr.require_empty()?;
-    let mut sides = vec![arguments.snapshotter.clone()];
-    sides.extend(arguments.rivals.iter().cloned());
-    for side in &sides {
-        // One that there is not is an error of containerd that names it.
-        ctr.snapshots(side, &["ls"])?;
+    let sides = sides(arguments)?;
+    let has_local = ctr.has_local_pull()?;
+    if arguments.transfer && !has_local {
+        let reason = "--transfer is for containerd 2: this ctr has no transfer service";
+        return Err(Failure::Unfit(reason.to_owned()));
     }
-    let is_local = !arguments.transfer && ctr.has_local_pull()?;
-    let bench = Bench { arguments, ctr, sides, is_local, made: AtomicUsize::new(0) };
+    let bench = Bench {
+        arguments,
+        ctr,
+        sides,
+        is_local: has_local && !arguments.transfer,
+        made: AtomicUsize::new(0),
+    };
+    if bench.wants("memory") {
+        memory::require_root()?;
+    }
     let machine = machine::describe(Path::new("/var/lib"))?;
     let mut comparison = Comparison { machine, rows: Vec::new() };
+    // containerd refuses the name of a snapshotter that it does not have.
+    bench.ctr.begin(&bench.sides)?;
     let outcome = bench.measure(&mut comparison.rows);
     let cleared = bench.ctr.clear(&bench.sides);
     // What was measured is told even if the rest was stopped.
     tell(arguments.json.as_deref(), arguments.svg.as_deref(), &comparison)?;
-    outcome.and(cleared).map(|()| comparison.held())
+    match (outcome, cleared) {
+        (Ok(()), Ok(())) => Ok(comparison.held()),
+        (Err(failure), Ok(())) | (Ok(()), Err(failure)) => Err(failure),
+        (Err(failure), Err(left)) => Err(Failure::Unfit(format!("{failure}; then {left}"))),
+    }
+}
+
+/// The own snapshotter, then the rivals.
+fn sides(arguments: &ContainersArguments) -> Result<Vec<String>, Failure> {
+    let mut sides = vec![arguments.snapshotter.clone()];
+    for rival in &arguments.rivals {
+        if sides.contains(rival) {
+            let reason =
+                format!("snapshotter `{rival}` is named twice: it would be compared with itself");
+            return Err(Failure::Unfit(reason));
+        }
+        sides.push(rival.clone());
+    }
+    Ok(sides)
 }
 
 impl Bench<'_> {
     fn measure(&self, rows: &mut Vec<Row>) -> Result<(), Failure> {
-        let only = &self.arguments.only;
-        let is_wanted = |work: &&Work| only.is_empty() || only.iter().any(|key| key == work.key);
         let mut has_image = false;
-        for work in WORK.iter().filter(is_wanted) {
+        for work in WORK.iter().filter(|work| self.wants(work.key)) {
             progress(&(work.title)(self));
             if work.needs_image && !has_image {
                 for side in &self.sides {
                     self.pull(side)?;
+                    self.root(side)?;
                 }
                 has_image = true;
             }
-            rows.extend(self.rows_of(work)?);
+            let mut samples = BTreeMap::new();
+            let outcome = self.sample(work, &mut samples);
+            let reason = outcome.as_ref().err().map(ToString::to_string);
+            rows.extend(self.rows_of(work, &samples, reason.as_deref()));
+            match outcome {
+                Err(failure) if failure.is_stop() => return Err(failure),
+                // The next ones may do.
+                Err(_) => self.ctr.clear_containers(&self.sides)?,
+                Ok(()) => {}
+            }
         }
         Ok(())
     }
 
+    fn wants(&self, key: &str) -> bool {
+        let only = &self.arguments.only;
+        only.is_empty() || only.iter().any(|wanted| wanted == key)
+    }
+
+    /// Takes the samples of a work, by turns.
+    fn sample<'a>(
+        &'a self,
+        work: &Work,
+        samples: &mut BTreeMap<&'a str, Vec<f64>>,
+    ) -> Result<(), Failure> {
+        // Once before, so that the first round is as the others.
+        for side in &self.sides {
+            self.turn(work, side)?;
+        }
+        for round in 0..self.arguments.rounds {
+            let mut turns: Vec<&'a String> = self.sides.iter().collect();
+            // What follows on one side does not always fall to the same other one.
+            if round % 2 == 1 {
+                turns.reverse();
+            }
+            for side in turns {
+                let sample = self.turn(work, side)?;
+                samples.entry(side.as_str()).or_default().push(sample);
+            }
+        }
+        Ok(())
+    }
+
+    /// One sample; what it let go of is gone afterwards.
+    fn turn(&self, work: &Work, side: &str) -> Result<f64, Failure> {
+        let sample = (work.sample)(self, side)?;
+        self.ctr.collect()?;
+        Ok(sample)
+    }
+
     /// The rows of one work, one for each rival.
-    fn rows_of(&self, work: &Work) -> Result<Vec<Row>, Failure> {
-        let mut samples: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-        if work.needs_image && work.unit == "ms" {
-            // Once before, so that the first round is as the others.
-            for side in &self.sides {
-                (work.sample)(self, side)?;
-            }
-        }
-        for _ in 0..self.arguments.rounds {
-            for side in &self.sides {
-                let sample = (work.sample)(self, side)?;
-                samples.entry(side).or_default().push(sample);
-            }
-        }
+    fn rows_of(
+        &self,
+        work: &Work,
+        samples: &BTreeMap<&str, Vec<f64>>,
+        not_run: Option<&str>,
+    ) -> Vec<Row> {
         let of = |side: &str| samples.get(side).cloned().unwrap_or_default();
         let rivals = self.arguments.rivals.iter().map(|rival| Row {
             work: (work.title)(self),
@@ -127,9 +191,9 @@ impl Bench<'_> {
             samples: of(&self.arguments.snapshotter),
             rival_samples: of(rival),
             target: None,
-            not_run: None,
+            not_run: not_run.map(str::to_owned),
         });
-        Ok(rivals.collect())
+        rivals.collect()
     }
 
     fn image(&self) -> &str {
@@ -140,9 +204,10 @@ impl Bench<'_> {
         self.arguments.at_once
     }
 
-    /// A name that nothing has had.
+    /// A name that nothing has had: containerd removes what it has below one some moments after it has said so.
     fn name(&self) -> String {
-        format!("slackwater-bench-{}", self.made.fetch_add(1, Ordering::Relaxed))
+        let number = self.made.fetch_add(1, Ordering::Relaxed);
+        format!("slackwater-bench-{}-{number}", std::process::id())
     }
 
     /// Fetches and unpacks the image.
@@ -151,14 +216,17 @@ impl Bench<'_> {
         words.extend(self.is_local.then_some("--local"));
         words.extend(self.arguments.plain_http.then_some("--plain-http"));
         words.push(self.image());
-        self.ctr.call(&words).map(drop)
+        self.ctr.run(&words)
     }
 
     /// The snapshot of the whole image.
     fn root(&self, side: &str) -> Result<String, Failure> {
-        let listed = self.ctr.snapshots(side, &["ls"])?;
+        let listed = self.ctr.call(&["snapshots", "--snapshotter", side, "ls"])?;
         ctr::highest(&listed).map(str::to_owned).ok_or_else(|| {
-            Failure::Unfit(format!("snapshotter {side} does not have the image alone: {listed}"))
+            Failure::Unfit(format!(
+                "snapshotter {side} does not have the image: with --transfer it needs an unpack_config of containerd's \
+                 transfer service"
+            ))
         })
     }
 
@@ -180,22 +248,22 @@ impl Bench<'_> {
         words.extend([self.image(), name]);
         words.extend(self.shell());
         words.extend(["-c", line]);
-        self.ctr.call(&words).map(drop)
+        self.ctr.run(&words)
     }
 
-    /// Runs a line of a shell in a container that runs, to its end.
+    /// Runs a line of a shell in a container that runs, to its end, as root.
     fn execute(&self, name: &str, line: &str) -> Result<(), Failure> {
-        let mut words = vec!["tasks", "exec", "--exec-id", "line", name];
+        let mut words = vec!["tasks", "exec", "--user", "0", "--exec-id", "line", name];
         words.extend(self.shell());
         words.extend(["-c", line]);
-        self.ctr.call(&words).map(drop)
+        self.ctr.run(&words)
     }
 
     fn shell(&self) -> impl Iterator<Item = &str> {
         self.arguments.shell.split_whitespace()
     }
 
-    /// Waits until what is removed in the background is gone.
+    /// Waits for what snapshotters do in the background.
     fn settle(&self) -> Result<(), Failure> {
         let steps = SETTLE.as_millis() / STEP.as_millis();
         for _ in 0..steps {
@@ -210,11 +278,28 @@ impl Bench<'_> {
 mod tests {
     use std::collections::HashSet;
 
+    use clap::Parser;
+
     use super::*;
+    use crate::arguments::{Arguments, Command};
 
     #[test]
     fn a_key_names_one_row() {
         assert_eq!(keys().collect::<HashSet<_>>().len(), WORK.len());
         assert!(is_known("at-once") && !is_known("at"));
+    }
+
+    #[test]
+    fn no_snapshotter_is_compared_with_itself() {
+        let sides = |words: &[&str]| {
+            let all = ["slackwater-bench", "containers", "--image", "i"].iter().chain(words);
+            match Arguments::try_parse_from(all.copied()).unwrap().command {
+                Command::Containers(arguments) => sides(&arguments).map_err(|f| f.to_string()),
+                _ => panic!("another command"),
+            }
+        };
+        assert_eq!(sides(&[]).unwrap(), ["slackwater", "overlayfs"]);
+        assert!(sides(&["--snapshotter", "overlayfs"]).unwrap_err().contains("twice"));
+        assert!(sides(&["--rival", "a", "--rival", "a"]).unwrap_err().contains("`a`"));
     }
 }

@@ -91,16 +91,16 @@ fn timed(work: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
 
 fn pull(bench: &Bench, side: &str) -> Result<f64, Failure> {
     let took = timed(|| bench.pull(side))?;
-    bench.ctr.remove_image(bench.image())?;
-    // What is removed in the background by then is not there for the next side.
-    bench.settle()?;
+    bench.root(side)?;
+    bench.ctr.run(&["images", "rm", "--sync", bench.image()])?;
     Ok(took)
 }
 
 fn prepare(bench: &Bench, side: &str) -> Result<f64, Failure> {
     let (key, parent) = (bench.name(), bench.root(side)?);
-    let took = timed(|| bench.ctr.snapshots(side, &["prepare", &key, &parent]).map(drop))?;
-    bench.ctr.snapshots(side, &["rm", &key])?;
+    let of = ["snapshots", "--snapshotter", side];
+    let took = timed(|| bench.ctr.run(&[&of[..], &["prepare", &key, &parent]].concat()))?;
+    bench.ctr.run(&[&of[..], &["rm", &key]].concat())?;
     Ok(took)
 }
 
@@ -117,7 +117,7 @@ fn diff(bench: &Bench, side: &str, written_bytes: Option<u64>) -> Result<f64, Fa
         let write = format!("head -c {bytes} /dev/urandom >/slackwater-bench && sync");
         bench.execute(&name, &write)?;
     }
-    let took = timed(|| bench.ctr.snapshots(side, &["diff", &name]).map(drop))?;
+    let took = timed(|| bench.ctr.run(&["snapshots", "--snapshotter", side, "diff", &name]))?;
     bench.ctr.remove_container(&name)?;
     Ok(took)
 }

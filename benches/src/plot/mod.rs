@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &PlotArguments) -> Result<(), Failure> {
         Ok(kept) => kept,
         Err(error) => {
             let path = arguments.json.display();
-            let advice = "expected what `slackwater-bench compare --json FILE` wrote";
+            let advice = "expected what `slackwater-bench compare --json FILE` wrote, or that of `containers`";
             return Err(Failure::Unfit(format!("cannot use {path}: {error}; {advice}")));
         }
     };

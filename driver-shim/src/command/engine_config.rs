@@ -8,6 +8,7 @@ use clap::{Args, ValueEnum};
 use super::doctor::plugin_name;
 use super::print;
 use crate::settings::{CONTAINERD_API, Settings};
+use crate::worker::LayerKind;
 
 /// Where Docker looks for a plugin of this name.
 const DOCKER_SOCKET: &str = "/run/docker/plugins/slackwater.sock";
@@ -50,6 +51,7 @@ struct Paths {
     containerd_api: String,
     state_dir: String,
     platform: String,
+    layers: LayerKind,
 }
 
 pub(super) fn run(arguments: &EngineConfigArguments, settings: &Settings) {
@@ -63,6 +65,7 @@ pub(super) fn run(arguments: &EngineConfigArguments, settings: &Settings) {
         containerd_api: text(settings.containerd_api.as_deref(), CONTAINERD_API),
         state_dir: text(settings.state_dir.as_deref(), STATE_DIR),
         platform: format!("linux/{}", crate::image::containerd::architecture()),
+        layers: settings.layers.unwrap_or_default(),
     };
     print(&match arguments.engine {
         Engine::Docker => docker(&paths),
@@ -268,8 +271,8 @@ fn proxy_plugin(paths: &Paths, exports: Exports) -> String {
     text
 }
 
-/// What makes layers of this driver's snapshots, and takes those that the appliance has. containerd's own differ makes
-/// all others, and unpacks.
+/// What makes layers of this driver's snapshots, takes those that the appliance has, and unpacks where layers are images.
+/// containerd's own differ does all else.
 fn differ(paths: &Paths) -> String {
     let socket = &paths.containerd_socket;
     format!(
@@ -286,18 +289,22 @@ fn differ(paths: &Paths) -> String {
     )
 }
 
-/// What containerd 2 unpacks with.
+/// What containerd 2 unpacks with. Where layers are images the driver writes them as such.
 fn unpack_config(paths: &Paths) -> String {
     let platform = &paths.platform;
-    let entry = |snapshotter: &str| {
+    let entry = |snapshotter: &str, differ: &str| {
         format!(
             r#"[[plugins."io.containerd.transfer.v1.local".unpack_config]]
   platform = "{platform}"
   snapshotter = "{snapshotter}"
-  differ = "walking""#
+  differ = "{differ}""#
         )
     };
-    let (overlayfs, own) = (entry("overlayfs"), entry("slackwater"));
+    let differ = match paths.layers {
+        LayerKind::Disks => "walking",
+        LayerKind::Images => "slackwater-diff",
+    };
+    let (overlayfs, own) = (entry("overlayfs", "walking"), entry("slackwater", differ));
     format!(
         r#"# This takes the place of containerd's own list, which has overlayfs, and erofs since 2.3: add an
 # entry for each other snapshotter that you pull for.
@@ -319,6 +326,20 @@ mod tests {
             containerd_api: "/run/y.sock".to_owned(),
             state_dir: "/state".to_owned(),
             platform: "linux/amd64".to_owned(),
+            layers: LayerKind::Disks,
+        }
+    }
+
+    #[test]
+    fn the_driver_unpacks_where_layers_are_images() {
+        for (layers, expected) in
+            [(LayerKind::Disks, "walking"), (LayerKind::Images, "slackwater-diff")]
+        {
+            let paths = Paths { layers, ..paths() };
+            for text in [containerd_2(&paths), cri(&paths)] {
+                let own = text.split("snapshotter = \"slackwater\"\n  differ = ").nth(1).unwrap();
+                assert!(own.starts_with(&format!("\"{expected}\"")), "{layers} {own}");
+            }
         }
     }
 

@@ -2,7 +2,7 @@
 //! where layers are kept as images, others are written as such.
 //!
 //! ```text
-//! docker pull and load, nerdctl, ctr images pull --local
+//! docker pull and load, nerdctl, ctr images pull, Kubernetes
 //!    |
 //! containerd --Apply(blob, mounts)--> the active snapshot that has its mount point there
 //!    ^                                  the chain id in its key and label --> a snapshot of the appliance (remote.rs)
@@ -13,14 +13,16 @@
 //!    where the appliance has none, and layers are images:
 //!                                       the blob --> tar --> SHA-256, and an image of it
 //!    +------- the diff id <-- the active snapshot is that image                     <-- yes
+//!                                           or, of a reference, and above a disk: into the snapshot's tree
 //! ```
 //! The engine has fetched the blob before, so that it can save, export and push the image, and build on it, as with any
 //! snapshotter; what it would have unpacked is on the appliance.
 //!
 //! - Nothing is bound that was only looked up: the blob is read to its end, and is that layer.
-//! - A reference is not made an image: containerd unpacks it, and Commit finds it.
+//! - A reference is not made an image: it is unpacked as any layer, and Commit finds it.
 //! - What this one does not do, or fails at before that, is answered with `Unimplemented`: containerd's own differ
-//!   unpacks the layer then, and compares it with the image.
+//!   unpacks the layer then, and compares it with the image. That comes next in containerd's diff service. Its transfer
+//!   service knows one differ for each snapshotter, so where layers are images this one does all that is to be unpacked.
 //! - A caller who leaves ends the reading.
 
 use std::io::{self, Read};
@@ -29,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Buf, Bytes};
-use slackwater_archive::Recognised;
+use slackwater_archive::{ArchiveError, Imaged, Recognised};
 use slackwater_client::types::{ChainId, SnapshotId};
 use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
@@ -43,15 +45,43 @@ use crate::engine::containerd::Containerd;
 use crate::image::digest::{Digest, HashingReader, chain_id};
 use crate::image::form::{self, Form};
 use crate::trust::unpacking;
-use crate::worker::{Engine, Kind, LayerKind, Volume, WorkerError};
+use crate::worker::{Engine, Key, Kind, LayerKind, NewImage, Volume, Worker, WorkerError};
+
+/// Bytes of a tar that are looked at to tell whether it is a reference: one has a few KiB, and is padded by some programs.
+const REFERENCE_TAR_BYTES_MAX: u64 = 128 << 10;
 
 /// A layer that is to be unpacked.
 struct Wanted {
     volume: Volume,
+    how: How,
+}
+
+/// How a volume gets its layer.
+enum How {
+    /// It is what the appliance has.
+    Adopted(Expected, (SnapshotId, LayerKind)),
+    /// The driver unpacks it.
+    Unpacked(Layer),
+}
+
+/// A layer that the driver unpacks.
+struct Layer {
+    /// It becomes an image. Else it goes into the volume's tree, as containerd unpacks.
+    is_image: bool,
+    /// What it has to be, if that is known.
+    expected: Option<Expected>,
+}
+
+/// What the layer has to be.
+struct Expected {
     chain: ChainId,
     below: Option<String>,
-    /// What the appliance has of it; if nothing, it becomes an image.
-    found: Option<(SnapshotId, LayerKind)>,
+}
+
+/// What a layer was made.
+enum Made {
+    Image(NewImage, Imaged),
+    Tree,
 }
 
 /// A blob that was read to its end.
@@ -87,9 +117,10 @@ impl Differ {
             // An error: the driver ends.
             let _turn = differ.readings.acquire().await;
             let read = Reading { caller: &caller, blob: &layer.digest, has_left };
-            match wanted.found {
-                Some(found) => differ.adopt(read, wanted, found, &path).await,
-                None => differ.unpack(read, wanted, &path).await,
+            let key = &wanted.volume.key;
+            match wanted.how {
+                How::Adopted(layer, found) => differ.adopt(read, (key, &layer), found, &path).await,
+                How::Unpacked(layer) => differ.unpack(read, (key, &layer), &path).await,
             }
         });
         let (diff_id, size_bytes) = work.await??;
@@ -116,69 +147,90 @@ impl Differ {
         let Some(chain) = wanted.filter(|_| active.kind == Kind::Active) else {
             return Err(other(format!("{} is no layer that an image names", volume.key)));
         };
-        let below = match &volume.parent {
-            None => None,
-            Some(parent) => {
-                let below = self.worker.get(parent);
-                let known = below.as_ref().and_then(|below| extra(below).ok()?.chain.clone());
-                Some(known.ok_or_else(|| other(format!("{parent} is not known to be a chain")))?)
-            }
-        };
-        let layers = volume.layers;
+        let below = volume.parent.as_ref().and_then(|parent| self.worker.chain_of(parent));
+        if let (Some(parent), None) = (&volume.parent, &below) {
+            self.require_images(format!("{parent} is not known to be a chain"))?;
+            let how = How::Unpacked(Layer { is_image: false, expected: None });
+            return Ok(Wanted { volume, how });
+        }
         let found = remote::found(&self.worker, &volume, &chain).await;
         let found = found.map_err(|error| unpacked(&error))?;
-        if found.is_none() && layers == LayerKind::Disks {
-            return Err(other(format!("the appliance does not have layer {chain}")));
+        let is_image = volume.layers == LayerKind::Images;
+        if found.is_none() && !is_image {
+            self.require_images(format!("the appliance does not have layer {chain}"))?;
         }
-        Ok(Wanted { volume, chain, below, found })
+        let expected = Expected { chain, below };
+        let how = match found {
+            Some(found) => How::Adopted(expected, found),
+            None => How::Unpacked(Layer { is_image, expected: Some(expected) }),
+        };
+        Ok(Wanted { volume, how })
+    }
+
+    /// Leaves what becomes neither an image nor of the appliance to containerd's own differ, which comes next where layers
+    /// are disks.
+    fn require_images(&self, reason: String) -> Result<(), CallError> {
+        match self.worker.layers_setting() {
+            LayerKind::Images => Ok(()),
+            LayerKind::Disks => Err(other(reason)),
+        }
     }
 
     /// Compares the blob with what is wanted, and takes that. Returns the diff id, and the bytes of the tar.
     async fn adopt(
         &self,
         reading: Reading<'_>,
-        wanted: Wanted,
+        (key, expected): (&Key, &Expected),
         (snapshot, layers): (SnapshotId, LayerKind),
         path: &Path,
     ) -> Result<(Digest, u64), CallError> {
         let read = self.read(&reading, |tar| io::copy(tar, &mut io::sink())).await?;
-        wanted.require(&read, reading.blob)?;
-        let key = &wanted.volume.key;
+        expected.require(key, (&read.diff_id, reading.blob))?;
         let bound = self.worker.bind_as(key, snapshot, layers).await;
         bound.map_err(|error| gone_or_unpacked(error, path))?;
         tracing::debug!(%key, %snapshot, "the appliance has this layer: not unpacked");
         Ok((read.diff_id, read.size_bytes))
     }
 
-    /// Makes the blob an image, and the snapshot that.
+    /// Makes the blob an image, and the volume that, if that is how it is to be kept. What may be a reference goes into the
+    /// volume's tree, and Commit binds what it names.
     async fn unpack(
         &self,
         reading: Reading<'_>,
-        wanted: Wanted,
+        (key, layer): (&Key, &Layer),
         path: &Path,
     ) -> Result<(Digest, u64), CallError> {
-        let key = &wanted.volume.key;
-        let (worker, of) = (self.worker.clone(), key.clone());
-        let runtime = tokio::runtime::Handle::current();
-        let write = move |tar: &mut dyn Read| {
-            let layer = match slackwater_archive::recognise(tar).map_err(io::Error::other)? {
-                Recognised::Ordinary(layer) => layer,
-                Recognised::Reference(_) => {
-                    return Err(io::Error::other(
-                        "it is a reference, which is no layer to be kept",
-                    ));
-                }
-            };
-            // Not before: a reference needs no file.
-            let new = runtime.block_on(worker.new_image(&of)).map_err(io::Error::other)?;
-            let imaged = new.write(layer).map_err(io::Error::other)?;
-            Ok((new, imaged))
+        let has_begun = Arc::new(AtomicBool::new(false));
+        let unpacking = Unpacking {
+            worker: self.worker.clone(),
+            key: key.clone(),
+            is_image: layer.is_image,
+            has_begun: Arc::clone(&has_begun),
+            runtime: tokio::runtime::Handle::current(),
         };
-        let read = self.read(&reading, write).await?;
-        wanted.require(&read, reading.blob)?;
-        let (new, imaged) = read.made;
-        let kept = self.worker.keep_image(key, new, imaged).await;
-        kept.map_err(|error| gone_or_unpacked(error, path))?;
+        let read = self.read_parts(&reading, move |tar| unpacking.run(tar)).await;
+        let failed = |reason: String| CallError::Unpack { key: key.clone(), reason };
+        let read = read.map_err(|error| match error.downcast::<io::Error>() {
+            // Another differ would unpack it over what is there already.
+            Ok(error) if has_begun.load(Ordering::Acquire) => failed(error.to_string()),
+            Ok(error) => match error.downcast::<WorkerError>() {
+                Ok(error) => gone_or_unpacked(error, path),
+                Err(error) => reading.left(&error),
+            },
+            Err(error) => reading.left(&*error),
+        })?;
+        match (read.made, &layer.expected) {
+            (Made::Image(new, imaged), Some(expected)) => {
+                expected.require(key, (&read.diff_id, reading.blob))?;
+                let kept = self.worker.keep_image(key, new, imaged).await;
+                kept.map_err(|error| gone_or_unpacked(error, path))?;
+            }
+            (Made::Tree, Some(expected)) => {
+                let wrong = expected.require(key, (&read.diff_id, reading.blob));
+                wrong.map_err(|error| failed(error.to_string()))?;
+            }
+            (Made::Tree | Made::Image(..), None) => {}
+        }
         Ok((read.diff_id, read.size_bytes))
     }
 
@@ -188,11 +240,7 @@ impl Differ {
         reading: &Reading<'_>,
         work: impl FnOnce(&mut dyn Read) -> io::Result<T> + Send + 'static,
     ) -> Result<Unpacked<T>, CallError> {
-        let read = self.read_parts(reading, work).await;
-        read.map_err(|error| match reading.has_left.load(Ordering::Acquire) {
-            true => other("the caller waits no more"),
-            false => unpacked(&*error),
-        })
+        self.read_parts(reading, work).await.map_err(|error| reading.left(&*error))
     }
 
     async fn read_parts<T: Send + 'static>(
@@ -239,16 +287,64 @@ struct Reading<'a> {
     has_left: Arc<AtomicBool>,
 }
 
-impl Wanted {
+impl Reading<'_> {
+    /// What to say of what was read, and not kept.
+    fn left(&self, error: &(dyn std::error::Error + 'static)) -> CallError {
+        match self.has_left.load(Ordering::Acquire) {
+            true => other("the caller waits no more"),
+            false => unpacked(error),
+        }
+    }
+}
+
+/// The unpacking of a tar, on a thread of its own.
+struct Unpacking {
+    worker: Worker,
+    key: Key,
+    is_image: bool,
+    /// Something was written where another differ would unpack.
+    has_begun: Arc<AtomicBool>,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Unpacking {
+    fn run(&self, tar: &mut dyn Read) -> io::Result<Made> {
+        let mut first = Vec::new();
+        (&mut *tar).take(REFERENCE_TAR_BYTES_MAX).read_to_end(&mut first)?;
+        let (is_reference, alone) = match slackwater_archive::recognise(&first[..]) {
+            Ok(Recognised::Reference(_)) => (true, true),
+            Err(ArchiveError::BadReference { .. } | ArchiveError::ReferenceNotAlone { .. }) => {
+                (true, false)
+            }
+            // What is wrong with others is found as they are read.
+            Ok(Recognised::Ordinary(_)) | Err(_) => (false, false),
+        };
+        let tar = Read::chain(io::Cursor::new(first), tar);
+        if self.is_image && !is_reference {
+            // Not before: a reference needs no file.
+            let new = self.runtime.block_on(self.worker.new_image(&self.key));
+            let new = new.map_err(io::Error::other)?;
+            let imaged = new.write(tar).map_err(io::Error::other)?;
+            return Ok(Made::Image(new, imaged));
+        }
+        let written = self.runtime.block_on(self.worker.written(&self.key, alone));
+        let written = written.map_err(io::Error::other)?;
+        self.has_begun.store(true, Ordering::Release);
+        slackwater_archive::unpack(tar, &written.path(), None).map_err(io::Error::other)?;
+        Ok(Made::Tree)
+    }
+}
+
+impl Expected {
     /// Sees that a blob is this layer.
-    fn require<T>(&self, read: &Unpacked<T>, blob: &str) -> Result<(), CallError> {
-        let got = chain_id(self.below.as_deref(), &read.diff_id.to_string());
+    fn require(&self, key: &Key, (diff_id, blob): (&Digest, &str)) -> Result<(), CallError> {
+        let got = chain_id(self.below.as_deref(), &diff_id.to_string());
         if got == self.chain.as_str() {
             return Ok(());
         }
-        let (key, expected) = (&self.volume.key, &self.chain);
+        let expected = &self.chain;
         tracing::warn!(%key, blob, got, %expected,
-            "a blob is not the layer that its image names: containerd unpacks and refuses it");
+            "a blob is not the layer that its image names: containerd refuses it");
         Err(other(format!("the blob is layer {got}, expected {expected}")))
     }
 }
@@ -269,9 +365,9 @@ fn gone_or_unpacked(error: WorkerError, path: &Path) -> CallError {
     }
 }
 
-/// containerd unpacks what this driver was to compare and cannot.
+/// What this driver was to compare or unpack and cannot.
 fn unpacked(error: &(dyn std::error::Error + 'static)) -> CallError {
-    tracing::warn!(%error, "containerd unpacks a layer itself");
+    tracing::warn!(%error, "left to containerd's next differ: containerd unpacks a layer itself, if it has another");
     other(error.to_string())
 }
 

@@ -141,9 +141,20 @@ pub enum CallError {
         path: PathBuf,
     },
     /// Another differ of containerd is to make the layer, or to unpack it.
-    #[error("left to containerd's next differ: {reason}")]
+    #[error(
+        "left to containerd's next differ: {reason}; where there is no other, as in an unpack_config of containerd's \
+         transfer service, set differ = \"walking\" there"
+    )]
     OtherDiffer {
         /// Why.
+        reason: String,
+    },
+    /// A layer was unpacked in part.
+    #[error("unpack the layer of {key}: {reason}")]
+    Unpack {
+        /// The snapshot.
+        key: Key,
+        /// Why it ended.
         reason: String,
     },
     /// The trees cannot be packed.
@@ -193,7 +204,9 @@ impl CallError {
             | Self::NoDisk { .. }
             | Self::Reference { .. } => Code::FailedPrecondition,
             Self::Remote { .. } => Code::AlreadyExists,
-            Self::Read { .. } | Self::Write { .. } | Self::Task { .. } => Code::Internal,
+            Self::Read { .. } | Self::Write { .. } | Self::Unpack { .. } | Self::Task { .. } => {
+                Code::Internal
+            }
             Self::OtherDiffer { .. } | Self::Pack { .. } => Code::Unimplemented,
             Self::Engine { source: EngineError::Grpc { source } } => source.code(),
             Self::Slow { .. } | Self::Engine { .. } => Code::Unavailable,

@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 
-use slackwater_archive::{ArchiveError, Imaged, PATHS_BYTES_MAX, image, pack_upper};
+use slackwater_archive::{ArchiveError, Imaged, PATHS_BYTES_MAX, image, layer_image, pack_upper};
 use uuid::Uuid;
 
 use super::appliance::Making;
@@ -50,18 +50,27 @@ impl NewImage {
         self.making
     }
 
-    /// Writes the image of a layer's tar. Blocks.
+    /// Writes the image of a layer's tar, as containerd applies it. Blocks.
     ///
     /// # Errors
     /// [`ArchiveError`]; the file is then to be thrown away.
     pub fn write(&self, tar: impl Read) -> Result<Imaged, ArchiveError> {
-        let failed = |source| ArchiveError::File {
+        let below = self.below.as_ref().map(Merged::path);
+        layer_image(tar, below.as_deref(), self.open()?)
+    }
+
+    /// Writes the image of what was packed from an upper directory, with its root. Blocks.
+    fn write_packed(&self, tar: impl Read) -> Result<Imaged, ArchiveError> {
+        let below = self.below.as_ref().map(Merged::path);
+        image(tar, below.as_deref(), self.open()?, None)
+    }
+
+    fn open(&self) -> Result<File, ArchiveError> {
+        self.file.try_clone().map_err(|source| ArchiveError::File {
             action: "open the image",
             path: PathBuf::from(self.making.file.name.to_string()),
             source,
-        };
-        let below = self.below.as_ref().map(Merged::path);
-        image(tar, below.as_deref(), self.file.try_clone().map_err(failed)?, None)
+        })
     }
 }
 
@@ -180,7 +189,7 @@ fn write_upper(upper: &Path, made: &NewImage) -> Result<Imaged, ArchiveError> {
             let mut out = io::BufWriter::with_capacity(PIPE_BYTES, writer);
             pack_upper(upper, below.as_deref(), &mut out, PATHS_BYTES_MAX)
         });
-        let imaged = made.write(reader);
+        let imaged = made.write_packed(reader);
         let packed = packing.join().unwrap_or_else(|_| {
             Err(failed(io::Error::other("the thread that packs the layer ended")))
         });

@@ -310,9 +310,24 @@ impl Worker {
         let point = self.state_directory().join("merged").join(Uuid::new_v4().to_string());
         let directory = on_disk(point, move |point| match &paths[..] {
             [only] => File::open(only),
-            several => merge(several, point),
+            several => mount_overlay(several, None, point),
         });
         Ok(Some(Merged { directory: directory.await?, _images: held }))
+    }
+
+    /// The tree that an engine sees of an overlay, for the driver itself.
+    pub(super) async fn open_rootfs(&self, rootfs: Rootfs) -> Result<File, WorkerError> {
+        let point = self.state_directory().join("merged").join(Uuid::new_v4().to_string());
+        on_disk(point, move |point| match rootfs {
+            Rootfs::Directory(path) => File::open(path),
+            Rootfs::Overlay { lowers, directory: Some(written) } if lowers.is_empty() => {
+                File::open(upper_of(&written))
+            }
+            Rootfs::Overlay { lowers, directory } => {
+                mount_overlay(&lowers, directory.as_deref(), point)
+            }
+        })
+        .await
     }
 }
 
@@ -367,14 +382,25 @@ pub(super) fn forget_mount_points(state_directory: &Path) {
     }
 }
 
-/// The tree that overlayfs makes of images. The mount goes with the directory that is returned.
-fn merge(lowers: &[PathBuf], point: &Path) -> io::Result<File> {
+/// The tree that overlayfs makes of images, for writing if the overlay's own directories are in `written`. The mount goes
+/// with the directory that is returned.
+fn mount_overlay(lowers: &[PathBuf], written: Option<&Path>, point: &Path) -> io::Result<File> {
+    let own = written.map(|directory| [upper_of(directory), work_of(directory)]);
+    let own = own.iter().flatten().map(File::open).collect::<io::Result<Vec<_>>>()?;
     let opened = lowers.iter().map(File::open).collect::<io::Result<Vec<_>>>()?;
     // By descriptors: paths would not all fit into the page that mount(2) takes.
     let names: Vec<_> = opened.iter().map(|file| path_of(file).display().to_string()).collect();
-    let options = std::ffi::CString::new(format!("lowerdir={}", names.join(":")))?;
+    let mut options = vec![format!("lowerdir={}", names.join(":"))];
+    let mut flags = MountFlags::RDONLY;
+    if let [upper, work] = &own[..] {
+        flags = MountFlags::empty();
+        options.extend(OVERLAY_OPTIONS.map(str::to_owned));
+        options.push(format!("upperdir={}", path_of(upper).display()));
+        options.push(format!("workdir={}", path_of(work).display()));
+    }
+    let options = std::ffi::CString::new(options.join(","))?;
     fs::create_dir(point)?;
-    let mounted = rustix::mount::mount("overlay", point, "overlay", MountFlags::RDONLY, &*options);
+    let mounted = rustix::mount::mount("overlay", point, "overlay", flags, &*options);
     let directory = mounted.map_err(io::Error::from).and_then(|()| {
         let directory = File::open(point);
         rustix::mount::unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;

@@ -84,7 +84,7 @@ pub use self::mounting::{Pin, View};
 pub(crate) use self::publications::publisher;
 pub use self::publications::{Chosen, Published, Unpublished};
 pub use self::reap::Reconciled;
-pub use self::trees::{Added, Tree};
+pub use self::trees::{Added, Tree, Written};
 pub use self::uppers::upper_of;
 pub use self::volume::{
     Access, Archive, ContainerdExtra, Content, DockerExtra, Engine, Extra, Key, Kind, LayerKind,
@@ -347,6 +347,12 @@ impl Worker {
     #[must_use]
     pub fn trust(&self) -> &Trust {
         &self.inner.options.trust
+    }
+
+    /// How layers are to be kept that have nothing below them.
+    #[must_use]
+    pub fn layers_setting(&self) -> LayerKind {
+        self.inner.options.layers
     }
 
     /// Size of a disk where none is asked for.

@@ -171,6 +171,12 @@ impl Worker {
         .await
     }
 
+    /// Counts a volume as used by the driver itself, where something of it is seen already.
+    pub(super) fn pin_at(&self, key: &Key, path: PathBuf) -> Pin {
+        *self.inner.pinned.lock().entry(key.clone()).or_default() += 1;
+        Pin { worker: self.clone(), key: key.clone(), path }
+    }
+
     fn unpin(&self, key: &Key) {
         let mut pinned = self.inner.pinned.lock();
         if let Some(count) = pinned.get_mut(key) {

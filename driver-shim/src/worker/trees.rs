@@ -1,4 +1,4 @@
-//! What is mounted at a path that an engine was given, held while it is compared with something else.
+//! What is mounted at a path that an engine was given, held while it is compared with something else, or written.
 //!
 //! Invariant: the directory is held open. Whatever is unmounted or removed by others, it is the tree that was asked for.
 
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
-use super::layers::Merged;
+use super::layers::{Merged, on_disk};
 use super::mounting::{Pin, View};
 use super::uppers::{HeldUpper, directory_of_upper};
-use super::volume::{Access, Content, Engine, LayerKind, MountedAs, SnapshotRef, Volume};
+use super::volume::{Access, Content, Engine, Key, LayerKind, MountedAs, SnapshotRef, Volume};
 use super::{Worker, WorkerError};
 
 /// A directory tree of a volume, mounted for as long as this lives.
@@ -52,6 +52,28 @@ impl Tree {
         Ok(is_mounted.then_some(Self { directory, _mounted: mounted }))
     }
 
+    /// A path of it, for this process alone.
+    #[must_use]
+    pub fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.directory.as_raw_fd()).into()
+    }
+}
+
+/// The tree of a volume as what writes it sees it, for the driver to write, for as long as this lives.
+#[derive(Debug)]
+pub struct Written {
+    directory: File,
+    _kept: Kept,
+}
+
+/// What keeps it there, and the volume from being committed meanwhile.
+#[derive(Debug)]
+enum Kept {
+    Disk { _mounted: Pin },
+    Upper { _held: HeldUpper, _used: Pin },
+}
+
+impl Written {
     /// A path of it, for this process alone.
     #[must_use]
     pub fn path(&self) -> PathBuf {
@@ -105,6 +127,29 @@ fn has_disk(volume: &Volume, name: Uuid) -> bool {
 }
 
 impl Worker {
+    /// The tree of a volume that may be written; of one above images the upper directory `alone` if what is written needs
+    /// nothing from below, as an overlay that is let go of brings all of its disk to the appliance.
+    ///
+    /// # Errors
+    /// `NotFound`, `ReadOnly`, `Appliance`, `Attach`, `State`, `Local`.
+    pub async fn written(&self, key: &Key, alone: bool) -> Result<Written, WorkerError> {
+        if self.existing(key)?.layers == LayerKind::Disks {
+            let mounted = self.pin(key, Access::ReadWrite).await?;
+            let directory = on_disk(mounted.path().to_owned(), |path| File::open(path)).await?;
+            return Ok(Written { directory, _kept: Kept::Disk { _mounted: mounted } });
+        }
+        let rootfs = self.ensure_rootfs(key, Access::ReadWrite).await?;
+        let (Some(held), Some(upper)) = (self.hold_upper(key), rootfs.written()) else {
+            return Err(WorkerError::ReadOnly { key: key.clone() });
+        };
+        let used = self.pin_at(key, upper.clone());
+        let directory = match alone {
+            true => on_disk(upper, |path| File::open(path)).await?,
+            false => self.open_rootfs(rootfs).await?,
+        };
+        Ok(Written { directory, _kept: Kept::Upper { _held: held, _used: used } })
+    }
+
     /// The tree of an engine's volume that is mounted here; `None` if none is.
     ///
     /// # Errors

@@ -166,7 +166,7 @@ impl NewUpper<'_> {
     }
 }
 
-/// An upper directory that the driver reads: it is not removed while this lives.
+/// An upper directory that the driver reads or writes: it is not removed while this lives.
 #[derive(Debug)]
 pub(super) struct HeldUpper {
     worker: Worker,

@@ -423,7 +423,8 @@ fn another_worker_has_the_images_unless_it_keeps_disks() {
         let third = Stand::start(&appliance, LayerKind::Disks).await;
         let key = unpack_key(1, &chains[0]);
         let mounts = third.prepare(&key, "", &chains[0]).await;
-        refused(third.apply(&mounts, &layers[0]).await, Code::Unimplemented);
+        let said = refused(third.apply(&mounts, &layers[0]).await, Code::Unimplemented);
+        assert!(said.contains("set differ = \"walking\""), "{said}");
         for stand in [first, second, third] {
             stand.stop().await;
         }

@@ -5,15 +5,20 @@ use std::path::Path;
 
 use rustix::fs::XattrFlags;
 use slackwater_archive::{REFERENCE_LINK, REFERENCE_LINK_TARGET, REFERENCE_MEMBER};
-use slackwater_driver::containerd::proto::DiffRequest;
+use slackwater_driver::containerd::proto::{DiffRequest, Mount};
 use slackwater_driver::image::digest::{Digest, chain_id};
-use slackwater_driver::worker::{Content as VolumeContent, Key, LayerKind, WorkerError};
+use slackwater_driver::worker::{
+    Content as VolumeContent, Engine, Key, LayerKind, Volume, WorkerError,
+};
 use tonic::Code;
 
 use crate::images::{Stand, TAR, chains, layers, set, tar};
 use crate::support::Appliance;
 use crate::support::snapshots::labels;
 use crate::{REF, bounded, refused, runtime, unpack_key};
+
+/// The beginning of the first layer, in the middle of its large file.
+const LARGE_HALF: usize = 1 << 20;
 
 #[test]
 fn a_layer_is_of_the_kind_of_those_below_it_and_of_when_it_was_prepared() {
@@ -33,10 +38,13 @@ fn a_layer_is_of_the_kind_of_those_below_it_and_of_when_it_was_prepared() {
         let key = unpack_key(2, &chains[1]);
         let mounts = stand.prepare(&key, &below, &chains[1]).await;
         assert_eq!(mounts[0].r#type, "bind");
-        let said = refused(stand.apply(&mounts, &two).await, Code::Unimplemented);
-        assert!(said.contains("does not have layer"), "{said}");
+        // This driver unpacks it all the same, as containerd may have no other differ for it.
+        let applied = stand.apply(&mounts, &two).await.unwrap();
+        assert_eq!(applied.digest, Digest::of(&two).to_string());
         let root = Path::new(&mounts[0].source);
-        assert_eq!(fs::read_to_string(root.join("one")).unwrap(), "1");
+        for (name, content) in [("one", "1"), ("two", "2")] {
+            assert_eq!(fs::read_to_string(root.join(name)).unwrap(), content);
+        }
         stand.commit("above", &key, &chains[1]).await;
         assert!(matches!(stand.content("above"), VolumeContent::Snapshot { .. }));
 
@@ -80,6 +88,55 @@ fn an_image_is_taken_only_above_the_layers_that_it_was_made_above() {
     });
 }
 
+/// A reference through the mounts.
+fn unpack_as_containerd(stand: &Stand, mounts: &[Mount], reference: &[u8]) {
+    let root = stand.mount(mounts);
+    let mut archive = tar::Archive::new(reference);
+    let mut entries = archive.entries().unwrap();
+    let text = std::io::read_to_string(entries.next().unwrap().unwrap()).unwrap();
+    fs::write(root.path().join(REFERENCE_MEMBER), text).unwrap();
+    let link = root.path().join(REFERENCE_LINK);
+    fs::hard_link(root.path().join(REFERENCE_LINK_TARGET), link).unwrap();
+}
+
+/// Above what is not known as a chain, as a stopped container, a layer is unpacked into the tree that is seen there.
+#[test]
+fn a_layer_above_no_chain_is_unpacked_through_the_overlay() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let names = stand.pull(&layers()[..1]).await;
+        stand.snapshots.prepare_mounts("c", &names[0], labels(&[])).await.unwrap();
+        stand.snapshots.commit("stopped", "c").await.unwrap();
+        let chain = chains(&layers())[1].clone();
+        let key = unpack_key(3, &chain);
+        let mounts = stand.prepare(&key, "stopped", &chain).await;
+        let applied = stand.apply(&mounts, &layers()[1]).await.unwrap();
+        assert_eq!(applied.digest, Digest::of(&layers()[1]).to_string());
+        assert!(matches!(stand.content(&key), VolumeContent::Upper { .. }));
+        stand.commit("above", &key, &chain).await;
+        // As the second layer is above the first one, wherever it was unpacked.
+        let other = Stand::start(&appliance, LayerKind::Images).await;
+        let others = other.pull(&layers()[..2]).await;
+        let (seen, expected) = (stand.view("above").await, other.view(&others[1]).await);
+        assert_eq!(seen.names(), expected.names());
+        for name in ["etc/kept", "old/new"] {
+            assert_eq!(seen.read(name), expected.read(name), "{name}");
+        }
+        assert!(!seen.names().contains("etc/removed") && !seen.names().contains("old/inner"));
+        drop((seen, expected));
+        // What ends in the middle is no layer for another differ to go on with.
+        let key = unpack_key(4, &chain);
+        let mounts = stand.prepare(&key, "stopped", &chain).await;
+        let half = &layers()[0][..LARGE_HALF];
+        let said = refused(stand.apply(&mounts, half).await, Code::Internal);
+        assert!(said.contains("truncated"), "{said}");
+        other.stop().await;
+        stand.stop().await;
+    });
+}
+
 #[test]
 fn a_reference_above_images_is_the_disk_that_it_names() {
     let appliance = Appliance::start();
@@ -94,35 +151,41 @@ fn a_reference_above_images_is_the_disk_that_it_names() {
         worker.publish(taken.id).await.unwrap();
         let reference = worker.reference_to(taken.id).await.unwrap().to_archive();
 
-        let stand = Stand::start(&appliance, LayerKind::Images).await;
         let base = tar(&[("base", b"x")]);
-        let below = stand.pull(std::slice::from_ref(&base)).await.remove(0);
         let below_chain = Digest::of(&base).to_string();
-        for (number, (parent, below)) in
-            [("", None), (below.as_str(), Some(below_chain.as_str()))].into_iter().enumerate()
-        {
-            let chain = chain_id(below, &Digest::of(&reference).to_string());
-            let key = unpack_key(number, &chain);
-            let mounts = stand.prepare(&key, parent, &chain).await;
-            refused(stand.apply(&mounts, &reference).await, Code::Unimplemented);
-            // As containerd unpacks it.
-            let root = stand.mount(&mounts);
-            let text = tar::Archive::new(&reference[..])
-                .entries()
-                .unwrap()
-                .map(|entry| std::io::read_to_string(entry.unwrap()).unwrap())
-                .next()
-                .unwrap();
-            fs::write(root.path().join(REFERENCE_MEMBER), text).unwrap();
-            let link = root.path().join(REFERENCE_LINK);
-            fs::hard_link(root.path().join(REFERENCE_LINK_TARGET), link).unwrap();
-            drop(root);
-            let name = format!("default/9/reference {chain}");
-            stand.snapshots.commit(&name, &key).await.unwrap();
-            assert!(matches!(stand.content(&name), VolumeContent::Snapshot { .. }));
-            let seen = stand.view(&name).await;
-            assert_eq!(seen.names(), set(&["meant"]));
+        for by_driver in [true, false] {
+            let stand = Stand::start(&appliance, LayerKind::Images).await;
+            let below = stand.pull(std::slice::from_ref(&base)).await.remove(0);
+            for (number, (parent, below)) in
+                [("", None), (below.as_str(), Some(below_chain.as_str()))].into_iter().enumerate()
+            {
+                let chain = chain_id(below, &Digest::of(&reference).to_string());
+                let key = unpack_key(number, &chain);
+                let mounts = stand.prepare(&key, parent, &chain).await;
+                if by_driver {
+                    stand.apply(&mounts, &reference).await.unwrap();
+                } else {
+                    unpack_as_containerd(&stand, &mounts, &reference);
+                }
+                let name = format!("default/9/reference {chain}");
+                stand.snapshots.commit(&name, &key).await.unwrap();
+                assert!(matches!(stand.content(&name), VolumeContent::Snapshot { .. }));
+                let seen = stand.view(&name).await;
+                assert_eq!(seen.names(), set(&["meant"]));
+            }
+            // Nothing of the driver's keeps the disk in use.
+            let worker = &stand.machine.worker;
+            while !worker.list(Engine::Containerd).is_empty() {
+                let childless = |volume: &Volume| worker.children(&volume.key).is_empty();
+                for volume in worker.list(Engine::Containerd).into_iter().filter(childless) {
+                    worker.remove(&volume.key).await.unwrap();
+                }
+            }
+            stand.await_disks(0).await;
+            stand.stop().await;
         }
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let below = stand.pull(std::slice::from_ref(&base)).await.remove(0);
         // An image is no disk, whoever says so.
         let image = stand.image(&below);
         let error = stand.machine.worker.bind(&Key::containerd("x"), image.id).await.unwrap_err();

@@ -4,65 +4,106 @@ says."""
 import json
 import os
 import pathlib
+import signal
+import subprocess
 
-from process import attempt
+from process import attempt, environment
 from releases import DEBIAN, NEWER_AS_PRINTED
-from scenario import require, require_equal, scenario
+from scenario import PATIENCE, require, require_equal, scenario, wait_until
 
 NAMESPACE = "slackwater-bench"
 # All but the memory, for which the whole machine has to read its files again.
 ROWS = ("pull", "prepare", "run", "at-once", "diff-fresh", "diff-written")
+LIMIT_SECONDS = 300
+# As the command's help says.
+NOT_RUN, FAILED = 1, 3
 
 
-def bench(containerd, image, *words):
-    """Runs it; its outcome."""
+def words(containerd, image, *more, rounds=1):
+    """How it is called."""
     program = pathlib.Path(os.environ["SLACKWATERD"]).with_name("slackwater-bench")
-    return attempt([
+    return [str(word) for word in (
         program, "containers", "--ctr", containerd.program, "--address", containerd.socket, "--image", image,
-        "--plain-http", "--rounds", "1", "--at-once", "3", "--run-argument=--cgroup",
-        f"--run-argument={containerd.group_of('{}')}", *words,
-    ], limit_seconds=300)
+        "--plain-http", "--rounds", rounds, "--at-once", "3", "--run-argument=--cgroup",
+        f"--run-argument={containerd.group_of('{}')}", *more,
+    )]
+
+
+def bench(containerd, image, *more):
+    """Runs it; its outcome."""
+    return attempt(words(containerd, image, *more), limit_seconds=LIMIT_SECONDS)
+
+
+def listed(containerd, *what):
+    """What is in the bench's namespace."""
+    return containerd.ctr("--namespace", NAMESPACE, *what).splitlines()
 
 
 def require_empty(containerd):
-    """Fails if something is left in the bench's namespace."""
-    for what in ("images", "containers"):
-        left = containerd.ctr("--namespace", NAMESPACE, what, "ls", "--quiet")
-        require_equal(f"{what} that are left", left, "")
+    """Fails if something is left there."""
+    for what in ("containers", "tasks", "images", "leases", "content"):
+        require_equal(f"{what} that are left", listed(containerd, what, "ls", "--quiet"), [])
+    for snapshotter in (containerd.snapshotter, "overlayfs"):
+        rows = listed(containerd, "snapshots", "--snapshotter", snapshotter, "ls")
+        require_equal(f"snapshots of {snapshotter} that are left", rows[1:], [])
 
 
-def require_measured(world, release, arguments=()):
-    """Runs it on a new worker, and reads what it found."""
-    image, found = world.images.busybox(), world.scratch / f"bench-{release.title}.json"
+def require_rows(world, containerd, image):
+    """Runs all, and reads what it found."""
+    found = world.scratch / f"bench-{containerd.directory.parent.name}.json"
+    done = bench(containerd, image, "--only", ",".join(ROWS), "--json", found)
+    done.must_succeed()
+    rows = {row["key"]: row for row in json.loads(found.read_text("utf-8"))["rows"]}
+    require_equal("rows", list(rows), [f"{key}-overlayfs" for key in ROWS])
+    for key, row in rows.items():
+        samples = row["samples"] + row["rival_samples"]
+        require(len(samples) == 2 and min(samples) > 0, f"{key}: {row}")
+        require(row["work"] in done.output, f"{key} is not in the table: {done.output}")
+    require_empty(containerd)
+
+
+def require_interrupted(containerd, image):
+    """Stops it in the middle, by Ctrl-C."""
+    call = words(containerd, image, "--only", "at-once", rounds=100)
+    with subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                          env=environment()) as process:
+        try:
+            wait_until("a container runs", 120, lambda: process.poll() is not None
+                       or listed(containerd, "containers", "ls", "--quiet"))
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=LIMIT_SECONDS * PATIENCE)
+        finally:
+            process.kill()
+    require_equal("after Ctrl-C", (process.returncode, "interrupted" in said), (FAILED, True))
+    require_empty(containerd)
+
+
+def require_all(world, release, arguments=()):
+    """On a new worker."""
+    image = world.images.busybox()
     with world.fresh_worker("bench", release=release, arguments=arguments) as worker:
         containerd = worker.containerd
-        done = bench(containerd, image, "--only", ",".join(ROWS), "--json", found)
-        done.must_succeed()
-        rows = {row["key"]: row for row in json.loads(found.read_text("utf-8"))["rows"]}
-        require_equal("rows", list(rows), [f"{key}-overlayfs" for key in ROWS])
-        for key, row in rows.items():
-            samples = row["samples"] + row["rival_samples"]
-            require(len(samples) == 2 and min(samples) > 0, f"{key}: {row}")
-            require(row["work"] in done.output, f"{key} is not in the table: {done.output}")
-        require_empty(containerd)
+        require_rows(world, containerd, image)
         # What was there before stays.
         containerd.ctr("--namespace", NAMESPACE, "images", "pull", "--plain-http", "--snapshotter", "overlayfs", image)
         said = bench(containerd, image).must_fail()
-        require("--namespace" in said and image in said, f"a namespace with an image: {said}")
-        kept = containerd.ctr("--namespace", NAMESPACE, "images", "ls", "--quiet").split()
-        require_equal("images", kept, [image])
+        require("--namespace" in said and "is not empty" in said, f"a namespace with an image: {said}")
+        require_equal("images", listed(containerd, "images", "ls", "--quiet"), [image])
         containerd.ctr("--namespace", NAMESPACE, "images", "rm", "--sync", image)
-        # One that fails in the middle leaves nothing, either.
-        said = bench(containerd, image, "--only", "run", "--shell", "/nonexistent").must_fail()
-        require("/nonexistent" in said, f"a shell that there is not: {said}")
+        # One row that cannot be had is no end of the others, and leaves nothing, either.
+        done = bench(containerd, image, "--only", "prepare,run", "--shell", "/nonexistent")
+        require_equal("without the shell", done.code, NOT_RUN)
+        require("NOT RUN  run-overlayfs: " in done.output and "/nonexistent" in done.output, done.text)
+        require("NOT RUN  prepare" not in done.output, done.text)
         require_empty(containerd)
+        require_interrupted(containerd, image)
 
 
-@scenario("bench: slackwater-bench containers measures containerd 1.6 and leaves nothing", 300)
+@scenario("bench: slackwater-bench containers measures containerd 1.6 and leaves nothing", 600)
 def debian(world):
-    require_measured(world, DEBIAN)
+    require_all(world, DEBIAN)
 
 
-@scenario("bench: slackwater-bench containers measures containerd 2.4, with layers as images", 300, newer=True)
+@scenario("bench: slackwater-bench containers measures containerd 2.4, with layers as images", 600, newer=True)
 def newer(world):
-    require_measured(world, NEWER_AS_PRINTED, ("--layers", "images"))
+    require_all(world, NEWER_AS_PRINTED, ("--layers", "images"))

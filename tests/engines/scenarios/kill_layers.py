@@ -3,7 +3,7 @@ nothing is left."""
 
 import random
 
-from releases import NEWER_AS_PRINTED
+from releases import NEWER, NEWER_AS_PRINTED
 from scenario import Failure, require_equal, scenario, wait_until
 from scenarios.differ import BUSYBOX
 from scenarios.kill import ANSWER_LIMIT_SECONDS, COMMAND_SECONDS, KILLS, SEED, one_kill
@@ -31,11 +31,11 @@ class Commands:
                   self.image)
 
     def pull_by_differ(self):
-        """The driver unpacks."""
+        """By the diff service."""
         self._pull("--local")
 
-    def pull_by_mounts(self):
-        """containerd unpacks."""
+    def pull_by_transfer(self):
+        """Who unpacks is in the configuration: the driver, or containerd through the mounts."""
         self._pull()
 
     def run(self):
@@ -69,9 +69,17 @@ def works(worker, image):
 def kills(world):
     print(f"(seed {SEED}) ", end="", flush=True)
     chance = random.Random(SEED)
+    # The driver unpacks where it is configured as it says, containerd through the mounts where it is not.
+    kill(world, chance, NEWER_AS_PRINTED, IMAGE_KILLS - IMAGE_KILLS // 3)
+    kill(world, chance, NEWER, IMAGE_KILLS // 3)
+    return f"seed {SEED}"
+
+
+def kill(world, chance, release, count):
+    """So many times, on a new worker."""
     image, steady = world.images.layered(), world.images.busybox()
     server = world.server("kills-appliance")
-    with world.fresh_worker("killed", server, release=NEWER_AS_PRINTED, arguments=IMAGES) as worker:
+    with world.fresh_worker("killed", server, release=release, arguments=IMAGES) as worker:
         containerd = worker.containerd
         containerd.ctr("images", "pull", "--plain-http", "--snapshotter", containerd.snapshotter, steady)
         containerd.ctr(*containerd.run_words("--detach", steady, "steady", "sh", "-c",
@@ -80,8 +88,8 @@ def kills(world):
             "tasks", "exec", "--exec-id", "look", "steady", BUSYBOX, "test", "-s", "/steady").code == 0)
         works(worker, image)
         commands = Commands(containerd, image)
-        actions = [commands.pull_by_differ, commands.pull_by_mounts, commands.run, commands.diff, commands.commit]
-        for number in range(IMAGE_KILLS):
+        actions = [commands.pull_by_differ, commands.pull_by_transfer, commands.run, commands.diff, commands.commit]
+        for number in range(count):
             commands.number = number
             action, delay_seconds = chance.choice(actions), chance.uniform(0, COMMAND_SECONDS)
             try:
@@ -93,4 +101,3 @@ def kills(world):
                               f"{failure}") from failure
         works(worker, image)
         containerd.ctr("tasks", "kill", "--signal", "SIGKILL", "steady")
-    return f"seed {SEED}"

@@ -2,7 +2,7 @@
 
 import re
 
-from releases import NEWER_AS_PRINTED
+from releases import NEWER, NEWER_AS_PRINTED
 from scenario import require, require_equal, scenario, wait_until
 from scenarios.chain import mounted
 from scenarios.differ import BUSYBOX, layer_of
@@ -74,14 +74,16 @@ def images(world):
             configuration = world.registry.manifest(image.split("/", 1)[1])["config"]["digest"]
             require_equal("blobs that it fetched", world.registry.blobs_fetched(position), {configuration})
             require_equal("there", other.containerd.run(image, "y", "cat", "/three"), "three\n")
-    # Another appliance has none of it.
-    apart = world.server("mounts-appliance")
-    with world.fresh_worker("mounts", apart, release=NEWER_AS_PRINTED, arguments=IMAGES) as worker:
-        containerd = worker.containerd
-        # The transfer service unpacks through the mounts.
-        containerd.ctr("images", "pull", "--plain-http", "--snapshotter", containerd.snapshotter, image)
-        require_same(seen(world, containerd, containerd.snapshotter), expected,
-                     "the image that containerd unpacked", "overlayfs' one")
+    # Other appliances have none of it. The transfer service unpacks by this driver, or through the mounts.
+    for name, release, what in (("transfer", NEWER_AS_PRINTED, "the image that the driver unpacked"),
+                                ("mounts", NEWER, "the image that containerd unpacked")):
+        apart = world.server(f"{name}-appliance")
+        with world.fresh_worker(name, apart, release=release, arguments=IMAGES) as worker:
+            containerd = worker.containerd
+            containerd.ctr("images", "pull", "--plain-http", "--snapshotter", containerd.snapshotter, image)
+            require_same(seen(world, containerd, containerd.snapshotter), expected, what, "overlayfs' one")
+            unpacked = 4 if release is NEWER_AS_PRINTED else 0
+            require_equal(f"{name}: layers that the driver unpacked", worker.driver.calls("Apply"), unpacked)
 
 
 def run_and_change(worker, image):
