@@ -210,14 +210,14 @@ impl Differ {
         };
         let read = self.read_parts(&reading, move |tar| unpacking.run(tar)).await;
         let failed = |reason: String| CallError::Unpack { key: key.clone(), reason };
-        let read = read.map_err(|error| match error.downcast::<io::Error>() {
-            // Another differ would unpack it over what is there already.
-            Ok(error) if has_begun.load(Ordering::Acquire) => failed(error.to_string()),
-            Ok(error) => match error.downcast::<WorkerError>() {
-                Ok(error) => gone_or_unpacked(error, path),
-                Err(error) => reading.left(&error),
+        // Another differ would unpack it over what is there already.
+        let read = read.map_err(|error| match has_begun.load(Ordering::Acquire) {
+            true => failed(error.to_string()),
+            false => match error.downcast::<io::Error>().map(|error| error.downcast()) {
+                Ok(Ok(error)) => gone_or_unpacked(error, path),
+                Ok(Err(error)) => reading.left(&error),
+                Err(error) => reading.left(&*error),
             },
-            Err(error) => reading.left(&*error),
         })?;
         match (read.made, &layer.expected) {
             (Made::Image(new, imaged), Some(expected)) => {
