@@ -11,6 +11,11 @@ use crate::stop::Stop;
 /// How long one call may take when all is removed in the end.
 const LAST_CALL_MAX: Duration = Duration::from_secs(60);
 
+/// How often it is tried to remove all, and the time between two tries: a container that was being made, or is ending, is
+/// gone in less.
+const CLEAR_ATTEMPTS: u32 = 5;
+const CLEAR_PAUSE: Duration = Duration::from_secs(1);
+
 /// What can be in a namespace, as `ctr` lists it.
 const LISTS: [&str; 5] = ["containers", "tasks", "images", "leases", "content"];
 
@@ -126,8 +131,18 @@ impl Ctr {
         outcome
     }
 
-    /// Removes all that is in the namespace.
+    /// Removes all that is in the namespace. What was under way when a call was ended may come to be there for a moment yet.
     pub(super) fn clear(&self, snapshotters: &[String]) -> Result<(), Failure> {
+        for _ in 1..CLEAR_ATTEMPTS {
+            if self.clear_once(snapshotters).is_ok() {
+                return Ok(());
+            }
+            std::thread::sleep(CLEAR_PAUSE);
+        }
+        self.clear_once(snapshotters)
+    }
+
+    fn clear_once(&self, snapshotters: &[String]) -> Result<(), Failure> {
         let mut outcome = self.clear_containers(snapshotters);
         for what in ["images", "leases"] {
             let removed = self.last_call(&[what, "ls", "--quiet"]).and_then(|listed| {
@@ -137,7 +152,8 @@ impl Ctr {
             outcome = outcome.and(removed);
         }
         match self.left(snapshotters, End::After(LAST_CALL_MAX))? {
-            None => outcome,
+            // What could not be removed has gone by itself.
+            None => Ok(()),
             Some(found) => {
                 let (namespace, why) = (&self.namespace, outcome.err());
                 let why = why.map_or_else(String::new, |failure| format!("; {failure}"));

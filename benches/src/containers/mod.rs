@@ -129,8 +129,8 @@ impl Bench<'_> {
             rows.extend(self.rows_of(work, &samples, reason.as_deref()));
             match outcome {
                 Err(failure) if failure.is_stop() => return Err(failure),
-                // The next ones may do.
-                Err(_) => self.ctr.clear_containers(&self.sides)?,
+                // The next ones may do. What stays of this one is removed in the end, which says so if it cannot be.
+                Err(_) => drop(self.ctr.clear_containers(&self.sides)),
                 Ok(()) => {}
             }
         }

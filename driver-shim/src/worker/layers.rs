@@ -131,7 +131,8 @@ impl Merged {
     }
 }
 
-fn path_of(directory: &File) -> PathBuf {
+/// A path of a directory that is open, for this process alone.
+pub(super) fn path_of(directory: &File) -> PathBuf {
     format!("/proc/self/fd/{}", directory.as_raw_fd()).into()
 }
 

@@ -4,14 +4,13 @@
 
 use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
-use super::layers::{Merged, on_disk};
+use super::layers::{Merged, on_disk, path_of};
 use super::mounting::{Pin, View};
 use super::uppers::{HeldUpper, directory_of_upper};
 use super::volume::{Access, Content, Engine, Key, LayerKind, MountedAs, SnapshotRef, Volume};
@@ -55,7 +54,7 @@ impl Tree {
     /// A path of it, for this process alone.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        format!("/proc/self/fd/{}", self.directory.as_raw_fd()).into()
+        path_of(&self.directory)
     }
 }
 
@@ -77,7 +76,7 @@ impl Written {
     /// A path of it, for this process alone.
     #[must_use]
     pub fn path(&self) -> PathBuf {
-        format!("/proc/self/fd/{}", self.directory.as_raw_fd()).into()
+        path_of(&self.directory)
     }
 }
 
