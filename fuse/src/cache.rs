@@ -15,7 +15,7 @@
 //! The functions block and belong on a thread that may.
 
 use std::fs::{File, OpenOptions};
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rustix::fs::{FlockOperation, StatVfs, flock, fstatvfs};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 
 use crate::error::ServeError;
 use crate::slots::{Fingerprint, Slot, Slots};
@@ -50,6 +50,9 @@ const DIRECTORY_MODE: u32 = 0o700;
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(5);
 const LOCK_WAIT_STEP: Duration = Duration::from_millis(50);
 
+/// What is read does not stay in the page cache: `RWF_DONTCACHE` of preadv2(2), since Linux 6.14 on some file systems.
+const UNCACHED: ReadWriteFlags = ReadWriteFlags::from_bits_retain(0x80);
+
 /// BLAKE3-256 of a block.
 pub(crate) type Hash = [u8; 32];
 
@@ -66,6 +69,8 @@ pub(crate) struct BlockCache {
     index: File,
     statistics: Arc<Statistics>,
     room_bytes_min: u64,
+    /// Whether the kernel, or the disk's file system, always keeps in the page cache what is read.
+    keeps_pages: AtomicBool,
     /// Whether it was told that the disk refuses blocks.
     is_refusal_told: AtomicBool,
     _lock: File,
@@ -131,6 +136,7 @@ impl BlockCache {
             index,
             statistics,
             room_bytes_min,
+            keeps_pages: AtomicBool::new(false),
             is_refusal_told: AtomicBool::new(false),
             _lock: lock,
         })
@@ -169,7 +175,7 @@ impl BlockCache {
     fn read_run(&self, run: &[(&Hash, Option<Slot>)], first: Slot, found: &mut Vec<Option<Bytes>>) {
         let mut bytes = vec![0; run.len() * BLOCK_BYTES];
         let offset = u64::from(first.0) * BLOCK_BYTES_U64;
-        if let Err(error) = self.blocks.read_exact_at(&mut bytes, offset) {
+        if let Err(error) = self.read_at(&mut bytes, offset) {
             // Each block of it is seen to be bad below.
             tracing::warn!(%error, offset, "the cache cannot be read");
             bytes.fill(0);
@@ -183,6 +189,21 @@ impl BlockCache {
             }
             found.push(is_good.then_some(block));
         }
+    }
+
+    /// Reads blocks. The kernel keeps them for the file that they are read for: it need not keep here what it has to read
+    /// from the disk.
+    fn read_at(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+        if !self.keeps_pages.load(Ordering::Relaxed) {
+            let read = preadv2(&self.blocks, &mut [IoSliceMut::new(bytes)], offset, UNCACHED);
+            match read {
+                Ok(length) if length == bytes.len() => return Ok(()),
+                // Rare, and told apart below: a file that was cut, a signal, a disk that fails.
+                Ok(_) | Err(Errno::INTR | Errno::IO) => {}
+                Err(_) => self.keeps_pages.store(true, Ordering::Relaxed),
+            }
+        }
+        self.blocks.read_exact_at(bytes, offset)
     }
 
     /// A slot whose bytes are not its block's: or it was given to another one meanwhile.
