@@ -19,6 +19,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use crate::export::{Export, FREED_WITHIN, Place, make_directory};
+use crate::image::is_from_file;
 use crate::kernel::{self, LoopDevice, MountPoint};
 use crate::tools::{LOSETUP, MOUNT, STAT, TOOL_TIME_LIMIT, UMOUNT, says};
 use crate::{Access, AttachError, FileSystem, Source};
@@ -94,7 +95,8 @@ impl Export {
         let target = target_path(target)?;
         let _target_turn = self.locks.lock(&target).await;
         let _source_turn = self.locks.lock(&place.file).await;
-        if self.is_mounted(&place, &target, access, kind)? {
+        let points = kernel::mount_points()?;
+        if self.is_among(&points, (&place, &target), access, kind)? {
             return Ok(());
         }
         if access == Access::ReadWrite {
@@ -104,7 +106,7 @@ impl Export {
         make_directory(&target)?;
         let mounted = match kind {
             FileSystem::Ext4 => self.mount_locked(&place, &target, access, kind).await,
-            FileSystem::Erofs => self.mount_image_locked(&place, &target).await,
+            FileSystem::Erofs => self.mount_image_locked(&place, &target, &points).await,
         };
         if mounted.is_err() {
             // Fails if it was mounted after all, or is not empty; then it stays.
@@ -320,7 +322,10 @@ impl Export {
             if !point.read_only {
                 self.thaw_before_unmount(target).await?;
             }
-            self.unmount_top(target).await?;
+            match is_from_file(&point) {
+                true => self.unmount_image(target).await?,
+                false => self.unmount_top(target).await?,
+            }
         }
         Err(AttachError::Busy { targets: vec![target.to_owned()] })
     }

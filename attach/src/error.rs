@@ -118,6 +118,22 @@ pub enum AttachError {
         /// What the tool said.
         reason: String,
     },
+    /// An image was not mounted.
+    #[error("image `{path}` cannot be mounted: {reason}")]
+    Image {
+        /// The path below the export.
+        path: String,
+        /// What the kernel said.
+        reason: String,
+    },
+    /// An image was not unmounted.
+    #[error("the image at {} cannot be unmounted: {reason}", target.display())]
+    Unmount {
+        /// The directory.
+        target: PathBuf,
+        /// What the kernel said.
+        reason: String,
+    },
     /// A disk that was not unmounted before, as a snapshot of one that was in use.
     #[error(
         "the journal of `{path}` has to be replayed, as it was in use, and it cannot be written so: attach it with writes, or a clone of it, as of a snapshot (`slackwater-driver attach --clone`)"

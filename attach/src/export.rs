@@ -17,6 +17,7 @@ use uuid::Uuid;
 use crate::image;
 use crate::kernel::{self, MountPoint};
 use crate::locks::Locks;
+use crate::mounter::Mounter;
 use crate::sandbox;
 use crate::serving::{self, Service, Serving};
 use crate::syncing::Syncing;
@@ -58,6 +59,7 @@ pub(crate) struct Export {
     pub(crate) directory: PathBuf,
     snapshots: PathBuf,
     pub(crate) tools: Tools,
+    pub(crate) mounter: Mounter,
     pub(crate) locks: Locks,
     /// Targets that were frozen and not thawed.
     pub(crate) frozen: Mutex<HashSet<PathBuf>>,
@@ -102,6 +104,7 @@ impl Export {
             directory,
             snapshots,
             tools,
+            mounter: Mounter::default(),
             locks: Locks::default(),
             frozen: Mutex::default(),
             late: Mutex::default(),
@@ -129,6 +132,7 @@ impl Export {
             snapshots: directory.join(SNAPSHOTS),
             directory,
             tools: Tools::new(options.nfs_address, &options.tool_program),
+            mounter: Mounter::default(),
             locks: Locks::default(),
             frozen: Mutex::default(),
             late: Mutex::default(),
@@ -425,6 +429,7 @@ impl Export {
     /// Takes the export away.
     pub(crate) async fn close(&self) -> Result<(), AttachError> {
         self.wait_until_unused().await?;
+        self.mounter.end();
         if self.is_local {
             return Ok(());
         }

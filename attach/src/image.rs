@@ -8,25 +8,27 @@
 //!
 //! Each mount from a file is a file system of its own, with a page cache of its own: a second mount of the
 //! same image is bound to the first. `mount` of util-linux before 2.41 takes a loop device whatever it is
-//! told, so the call is made by a child of our own; it can hang while the appliance is away.
+//! told, so the call is made by a child of our own (`mounter.rs`); it can hang while the appliance is away.
 //!
 //! The kernel parses what is in the file, also what is written there after it was mounted. So it is to be a
 //! snapshot, or a file that nothing writes any more, and its writer is to be trusted.
 
-use std::ffi::OsString;
-use std::io::{self, Write as _};
+use std::ffi::{OsStr, OsString};
+use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
+use std::time::Instant;
 
 use rustix::io::Errno;
-use rustix::mount::{MountFlags, mount};
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::disk::is_damage;
 use crate::export::{Export, Place};
 use crate::kernel::{self, MountPoint};
+use crate::mounter::{self, Answer};
 use crate::probe::has_file_system;
 use crate::sandbox;
-use crate::tools::{MOUNT, UMOUNT};
+use crate::tools::{MOUNT, TOOL_TIME_LIMIT, UMOUNT};
 use crate::{Access, AttachError, FileSystem};
 
 /// The kernel's name of the file system.
@@ -38,10 +40,10 @@ pub(crate) const OPTIONS: &str = "ro,noatime";
 /// The first kernel that mounts an image from its file.
 pub(crate) const WITHOUT_LOOP_RELEASE: (u32, u32) = (6, 12);
 
-/// The first word for `run_tool` where it is to mount an image; an export is a path and not this.
-pub(crate) const MOUNT_IMAGE: &str = "mount-image";
+/// The word for `run_tool` where it is to mount images.
+pub(crate) const MOUNT_IMAGES: &str = "mount-images";
 
-/// What that program ends with where only a loop device may help.
+/// What it answers where only a loop device may help.
 const NEEDS_LOOP_DEVICE: u8 = 124;
 
 /// What the kernel says then: it does not mount from this file. It says the second of an image that is none,
@@ -51,18 +53,32 @@ const LOOP_DEVICE_MAY_HELP: [Errno; 2] = [Errno::NOTBLK, Errno::INVAL];
 /// And where the file holds what the kernel refuses.
 const BAD_IMAGE: u8 = 123;
 
+/// And where there is no such file.
+const NO_FILE: u8 = 122;
+
+/// And where that is no regular file.
+const NOT_REGULAR: u8 = 121;
+
+/// And where it did what it was asked to.
+const DONE: u8 = 0;
+
+/// What it is asked to do; the other words follow.
+const MOUNT_ONE: &str = "mount";
+const UNMOUNT_ONE: &str = "unmount";
+
 /// What the kernel says of those: a wrong checksum, damage, features that it has not.
 const COMPLAINTS: [Errno; 3] = [Errno::BADMSG, Errno::UCLEAN, Errno::OPNOTSUPP];
 
 impl Export {
-    /// Mounts an image that nothing else is mounted at the place of.
+    /// Mounts an image that nothing else is mounted at the place of; `points` is what is mounted.
     pub(crate) async fn mount_image_locked(
         &self,
         place: &Place,
         target: &Path,
+        points: &[MountPoint],
     ) -> Result<(), AttachError> {
         self.require_file_system().await?;
-        if self.bind_image(place, target).await? {
+        if self.bind_image(place, target, points).await? {
             return Ok(());
         }
         let folder = match place.file.strip_prefix(self.snapshot_directory()) {
@@ -70,29 +86,46 @@ impl Export {
             Err(_) => &*self.directory,
         };
         let below = place.file.strip_prefix(folder).unwrap_or(&place.file);
-        let call = self.tools.call_own().argument(MOUNT_IMAGE).argument(folder).argument(below);
-        let mounted = call.argument(target).argument(self.rights().options()).run().await;
-        let code = match &mounted {
-            Err(AttachError::Tool { status, .. }) => status.code(),
-            _ => None,
-        };
-        match mounted {
-            Err(_) if code == Some(NEEDS_LOOP_DEVICE.into()) => {
+        let (mount, rights) = (OsStr::new(MOUNT_ONE), OsStr::new(self.rights().options()));
+        let words = [mount, folder.as_os_str(), below.as_os_str(), target.as_os_str(), rights];
+        let answer = self.ask(format!("mounting image `{}`", place.path), &words).await?;
+        let (path, reason) = (place.path.clone(), answer.reason);
+        match answer.code {
+            DONE => Ok(()),
+            NEEDS_LOOP_DEVICE => {
                 self.mount_locked(place, target, Access::ReadOnly, FileSystem::Erofs).await
             }
-            Err(AttachError::Tool { reason, .. }) if code == Some(BAD_IMAGE.into()) => {
-                Err(AttachError::BadImage { path: place.path.clone(), reason })
-            }
-            Err(AttachError::Tool { reason, .. }) if reason.contains("No such file") => {
-                let (address, path) = (self.tools.address(), place.path.clone());
-                Err(AttachError::NotFound { address, path })
-            }
-            other => other.map(drop),
+            BAD_IMAGE => Err(AttachError::BadImage { path, reason }),
+            NOT_REGULAR => Err(AttachError::NotRegular { path, reason }),
+            NO_FILE => Err(AttachError::NotFound { address: self.tools.address(), path }),
+            _ => Err(AttachError::Image { path, reason }),
         }
     }
 
+    /// Takes off an image that is mounted from its file. What uses it may go on, and lets go when it ends.
+    pub(crate) async fn unmount_image(&self, target: &Path) -> Result<(), AttachError> {
+        let words = [OsStr::new(UNMOUNT_ONE), target.as_os_str()];
+        let answer = self.ask(format!("unmounting {}", target.display()), &words).await?;
+        match answer.code {
+            DONE => Ok(()),
+            _ => Err(AttachError::Unmount { target: target.to_owned(), reason: answer.reason }),
+        }
+    }
+
+    /// Has the child do something.
+    async fn ask(&self, action: String, words: &[&OsStr]) -> Result<Answer, AttachError> {
+        let program = || self.tools.mounting_program();
+        let ask = async |limit| self.mounter.call(program, limit, words).await;
+        self.tools.in_turn(action, TOOL_TIME_LIMIT, ask).await
+    }
+
     /// Binds to where the image is mounted already, if it is with the same rights.
-    async fn bind_image(&self, place: &Place, target: &Path) -> Result<bool, AttachError> {
+    async fn bind_image(
+        &self,
+        place: &Place,
+        target: &Path,
+        points: &[MountPoint],
+    ) -> Result<bool, AttachError> {
         let rights = self.rights();
         // All of it: of an image that was mounted elsewhere a directory alone may be bound.
         let is_alike = |point: &MountPoint| {
@@ -101,11 +134,15 @@ impl Export {
                 && rights.set_id != point.has("nosuid")
                 && rights.devices != point.has("nodev")
         };
-        let points = kernel::mount_points()?;
-        let Some(point) = points.into_iter().find(is_alike) else { return Ok(false) };
+        let Some(point) = points.iter().find(|point| is_alike(point)) else { return Ok(false) };
         let call = self.tools.call(MOUNT).arguments(["-n", "-i", "--bind", "--"]);
-        call.argument(&point.target).argument(target).run().await?;
+        let made = call.argument(&point.target).argument(target).run().await;
         let bound = kernel::mounted_at(target)?;
+        if let Err(error) = made
+            && kernel::mounted_at(&point.target)?.as_ref().is_some_and(is_alike)
+        {
+            return Err(error);
+        }
         if bound.as_ref().is_some_and(is_alike) {
             return Ok(true);
         }
@@ -175,36 +212,88 @@ impl Export {
     }
 }
 
-/// Mounts an image; the words are the export, the path below it, the target, and what its files may do.
-/// The reason of a failure is on standard error.
-pub(crate) fn run(arguments: &[OsString]) -> u8 {
-    match mount_image(arguments) {
-        Ok(()) => 0,
-        Err(error) => {
-            // A standard error that is closed takes no words; the status says enough.
-            let _ = writeln!(io::stderr(), "{error}");
-            match error {
-                AttachError::System { source, .. } if is(&source, &LOOP_DEVICE_MAY_HELP) => {
-                    NEEDS_LOOP_DEVICE
-                }
-                AttachError::System { source, .. } if is(&source, &COMPLAINTS) => BAD_IMAGE,
-                _ => sandbox::NOT_BEGUN,
-            }
-        }
+/// Mounts images until standard input is closed; the status to end with.
+pub(crate) fn serve() -> u8 {
+    // Nothing reads what it would say; the driver logs the status.
+    mounter::serve(carry_out).map_or(sandbox::NOT_BEGUN, |()| 0)
+}
+
+/// Mounts an image, if the words are the export, the path below it, the target, and what its files may do; or
+/// unmounts one, if it is a target.
+fn carry_out(words: &[OsString], until: Instant) -> (u8, String) {
+    let done = match words {
+        [what, target] if what == UNMOUNT_ONE => unmount_image(Path::new(target), until),
+        [what, words @ ..] if what == MOUNT_ONE => mount_image(words, until),
+        _ => Err(unknown(words)),
+    };
+    let Err(error) = done else { return (DONE, String::new()) };
+    if let AttachError::NotRegular { reason, .. } = error {
+        return (NOT_REGULAR, reason);
     }
+    let reason = error.to_string();
+    let code = match error {
+        AttachError::System { source, .. } if is(&source, &LOOP_DEVICE_MAY_HELP) => {
+            NEEDS_LOOP_DEVICE
+        }
+        AttachError::System { source, .. } if is(&source, &COMPLAINTS) => BAD_IMAGE,
+        AttachError::System { action: "open", path, source }
+            if is(&source, &[Errno::NOENT]) && path.is_relative() =>
+        {
+            NO_FILE
+        }
+        _ => sandbox::NOT_BEGUN,
+    };
+    (code, reason)
 }
 
 fn is(error: &io::Error, any: &[Errno]) -> bool {
     any.iter().any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
 }
 
-fn mount_image(arguments: &[OsString]) -> Result<(), AttachError> {
-    let [export, path, target, rights] = arguments else {
-        return Err(AttachError::Path {
-            got: format!("{arguments:?}"),
-            reason: "expected an export, a path below it, a target and options",
-        });
+fn unknown(words: &[OsString]) -> AttachError {
+    AttachError::Path {
+        got: format!("{words:?}"),
+        reason: "expected `mount`, an export, a path below it, a target and options; or `unmount`, and a target",
+    }
+}
+
+/// Whether an image is mounted there without a device in between.
+pub(crate) fn is_from_file(point: &MountPoint) -> bool {
+    point.kind == FILE_SYSTEM && !point.source.starts_with("/dev")
+}
+
+/// Whoever asked may have asked again once the time is over: nothing is done twice.
+fn require_time(target: &Path, until: Instant) -> Result<(), AttachError> {
+    if Instant::now() < until {
+        return Ok(());
+    }
+    let (action, path) = ("mount or unmount in time at", target.to_owned());
+    Err(AttachError::System { action, path, source: io::ErrorKind::TimedOut.into() })
+}
+
+fn unmount_image(target: &Path, until: Instant) -> Result<(), AttachError> {
+    require_time(target, until)?;
+    let unmounted = match unmount(target, UnmountFlags::NOFOLLOW) {
+        // It has nothing to bring to the appliance.
+        Err(Errno::BUSY) => {
+            require_time(target, until)?;
+            unmount(target, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
+        }
+        unmounted => unmounted,
     };
+    match unmounted {
+        // Nothing is mounted there any more.
+        Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
+        Err(errno) => Err(AttachError::System {
+            action: "unmount the image at",
+            path: target.to_owned(),
+            source: errno.into(),
+        }),
+    }
+}
+
+fn mount_image(arguments: &[OsString], until: Instant) -> Result<(), AttachError> {
+    let [export, path, target, rights] = arguments else { return Err(unknown(arguments)) };
     // A regular file, and no link on the way. The mount of the export follows none either, so the name
     // leads to the same file below, where the kernel opens it; of a descriptor the table of mounts
     // would not say which file it is.
@@ -220,6 +309,7 @@ fn mount_image(arguments: &[OsString]) -> Result<(), AttachError> {
     if !has("dev") {
         flags |= MountFlags::NODEV;
     }
+    require_time(Path::new(target), until)?;
     let options = None::<&std::ffi::CStr>;
     mount(&source, Path::new(target), FILE_SYSTEM, flags, options).map_err(|errno| {
         AttachError::System { action: "mount the image", path: source, source: errno.into() }

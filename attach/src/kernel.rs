@@ -5,7 +5,7 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io;
+use std::io::{self, Read as _};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
@@ -15,6 +15,9 @@ const MOUNT_TABLE: &str = "/proc/self/mountinfo";
 const RELEASE: &str = "/proc/sys/kernel/osrelease";
 const BLOCK_DEVICES: &str = "/sys/block";
 const EXT4_FILE_SYSTEMS: &str = "/sys/fs/ext4";
+
+/// A table of some dozen mounts.
+const TABLE_BYTES: usize = 8 << 10;
 
 /// What the kernel appends to the path of a file whose name it has dropped.
 const DELETED_SUFFIX: &[u8] = b" (deleted)";
@@ -45,12 +48,33 @@ impl MountPoint {
 
 /// The mount table, in the order in which things were mounted.
 pub(crate) fn mount_points() -> Result<Vec<MountPoint>, AttachError> {
-    let text = fs::read(MOUNT_TABLE).map_err(|source| AttachError::System {
+    let text = read_table().map_err(|source| AttachError::System {
         action: "read",
         path: MOUNT_TABLE.into(),
         source,
     })?;
     Ok(text.split(|byte| *byte == b'\n').filter_map(parse_line).collect())
+}
+
+/// The kernel gives a page of the table at a time, if it is asked for as much: [`fs::read`] asks for less at first, as
+/// the file says no size, and it is read often.
+fn read_table() -> io::Result<Vec<u8>> {
+    let mut table = fs::File::open(MOUNT_TABLE)?;
+    let (mut text, mut length) = (vec![0; TABLE_BYTES], 0);
+    loop {
+        if length == text.len() {
+            text.resize(2 * length, 0);
+        }
+        match table.read(&mut text[length..]) {
+            Ok(0) => {
+                text.truncate(length);
+                return Ok(text);
+            }
+            Ok(more) => length += more,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
 }
 
 /// What is mounted at `target`, on top of whatever else is.

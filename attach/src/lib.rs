@@ -12,7 +12,8 @@
 //!
 //! Nothing here lives in memory alone: what is attached is read from the kernel each time, so a
 //! new process goes on where a killed one stopped. The tools that can hang on an appliance that
-//! does not answer run as children with a time limit, never on the threads of this process.
+//! does not answer run as children with a time limit, never on the threads of this process; images are mounted and
+//! unmounted by one that lives on (`mounter.rs`).
 
 mod attach;
 mod disk;
@@ -25,6 +26,7 @@ mod keeper;
 mod kernel;
 mod locks;
 mod mounted;
+mod mounter;
 mod probe;
 mod process;
 mod sandbox;
@@ -120,7 +122,7 @@ pub struct Options {
     /// on a descriptor that has served already.
     pub fuse_program: Vec<OsString>,
     /// The command line of a program that calls `run_tool` with the words that are appended: to become a tool
-    /// in its sandbox, or to mount an image.
+    /// in its sandbox, or to mount images.
     pub tool_program: Vec<OsString>,
     /// What the files of a disk may do on this machine.
     pub rights: Rights,

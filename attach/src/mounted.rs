@@ -57,7 +57,8 @@ impl Export {
         Ok(found)
     }
 
-    fn is_among(
+    /// [`Self::is_mounted`], of what is mounted as the table says.
+    pub(crate) fn is_among(
         &self,
         points: &[MountPoint],
         (place, target): (&Place, &Path),

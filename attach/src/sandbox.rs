@@ -1,5 +1,5 @@
 //! Runs a tool of e2fsprogs on one file of the export, with nothing else of this machine in reach. The same
-//! program mounts images (`image.rs`), without a sandbox.
+//! program mounts images (`mounter.rs`), without a sandbox.
 //!
 //! A container or another worker wrote the file, and the tools parse it byte by byte: what takes
 //! one of them over must gain nothing.
@@ -100,13 +100,13 @@ pub(crate) fn words<'a>(export: &'a Path, path: &'a str, access: Access) -> [&'a
 /// which `unshare` made. It returns only if that failed: the reason is on standard error, and the
 /// process is to end with the answer as its status.
 ///
-/// With the first word `mount-image` it mounts an image and returns; then it is called in the
-/// namespaces of its caller.
+/// With the word `mount-images` alone it mounts images, as it is asked to by its standard input, a socket, until that
+/// is closed; then it is called in the namespaces of its caller.
 pub fn run_tool(arguments: &[OsString]) -> u8 {
-    if let [first, words @ ..] = arguments
-        && first == image::MOUNT_IMAGE
+    if let [only] = arguments
+        && only == image::MOUNT_IMAGES
     {
-        return image::run(words);
+        return image::serve();
     }
     let error = become_tool(arguments);
     // A standard error that is closed takes no words; the status says enough.

@@ -17,6 +17,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
 
+use crate::image::MOUNT_IMAGES;
 use crate::sandbox;
 use crate::{Access, AttachError};
 
@@ -41,7 +42,7 @@ pub(crate) const UNSHARE: Tool = Tool { program: "unshare", package: "util-linux
 pub(crate) const MODPROBE: Tool = Tool { program: "modprobe", package: "kmod" };
 
 /// This program itself.
-const OWN: Tool = Tool { program: "slackwater-driver", package: "slackwater-driver" };
+const OWN: &str = "slackwater-driver";
 
 /// All that disks are attached with.
 pub(crate) const NEEDED: [Tool; 11] =
@@ -154,18 +155,30 @@ impl Tools {
         }
     }
 
-    /// Begins a call of what becomes a tool, outside of a sandbox.
-    pub(crate) fn call_own(&self) -> Call {
-        let mut call = self.call(OWN);
+    /// This program as the one that mounts images, outside of a sandbox.
+    pub(crate) fn mounting_program(&self) -> Command {
         let mut words = self.sandbox_program.iter();
-        if let Some(program) = words.next() {
-            let mut command = Command::new(program);
-            command.args(words).env("PATH", search_path()).env("LC_ALL", "C").stdin(Stdio::null());
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
-            call.command = command;
-        }
-        call.hidden_words = 1 + call.command.as_std().get_args().count();
-        call
+        let mut command = Command::new(words.next().map_or(OsStr::new(OWN), OsString::as_os_str));
+        command.args(words).arg(MOUNT_IMAGES).env("PATH", search_path()).env("LC_ALL", "C");
+        command
+    }
+
+    /// Does what may hang as a tool may: when it is its turn, and for no longer than a tool may take.
+    /// The work gets the time that is left.
+    pub(crate) async fn in_turn<T>(
+        &self,
+        action: String,
+        limit: Duration,
+        work: impl AsyncFnOnce(Duration) -> Result<T, AttachError>,
+    ) -> Result<T, AttachError> {
+        let deadline = Instant::now() + limit;
+        let in_turn = async {
+            // Never closed, so only its time can fail it.
+            let _permit = self.permits.clone().acquire_owned().await;
+            work(deadline.saturating_duration_since(Instant::now())).await
+        };
+        let done = timeout_at(deadline, in_turn).await;
+        done.unwrap_or(Err(AttachError::TimedOut { action, address: self.address, limit }))
     }
 
     /// Thaws what is mounted at `target`. It waits for no permit: what holds them all may be
@@ -367,6 +380,30 @@ mod tests {
         let thaw = tools.unfreeze(Path::new("/no/such/folder")).run();
         let error = tokio::time::timeout(patience, thaw).await.unwrap().unwrap_err();
         assert!(says(&error, "No such file"), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn what_hangs_in_its_turn_is_given_up_and_its_turn_is_over() {
+        let tools = tools();
+        let in_turn = async |limit: u64, hangs: bool| {
+            let limit = Duration::from_millis(limit);
+            let work = async |left| {
+                assert!(left <= limit);
+                if hangs { std::future::pending().await } else { Ok(()) }
+            };
+            tools.in_turn("mounting image `x`".to_owned(), limit, work).await
+        };
+        for _ in 0..=CHILDREN_MAX {
+            let error = in_turn(1, true).await.unwrap_err().to_string();
+            assert!(
+                error.contains("mounting image `x`") && error.contains("192.0.2.1:2049"),
+                "{error}"
+            );
+        }
+        in_turn(30_000, false).await.unwrap();
+        let all = u32::try_from(CHILDREN_MAX).unwrap();
+        let _busy = tools.permits.clone().acquire_many_owned(all).await.unwrap();
+        in_turn(50, false).await.unwrap_err();
     }
 
     #[tokio::test]

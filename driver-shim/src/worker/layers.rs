@@ -15,12 +15,15 @@
 //! - An image is mounted while a volume that is mounted reads it, or the driver itself does.
 //! - What is mounted is a snapshot, which nothing can write.
 
+use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::fs::XattrFlags;
@@ -32,7 +35,7 @@ use uuid::Uuid;
 use super::mounting::{IDLE, Resolved};
 use super::uppers::{upper_of, work_of};
 use super::volume::{Access, Content, Key, LayerKind, MountedAs, SnapshotRef, Volume};
-use super::{Worker, WorkerError};
+use super::{Inner, Worker, WorkerError};
 
 /// Most images one above the other. The engine gives their paths to mount(2) in one page of 4 KiB, below a
 /// directory that containerd enters first: 17 bytes each leave room for the upper directory and the other options.
@@ -89,6 +92,42 @@ impl Rootfs {
         let lowers: Vec<_> = lowers.iter().map(|path| path.to_string_lossy()).collect();
         options.push(format!("lowerdir={}", lowers.join(":")));
         options
+    }
+}
+
+/// Images that may be unused, each with the time at which to look.
+#[derive(Debug, Default)]
+pub(super) struct IdleImages {
+    times: HashMap<SnapshotId, Instant>,
+    /// Something waits for the next time.
+    is_waited_for: bool,
+}
+
+/// What to do next with images that may be unused.
+enum Next {
+    None,
+    At(Instant),
+    Now(Vec<SnapshotId>),
+}
+
+impl IdleImages {
+    /// Notes images, those that are noted with a new time. Whether something has to wait for it.
+    fn add(&mut self, ids: Vec<SnapshotId>, time: Instant) -> bool {
+        self.times.extend(ids.into_iter().map(|id| (id, time)));
+        !std::mem::replace(&mut self.is_waited_for, true)
+    }
+
+    fn next(&mut self, now: Instant) -> Next {
+        let due: Vec<_> = self.times.extract_if(|_, time| *time <= now).map(|(id, _)| id).collect();
+        let first = self.times.values().min();
+        match first {
+            _ if !due.is_empty() => Next::Now(due),
+            Some(time) => Next::At(*time),
+            None => {
+                self.is_waited_for = false;
+                Next::None
+            }
+        }
     }
 }
 
@@ -238,15 +277,19 @@ impl Worker {
 
     /// Which images are mounted. What mounts or unmounts one is waited for; after that, one that is used stays as it is.
     async fn are_mounted(&self, ids: &[SnapshotId]) -> Result<Vec<bool>, WorkerError> {
-        let attach = self.attach().await?;
         for id in ids {
             drop(self.inner.view_locks.lock(id).await);
         }
+        self.look_at_mounts(ids).await
+    }
+
+    /// Which images are mounted at this moment.
+    async fn look_at_mounts(&self, ids: &[SnapshotId]) -> Result<Vec<bool>, WorkerError> {
         let source = |id: &SnapshotId| Source::Snapshot(Uuid::from_bytes(*id.as_bytes()));
         let targets: Vec<_> = ids.iter().map(|id| self.image_target(*id)).collect();
         let images: Vec<_> =
             ids.iter().map(source).zip(targets.iter().map(|path| &**path)).collect();
-        Ok(attach.mounted_images(&images)?)
+        Ok(self.attach().await?.mounted_images(&images)?)
     }
 
     async fn mount_image(&self, id: SnapshotId) -> Result<PathBuf, WorkerError> {
@@ -257,28 +300,57 @@ impl Worker {
         Ok(target)
     }
 
-    /// Unmounts images that nothing uses by then.
+    /// Mounts an image that is likely to be read soon, in the background; it stays for some time.
+    pub(super) fn mount_ahead(&self, id: SnapshotId) {
+        *self.inner.views.lock().entry(id).or_default() += 1;
+        let held = Images { worker: self.clone(), ids: vec![id], paths: Vec::new() };
+        tokio::spawn(async move {
+            // Whoever needs it mounts it, and says what is wrong.
+            if let Err(error) = held.worker.mount_image(id).await {
+                tracing::debug!(image = %id, %error, "not mounted ahead");
+            }
+        });
+    }
+
+    /// Unmounts images some time after the last call, those that nothing uses by then.
     pub(super) fn unmount_images_later(&self, ids: Vec<SnapshotId>) {
         if ids.is_empty() {
             return;
         }
         // Outside a runtime nothing runs any more: the next start finds the mounts.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let worker = self.clone();
-        runtime.spawn(async move {
-            tokio::time::sleep(IDLE).await;
-            for id in ids {
+        if self.inner.idle_images.lock().add(ids, Instant::now() + IDLE) {
+            runtime.spawn(unmount_idle_images(Arc::downgrade(&self.inner)));
+        }
+    }
+
+    async fn unmount_unused_images(&self, ids: Vec<SnapshotId>) {
+        let unused: Vec<_> = ids.into_iter().filter(|id| !self.has_users(*id)).collect();
+        let mounted = match self.look_at_mounts(&unused).await {
+            Ok(mounted) => mounted,
+            // What is wrong is said of each.
+            Err(_) => vec![true; unused.len()],
+        };
+        let mounted = unused.into_iter().zip(mounted).filter(|(_, is_mounted)| *is_mounted);
+        let unmounting = stream::iter(mounted).for_each_concurrent(MOUNTED_AT_ONCE, |(id, _)| {
+            let worker = self.clone();
+            async move {
                 if let Err(error) = worker.unmount_image(id).await {
                     tracing::warn!(image = %id, %error, "unmounting an image that nothing uses");
                 }
             }
         });
+        unmounting.await;
+    }
+
+    fn has_users(&self, id: SnapshotId) -> bool {
+        self.inner.views.lock().contains_key(&id) || self.is_image_used(id)
     }
 
     /// Unmounts an image if nothing uses it.
     pub(super) async fn unmount_image(&self, id: SnapshotId) -> Result<(), WorkerError> {
         let _lock = self.inner.view_locks.lock(&id).await;
-        if self.inner.views.lock().contains_key(&id) || self.is_image_used(id) {
+        if self.has_users(id) {
             return Ok(());
         }
         self.attach().await?.unmount(&self.image_target(id)).await?;
@@ -329,6 +401,37 @@ impl Worker {
             }
         })
         .await
+    }
+}
+
+/// Looks at images when their time has come, until none is left. Held weakly while it waits, so that the last worker to
+/// go closes the state; the next start finds the mounts.
+async fn unmount_idle_images(inner: Weak<Inner>) {
+    let _waiting = Waiting(Weak::clone(&inner));
+    loop {
+        let Some(inner) = inner.upgrade() else { return };
+        let next = inner.idle_images.lock().next(Instant::now());
+        match next {
+            Next::None => return,
+            Next::At(time) => {
+                drop(inner);
+                tokio::time::sleep_until(time.into()).await;
+            }
+            Next::Now(ids) => Worker { inner }.unmount_unused_images(ids).await,
+        }
+    }
+}
+
+/// What waits for the time of images. Should it end by a fault, the next image starts another one.
+struct Waiting(Weak<Inner>);
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        if std::thread::panicking()
+            && let Some(inner) = self.0.upgrade()
+        {
+            inner.idle_images.lock().is_waited_for = false;
+        }
     }
 }
 
@@ -410,4 +513,33 @@ fn mount_overlay(lowers: &[PathBuf], written: Option<&Path>, point: &Path) -> io
     // An empty directory says nothing wrong.
     let _ = fs::remove_dir(point);
     directory
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn id(number: u8) -> SnapshotId {
+        Uuid::from_u128(number.into()).to_string().parse().unwrap()
+    }
+
+    #[test]
+    fn an_image_is_looked_at_once_some_time_after_it_was_let_go_of_last() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut idle = IdleImages::default();
+        assert!(idle.add(vec![id(1), id(2)], start + second));
+        assert!(!idle.add(vec![id(2), id(3)], start + 3 * second), "one waits already");
+        assert!(matches!(idle.next(start), Next::At(time) if time == start + second));
+        assert!(matches!(idle.next(start + second), Next::Now(ids) if ids == [id(1)]));
+        assert!(matches!(idle.next(start + second), Next::At(time) if time == start + 3 * second));
+        let Next::Now(mut ids) = idle.next(start + 4 * second) else { panic!("two are left") };
+        ids.sort();
+        assert_eq!(ids, [id(2), id(3)]);
+        assert!(!idle.add(vec![id(1)], start + 5 * second), "it was not said that none is left");
+        assert!(matches!(idle.next(start + 5 * second), Next::Now(ids) if ids == [id(1)]));
+        assert!(matches!(idle.next(start + 5 * second), Next::None));
+        assert!(idle.add(vec![id(1)], start + 6 * second));
+    }
 }

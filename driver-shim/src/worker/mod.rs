@@ -150,6 +150,8 @@ struct Inner {
     empty_disk_locks: KeyedLocks<u64>,
     /// Guards of views and images, by snapshot.
     views: Mutex<HashMap<SnapshotId, usize>>,
+    /// Images that are unmounted if nothing uses them.
+    idle_images: Mutex<layers::IdleImages>,
     /// Volumes whose mounts the driver itself is using.
     pinned: Mutex<HashMap<Key, usize>>,
     /// Files that are being made: listed as obsolete, but not to be deleted.
@@ -198,6 +200,7 @@ impl Inner {
             packing: Semaphore::new(imaging::PACKED_AT_ONCE),
             empty_disk_locks: KeyedLocks::default(),
             views: Mutex::default(),
+            idle_images: Mutex::default(),
             pinned: Mutex::default(),
             in_progress: Mutex::default(),
             captured: Mutex::default(),

@@ -89,7 +89,12 @@ impl Worker {
                 }
                 Outcome::Is(_) => (None, false),
             };
-            worker.record_as(&key, to, extra(is_restricted), sealed).await
+            let committed = worker.record_as(&key, to, extra(is_restricted), sealed).await?;
+            // Mostly the next layer, or a container, is above it at once.
+            if let Some((image, LayerKind::Images)) = committed.layer() {
+                worker.mount_ahead(image.id);
+            }
+            Ok(committed)
         })
         .await
     }

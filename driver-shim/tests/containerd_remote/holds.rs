@@ -1,6 +1,10 @@
 //! What keeps the image of a layer: the file that it was written to. And what a driver leaves that dies before it is
 //! named.
 
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
 use slackwater_client::types::{CreateSnapshot, DeletionPolicy, RegisterChain, Snapshot};
 use slackwater_driver::worker::{Content, Key, LayerKind};
 
@@ -129,6 +133,46 @@ fn what_was_being_made_when_the_driver_died_is_found_and_deleted() {
         }
         client.file(&other).await.unwrap();
         assert_eq!(stand.snapshot(&names[0]).await.clone_count, 1);
+        stand.stop().await;
+    });
+}
+
+#[test]
+fn the_image_of_a_layer_is_mounted_before_anything_is_above_it() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let name = stand.pull(&layers()[..1]).await.remove(0);
+        let source = format!(".snapshot/{}", stand.image(&name).id);
+        let targets = async || {
+            let mounts = stand.machine.worker.attach().await.unwrap().mounts().await.unwrap();
+            let images = mounts.into_iter().filter(|mounted| mounted.source == source);
+            images.map(|mounted| mounted.target).collect::<Vec<_>>()
+        };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let ahead = loop {
+            if let Some(target) = targets().await.pop() {
+                break target;
+            }
+            assert!(Instant::now() < deadline, "it is not mounted");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        };
+        let device = |path: &Path| std::fs::metadata(path).unwrap().dev();
+        let mounted = device(&ahead);
+        let seen = stand.view(&name).await;
+        assert_eq!(seen.read("etc/kept"), "first");
+        assert_eq!(device(seen.path()), mounted, "what was mounted ahead is what is seen");
+        drop(seen);
+        // What nothing is above is removed all the same.
+        for key in [format!("view of {name}"), name] {
+            stand.machine.worker.remove(&Key::containerd(key)).await.unwrap();
+        }
+        stand.await_disks(0).await;
+        while !targets().await.is_empty() {
+            assert!(Instant::now() < deadline + Duration::from_secs(60), "it stays mounted");
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
         stand.stop().await;
     });
 }
