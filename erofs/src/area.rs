@@ -54,6 +54,14 @@ impl Area {
         Ok(())
     }
 
+    /// Appends another part, which begins here, or is written as far as it began here.
+    pub(crate) fn append_area(&mut self, file: &File, mut next: Self) -> Result<(), ErofsError> {
+        if next.start == self.position() {
+            return self.append(file, &next.bytes);
+        }
+        next.flush(file)
+    }
+
     /// Writes the buffer, but for long zeros, which the file has where nothing was written.
     pub(crate) fn flush(&mut self, file: &File) -> Result<(), ErofsError> {
         static ZEROS: [u8; HOLE_BYTES] = [0; HOLE_BYTES];
@@ -81,6 +89,27 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
+
+    #[test]
+    fn parts_that_meet_are_written_together() {
+        for length in
+            [10, BUFFER_BYTES - 4096, BUFFER_BYTES - 4095, BUFFER_BYTES, BUFFER_BYTES + 10]
+        {
+            let file = tempfile::tempfile().unwrap();
+            let (mut area, mut next) = (Area::new(BlockAddress(0)), Area::new(BlockAddress(1)));
+            area.append(&file, &[5; 4096]).unwrap();
+            let bytes = vec![7; length];
+            next.append(&file, &bytes).unwrap();
+            area.append_area(&file, next).unwrap();
+            if length == 10 {
+                assert_eq!(file.metadata().unwrap().len(), 0, "nothing is written yet");
+            }
+            area.flush(&file).unwrap();
+            let mut got = vec![0; 4096 + length];
+            file.read_exact_at(&mut got, 0).unwrap();
+            assert!(got[..4096] == [5; 4096] && got[4096..] == bytes, "{length}");
+        }
+    }
 
     #[test]
     fn long_zeros_are_left_out_and_all_else_is_where_it_belongs() {

@@ -189,10 +189,10 @@ impl ImageWriter {
     /// The image would be too large, or cannot be written or synced. It is then to be thrown away.
     pub fn finish(mut self, tree: &Tree, uuid: [u8; 16]) -> Result<Written, ErofsError> {
         let first_inode_block = self.reserve(0)?;
-        self.area.flush(&self.file)?;
         let layout = Layout::new(tree, first_inode_block)?;
         self.check_room(layout.end())?;
-        layout.write(&self.file)?;
+        layout.write(&self.file, &mut self.area)?;
+        self.area.flush(&self.file)?;
         let superblock = Superblock {
             inodes: layout.inodes(),
             blocks: layout.end().0,

@@ -209,9 +209,9 @@ impl<'a> Layout<'a> {
         }
     }
 
-    /// Writes the inodes and the directories.
-    pub(crate) fn write(&self, file: &File) -> Result<(), ErofsError> {
-        let mut inodes = Area::new(self.first_inode_block);
+    /// Writes the inodes and the directories behind what is in the area, which ends where they begin. Some may be in it
+    /// still, to be flushed.
+    pub(crate) fn write(&self, file: &File, inodes: &mut Area) -> Result<(), ErofsError> {
         let mut directories = Area::new(self.first_directory_block);
         let start = self.first_inode_block.offset();
         let mut head = Vec::new();
@@ -237,8 +237,7 @@ impl<'a> Layout<'a> {
             }
         }
         inodes.fill_to(file, self.first_directory_block.offset())?;
-        inodes.flush(file)?;
-        directories.flush(file)
+        inodes.append_area(file, directories)
     }
 
     /// The content of a directory or symbolic link.
