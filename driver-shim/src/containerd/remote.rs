@@ -182,7 +182,7 @@ fn local(
                     && is_the_one(extra)
             })
     };
-    worker.list(Engine::Containerd).into_iter().find(is_it)
+    worker.find(Engine::Containerd, is_it)
 }
 
 /// The snapshot of the appliance that is the layer `chain` above `parent`, for a client that has its blob.

@@ -369,7 +369,7 @@ impl Snapshotter {
                 Kind::View => false,
             }
         };
-        self.worker.list(Engine::Containerd).iter().any(is_it)
+        self.worker.find(Engine::Containerd, is_it).is_some()
     }
 
     /// What a layer above a committed snapshot is above.

@@ -275,6 +275,13 @@ impl Worker {
         self.inner.state.of_engine(engine)
     }
 
+    /// The first volume of an engine, in order of names, that is as asked for. From memory; `is_wanted` runs under the lock
+    /// of the volumes: it must not ask the worker for any.
+    #[must_use]
+    pub fn find(&self, engine: Engine, is_wanted: impl Fn(&Volume) -> bool) -> Option<Volume> {
+        self.inner.state.find(|volume| volume.key.engine == engine && is_wanted(volume))
+    }
+
     /// The volumes that were made directly above this one. From memory.
     #[must_use]
     pub fn children(&self, key: &Key) -> Vec<Key> {

@@ -224,6 +224,12 @@ impl State {
         index.volumes.values().filter(|volume| volume.key.engine == engine).cloned().collect()
     }
 
+    /// The first volume, in order of names, that is as asked for. `is_wanted` must not look at the state.
+    pub(super) fn find(&self, mut is_wanted: impl FnMut(&Volume) -> bool) -> Option<Volume> {
+        let index = self.index.read();
+        index.volumes.values().find(|volume| is_wanted(volume)).cloned()
+    }
+
     /// Every volume that is as asked for.
     pub(super) fn matching(&self, mut is_wanted: impl FnMut(&Volume) -> bool) -> Vec<Volume> {
         let index = self.index.read();

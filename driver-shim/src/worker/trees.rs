@@ -154,9 +154,12 @@ impl Worker {
     /// # Errors
     /// `Damaged`, `NotFound`, `UnknownSnapshot`, `Appliance`, `Attach`, `State`, `Local`.
     pub async fn tree_at(&self, engine: Engine, path: &Path) -> Result<Option<Tree>, WorkerError> {
-        let volumes = self.list(engine);
+        let is_viewed = |id| {
+            let mounted = Some(MountedAs::View(id));
+            self.find(engine, |volume| volume.mounted == mounted).is_some()
+        };
         let mounted = if let Some(name) = self.name_below::<Uuid>("mounts", path) {
-            let Some(volume) = volumes.iter().find(|volume| has_disk(volume, name)) else {
+            let Some(volume) = self.find(engine, |volume| has_disk(volume, name)) else {
                 return Ok(None);
             };
             // Nothing is made of a disk whose writes were lost, as with a commit.
@@ -165,7 +168,7 @@ impl Worker {
             }
             Mounted::Disk(self.pin(&volume.key, Access::ReadWrite).await?)
         } else if let Some(id) = self.name_below::<SnapshotId>("views", path)
-            && volumes.iter().any(|volume| volume.mounted == Some(MountedAs::View(id)))
+            && is_viewed(id)
         {
             // A view asks for no size.
             Mounted::Snapshot(self.view(SnapshotRef { id, size_bytes: 0 }).await?)
@@ -214,9 +217,7 @@ impl Worker {
             Content::Image { snapshot, .. } => self.image_target(snapshot.id) == path,
             _ => false,
         };
-        let found =
-            self.inner.state.matching(|volume| volume.key.engine == engine && is_there(volume));
-        found.first().and_then(|volume| Some(volume.layer()?.0))
+        Some(self.find(engine, is_there)?.layer()?.0)
     }
 
     /// Whether an empty disk is mounted at this path: what nothing is below is seen as one.
@@ -237,7 +238,7 @@ impl Worker {
             }
             _ => false,
         };
-        self.list(engine).into_iter().find(is_it)
+        self.find(engine, is_it)
     }
 
     fn place_below(&self, path: &Path) -> Option<Place> {
