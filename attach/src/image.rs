@@ -59,6 +59,9 @@ const NO_FILE: u8 = 122;
 /// And where that is no regular file.
 const NOT_REGULAR: u8 = 121;
 
+/// And where its time was over before it began.
+const LATE: u8 = 120;
+
 /// And where it did what it was asked to.
 const DONE: u8 = 0;
 
@@ -116,7 +119,14 @@ impl Export {
     async fn ask(&self, action: String, words: &[&OsStr]) -> Result<Answer, AttachError> {
         let program = || self.tools.mounting_program();
         let ask = async |limit| self.mounter.call(program, limit, words).await;
-        self.tools.in_turn(action, TOOL_TIME_LIMIT, ask).await
+        let answer = self.tools.in_turn(action.clone(), TOOL_TIME_LIMIT, ask).await?;
+        match answer.code {
+            LATE => {
+                let (address, limit) = (self.tools.address(), TOOL_TIME_LIMIT);
+                Err(AttachError::TimedOut { action, address, limit })
+            }
+            _ => Ok(answer),
+        }
     }
 
     /// Binds to where the image is mounted already, if it is with the same rights.
@@ -236,6 +246,7 @@ fn carry_out(words: &[OsString], until: Instant) -> (u8, String) {
             NEEDS_LOOP_DEVICE
         }
         AttachError::System { source, .. } if is(&source, &COMPLAINTS) => BAD_IMAGE,
+        AttachError::System { source, .. } if source.kind() == io::ErrorKind::TimedOut => LATE,
         AttachError::System { action: "open", path, source }
             if is(&source, &[Errno::NOENT]) && path.is_relative() =>
         {
@@ -262,7 +273,7 @@ pub(crate) fn is_from_file(point: &MountPoint) -> bool {
     point.kind == FILE_SYSTEM && !point.source.starts_with("/dev")
 }
 
-/// Whoever asked may have asked again once the time is over: nothing is done twice.
+/// The caller may have asked again once the time is over: nothing is done twice.
 fn require_time(target: &Path, until: Instant) -> Result<(), AttachError> {
     if Instant::now() < until {
         return Ok(());
@@ -314,4 +325,22 @@ fn mount_image(arguments: &[OsString], until: Instant) -> Result<(), AttachError
     mount(&source, Path::new(target), FILE_SYSTEM, flags, options).map_err(|errno| {
         AttachError::System { action: "mount the image", path: source, source: errno.into() }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_late_is_neither_mounted_nor_unmounted() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("image"), "").unwrap();
+        let (export, target) = (folder.path().into(), folder.path().join("target").into());
+        let mount = [MOUNT_ONE.into(), export, "image".into(), target, "nosuid,nodev".into()];
+        let unmount = [UNMOUNT_ONE.into(), folder.path().into()];
+        for words in [&mount[..], &unmount[..]] {
+            let (code, reason) = carry_out(words, Instant::now());
+            assert_eq!(code, LATE, "{reason}");
+        }
+    }
 }

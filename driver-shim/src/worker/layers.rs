@@ -305,7 +305,7 @@ impl Worker {
         *self.inner.views.lock().entry(id).or_default() += 1;
         let held = Images { worker: self.clone(), ids: vec![id], paths: Vec::new() };
         tokio::spawn(async move {
-            // Whoever needs it mounts it, and says what is wrong.
+            // The call that needs it mounts it, and says what is wrong.
             if let Err(error) = held.worker.mount_image(id).await {
                 tracing::debug!(image = %id, %error, "not mounted ahead");
             }
