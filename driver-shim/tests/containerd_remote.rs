@@ -30,6 +30,8 @@ mod images;
 mod kinds;
 #[path = "containerd_remote/links.rs"]
 mod links;
+#[path = "containerd_remote/own_disks.rs"]
+mod own_disks;
 #[path = "containerd_remote/registries.rs"]
 mod registries;
 mod support;

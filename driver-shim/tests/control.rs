@@ -169,6 +169,7 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
             labels: [("containerd.io/snapshot.ref".to_owned(), chain_id.clone())].into(),
             updated_at: Timestamp::from_nanos(1),
             is_shared: false,
+            own_disk: None,
             chain: None,
             is_private: false,
             blob_digest: None,

@@ -39,6 +39,26 @@ pub enum CallError {
         /// Bytes that are allowed.
         limit: usize,
     },
+    /// A label of the driver's that has no meaning.
+    #[error("label `{label}` is `{}`: {expected}", got.escape_debug())]
+    LabelValue {
+        /// Its name.
+        label: &'static str,
+        /// Its value.
+        got: String,
+        /// What it can be.
+        expected: String,
+    },
+    /// Labels that exclude each other.
+    #[error(
+        "label `{label}` asks for a disk, and `{other}=true` for a root that nothing is written to: leave one out"
+    )]
+    DiskOfSharedRoot {
+        /// The first.
+        label: &'static str,
+        /// The other one.
+        other: &'static str,
+    },
     /// A filter that cannot be read.
     #[error("filter `{filter}`, at byte {position}: expected {expected}")]
     Filter {
@@ -193,6 +213,8 @@ impl CallError {
             Self::NameLength { .. }
             | Self::LabelCount { .. }
             | Self::LabelSize { .. }
+            | Self::LabelValue { .. }
+            | Self::DiskOfSharedRoot { .. }
             | Self::Filter { .. }
             | Self::Field { .. }
             | Self::ParentNotCommitted { .. }
@@ -221,6 +243,7 @@ fn worker_code(error: &WorkerError) -> Code {
     match error {
         WorkerError::NotFound { .. } | WorkerError::ParentNotFound { .. } => Code::NotFound,
         WorkerError::Exists { .. } => Code::AlreadyExists,
+        WorkerError::TooSmall { .. } => Code::InvalidArgument,
         WorkerError::HasChildren { .. }
         | WorkerError::UnknownSnapshot { .. }
         | WorkerError::Untrusted { .. }

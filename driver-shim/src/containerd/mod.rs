@@ -28,6 +28,7 @@ mod filter;
 mod labels;
 mod link_target;
 mod namespaces;
+mod own_disk;
 pub mod proto;
 mod remote;
 mod server;

@@ -87,6 +87,7 @@ pub(super) async fn adopt(
         labels: labels.clone(),
         updated_at: now(),
         is_shared: false,
+        own_disk: None,
         chain: Some(chain.to_string()),
         is_private: false,
         blob_digest: None,

@@ -15,7 +15,7 @@ use super::proto::{
     self, CleanupRequest, CommitRequest, Info, InfoResponse, KeyRequest, ListRequest, ListResponse,
     Mount, MountsResponse, PrepareRequest, UpdateRequest, UsageResponse, ViewRequest,
 };
-use super::{Namespaces, labels, remote};
+use super::{Namespaces, labels, own_disk, remote};
 use crate::metrics::Metrics;
 use crate::trust::sharing::{Sharing, is_of_image, layer_digest};
 use crate::trust::unpacking::{self, Below, Root};
@@ -85,8 +85,9 @@ impl Snapshotter {
         if root == Root::SharedRefused {
             tracing::warn!(%key, "an image asks for the shared root for one of its own layers: ignored");
         }
+        let own_disk = own_disk::asked_for(&key, root, &labels)?;
         let is_shared = root == Root::Shared;
-        let extra = ContainerdExtra { is_shared, ..new_extra(Kind::Active, labels) };
+        let extra = ContainerdExtra { is_shared, own_disk, ..new_extra(Kind::Active, labels) };
         self.begin(key, parent, extra).await
     }
 
@@ -395,6 +396,7 @@ fn new_extra(kind: Kind, labels: BTreeMap<String, String>) -> ContainerdExtra {
         labels,
         updated_at: now(),
         is_shared: false,
+        own_disk: None,
         chain: None,
         is_private: false,
         blob_digest: None,

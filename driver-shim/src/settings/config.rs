@@ -14,21 +14,12 @@ use crate::containerd::Namespaces;
 use crate::credential;
 use crate::registry::Registries;
 use crate::trust::{PrivateRegistry, PrivateRegistryParseError, Trust, TrustedMakers};
-use crate::worker::{IMAGE_SIZE_BYTES, LayerKind, Push, WorkerOptions};
+use crate::worker::{LayerKind, Push, WorkerOptions};
 
 use super::{AttachChoice, LogFilter, LogFormat, Settings, SettingsError, Size, read_bounded};
 
 /// The port of NFS (RFC 1813 section 2.1).
 const NFS_PORT: u16 = 2049;
-
-/// Smallest disk: ext4 with its journal, and a layer of some size.
-const DISK_BYTES_MIN: u64 = 64 << 20;
-
-/// Largest disk: ext4 with blocks of 4 KiB ends here.
-const DISK_BYTES_MAX: u64 = 16 << 40;
-
-/// A block of the store; a disk is whole blocks.
-const BLOCK_BYTES: u64 = 4096;
 
 /// The appliance, and how it is reached.
 #[derive(Clone, Debug)]
@@ -199,13 +190,7 @@ impl Config {
             chosen.clone().unwrap_or_else(|| state_dir.join(name))
         };
         let disk_size = given(settings.disk_size, "disk-size")?;
-        let is_whole = disk_size.bytes().is_multiple_of(BLOCK_BYTES);
-        if !is_whole || !(DISK_BYTES_MIN..=DISK_BYTES_MAX).contains(&disk_size.bytes()) {
-            let expected = format!(
-                "expected {} to {}, in whole blocks of {BLOCK_BYTES} bytes",
-                Size::from_bytes(DISK_BYTES_MIN),
-                Size::from_bytes(DISK_BYTES_MAX)
-            );
+        if let Err(expected) = disk_size.of_disk() {
             return Err(value("disk-size", &disk_size.to_string(), &expected));
         }
         let layers = given(settings.layers, "layers")?;
@@ -213,11 +198,6 @@ impl Config {
         if layers == LayerKind::Images && !state_dir.to_str().is_some_and(is_for_mounts) {
             let expected = "expected a path of UTF-8 without `,`, `:`, `\\` and quotes, as options of mounts have it where layers are images";
             return Err(value("state-dir", &state_dir.to_string_lossy(), expected));
-        }
-        if disk_size.bytes() == IMAGE_SIZE_BYTES {
-            let expected =
-                "expected another size: images of layers have this one, and are told apart by it";
-            return Err(value("disk-size", &disk_size.to_string(), expected));
         }
         Ok(Self {
             target: Target::of(settings)?,
@@ -440,6 +420,9 @@ mod tests {
 
     #[test]
     fn no_disk_has_the_size_of_an_image() {
+        use super::super::size::BLOCK_BYTES;
+        use crate::worker::IMAGE_SIZE_BYTES;
+
         let sized = |bytes| checked(|settings| settings.disk_size = Some(Size::from_bytes(bytes)));
         let error = sized(IMAGE_SIZE_BYTES).unwrap_err().to_string();
         assert!(error.contains("disk-size") && error.contains("images"), "{error}");

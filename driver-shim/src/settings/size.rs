@@ -1,10 +1,21 @@
-//! Sizes as people write them: `8GiB`, `512MiB`, `4096`.
+//! Sizes as people write them: `8GiB`, `512MiB`, `4096`; and those that a disk can have.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
+
+use crate::worker::IMAGE_SIZE_BYTES;
+
+/// Smallest disk: ext4 with its journal, and a layer of some size.
+const DISK_BYTES_MIN: u64 = 64 << 20;
+
+/// Largest disk: ext4 with blocks of 4 KiB ends here.
+const DISK_BYTES_MAX: u64 = 16 << 40;
+
+/// A block of the store; a disk is whole blocks.
+pub(super) const BLOCK_BYTES: u64 = 4096;
 
 /// A number of bytes. Units are binary (1 KiB is 1024 bytes), because disks and blocks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,6 +47,25 @@ impl Size {
     #[must_use]
     pub const fn bytes(self) -> u64 {
         self.0
+    }
+
+    /// The number of bytes, if a disk can have so many.
+    ///
+    /// # Errors
+    /// What is expected instead.
+    pub(crate) fn of_disk(self) -> Result<u64, String> {
+        if self.0 == IMAGE_SIZE_BYTES {
+            return Err(
+                "expected another size: images of layers have this one, and are told apart by it"
+                    .to_owned(),
+            );
+        }
+        let is_whole = self.0.is_multiple_of(BLOCK_BYTES);
+        if is_whole && (DISK_BYTES_MIN..=DISK_BYTES_MAX).contains(&self.0) {
+            return Ok(self.0);
+        }
+        let (least, most) = (Self(DISK_BYTES_MIN), Self(DISK_BYTES_MAX));
+        Err(format!("expected {least} to {most}, in whole blocks of {BLOCK_BYTES} bytes"))
     }
 }
 

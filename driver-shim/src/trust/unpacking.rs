@@ -9,7 +9,7 @@ const CHAIN: &str = "containerd.io/snapshot.ref";
 
 /// `true` on the snapshot of a container: its root is a read-only mount, shared with all others above
 /// the same parent that ask for it.
-const SHARED: &str = "containerd.io/snapshot/slackwater.shared";
+pub(crate) const SHARED: &str = "containerd.io/snapshot/slackwater.shared";
 
 /// How a snapshot that is being unpacked is called: `extract-RANDOM CHAIN`.
 const UNPACK_PREFIX: &str = "extract-";
@@ -125,10 +125,15 @@ pub(crate) fn root(key: &str, labels: &BTreeMap<String, String>) -> Root {
     if labels.get(SHARED).is_none_or(|value| value != "true") {
         return Root::Own;
     }
-    match is_unpacking(key) || labels.contains_key(CHAIN) {
+    match may_be_layer(key, labels) {
         true => Root::SharedRefused,
         false => Root::Shared,
     }
+}
+
+/// Whether what is prepared may be a layer, whose labels may be annotations of its image. An image can hide neither sign.
+pub(crate) fn may_be_layer(key: &str, labels: &BTreeMap<String, String>) -> bool {
+    is_unpacking(key) || labels.contains_key(CHAIN)
 }
 
 #[cfg(test)]

@@ -29,6 +29,24 @@ use super::{Worker, WorkerError};
 const VERSION: u32 = 1;
 
 impl Worker {
+    /// A disk of that size with nothing on it. Where it is not the size of all disks it is no clone of an empty one: these
+    /// stay, and a client can ask for any size.
+    pub(super) async fn new_disk(&self, size_bytes: u64) -> Result<Making, WorkerError> {
+        match size_bytes == self.disk_size_bytes() {
+            true => Ok(self.clone_empty_disk(size_bytes).await?.1),
+            false => self.format_disk(size_bytes).await,
+        }
+    }
+
+    /// A disk of that size with a new file system.
+    async fn format_disk(&self, size_bytes: u64) -> Result<Making, WorkerError> {
+        let making = self.making(FileKind::Disk)?;
+        let path = self.path_of(making.file);
+        self.client().create_file(&path, size_bytes).await?;
+        self.attach().await?.make_file_system(&path).await?;
+        Ok(making)
+    }
+
     /// A clone of the empty disk of that size, as a disk of this worker; and the empty disk.
     pub(super) async fn clone_empty_disk(
         &self,
@@ -83,10 +101,8 @@ impl Worker {
     }
 
     async fn make_empty_disk(&self, size_bytes: u64) -> Result<SnapshotId, WorkerError> {
-        let making = self.making(FileKind::Disk)?;
+        let making = self.format_disk(size_bytes).await?;
         let path = self.path_of(making.file);
-        self.client().create_file(&path, size_bytes).await?;
-        self.attach().await?.make_file_system(&path).await?;
         let name = shared_name(size_bytes);
         let shared = match self.keep_as(&path, name.clone()).await {
             Err(error) => existing_id(&error).ok_or(error)?,

@@ -10,7 +10,7 @@
 //!   above images:      Upper ------------ pack and seal ------------------------> Image
 //!                        +--- Apply ---> ImageFile ------ seal ---------------------^
 //!
-//!   appliance:  workers/ID/disks/UUID   one clone for each Disk, one for all of what is Upper
+//!   appliance:  workers/ID/disks/UUID   one clone for each Disk, one for all that is Upper, or for one
 //!               workers/ID/holds/UUID   one clone for each Snapshot and Image: keeps it alive
 //!               workers/ID/lease        heartbeat
 //!               published/SNAPSHOT      keeps snapshots that images in a registry refer to
@@ -31,7 +31,7 @@
 //! - **D4** A snapshot is taken of a frozen file system: every one mounts read-only as it is.
 //! - **D5** What an engine was told is in the state first.
 //! - **D6** What has nothing below it is cloned from an empty disk that is, byte for byte, what
-//!   this worker's `mkfs.ext4` made.
+//!   this worker's `mkfs.ext4` made, or that made it for this volume alone.
 //!
 //! Work on one volume is done one at a time, under its lock; a volume is locked before what it
 //! was made above, never after it. Every operation runs in a task of its own, so that an engine
@@ -88,7 +88,7 @@ pub use self::trees::{Added, Tree, Written};
 pub use self::uppers::upper_of;
 pub use self::volume::{
     Access, Archive, ContainerdExtra, Content, DockerExtra, Engine, Extra, Key, Kind, LayerKind,
-    MountedAs, Push, SnapshotRef, Usage, Volume,
+    MountedAs, OwnDisk, Push, SnapshotRef, Usage, Volume,
 };
 
 use self::state::{Change, State};
@@ -172,7 +172,7 @@ struct Inner {
     /// Held while upper directories are removed.
     upper_removals: tokio::sync::Mutex<()>,
     /// Held while a disk of upper directories is synced.
-    upper_syncs: tokio::sync::Mutex<()>,
+    upper_syncs: KeyedLocks<Uuid>,
     /// Held while it is counted what an upper directory holds.
     upper_walks: Arc<tokio::sync::Mutex<()>>,
     /// What was counted last, by the name of the directory.
@@ -211,7 +211,7 @@ impl Inner {
             upper_disk: tokio::sync::RwLock::default(),
             upper_disk_idle: Mutex::default(),
             upper_removals: tokio::sync::Mutex::default(),
-            upper_syncs: tokio::sync::Mutex::default(),
+            upper_syncs: KeyedLocks::default(),
             upper_walks: Arc::default(),
             upper_usages: Mutex::default(),
             held_uppers: Mutex::default(),

@@ -299,9 +299,18 @@ impl State {
 
     /// The disks of upper directories.
     pub(super) fn upper_disks(&self) -> BTreeSet<Uuid> {
+        self.upper_disks_of(|_| true)
+    }
+
+    /// Those that several volumes can have a directory on.
+    pub(super) fn shared_upper_disks(&self) -> BTreeSet<Uuid> {
+        self.upper_disks_of(|volume| volume.extra.own_disk().is_none())
+    }
+
+    fn upper_disks_of(&self, is_wanted: impl Fn(&Volume) -> bool) -> BTreeSet<Uuid> {
         let index = self.index.read();
         let of_volume = |volume: &Volume| match volume.content {
-            Content::Upper { disk, .. } => Some(disk),
+            Content::Upper { disk, .. } if is_wanted(volume) => Some(disk),
             _ => None,
         };
         index.volumes.values().filter_map(of_volume).chain(index.upper_disk()).collect()

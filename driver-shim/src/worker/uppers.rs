@@ -1,4 +1,5 @@
-//! Upper directories: what is written above images, for all volumes of a worker on one disk.
+//! Upper directories: what is written above images, for all volumes of a worker on one disk, but for those that are to
+//! have their own.
 //!
 //! ```text
 //!   appliance                        machine
@@ -11,10 +12,14 @@
 //! on it for some seconds, or when it takes much more space on the appliance than its files: what ext4 freed stays there.
 //! The next volume then gets a new one. A disk that was given up goes with its last volume.
 //!
+//! A volume that is to have a disk of its own has its directory on one that never is the current one, and that nothing is
+//! to be removed from. Else all that holds for a disk that was given up holds for that one.
+//!
 //! Invariants:
 //! - A directory is named by a volume before it is made, and its name is never used again: one that no volume names can
 //!   be removed, once no engine has it mounted and the driver does not read it.
-//! - A volume gets a directory on the current disk alone, which stays the current one until that is in the state.
+//! - A volume gets a directory on the current disk, which stays the current one until that is in the state, or on one
+//!   that nothing else has.
 //! - A sync of a disk that failed damages all that have a directory there: the kernel does not tell whose write was
 //!   lost, and tells it to the first that syncs. A sync through an overlay takes no error away; one by a program on a root
 //!   without images below does.
@@ -160,12 +165,6 @@ pub(super) struct NewUpper<'a> {
     _current: RwLockReadGuard<'a, ()>,
 }
 
-impl NewUpper<'_> {
-    pub(super) fn content(&self) -> Content {
-        Content::Upper { disk: self.disk, name: self.name }
-    }
-}
-
 /// An upper directory that the driver reads or writes: it is not removed while this lives.
 #[derive(Debug)]
 pub(super) struct HeldUpper {
@@ -199,14 +198,27 @@ impl Worker {
     /// Makes a volume that is written above images: a record that has its directory, and says that it is mounted.
     pub(super) async fn create_upper(&self, volume: Volume) -> Result<Volume, WorkerError> {
         self.run(async move |worker: Self| {
+            if let Some(own) = volume.extra.own_disk() {
+                let size_bytes = own.size_bytes.unwrap_or(worker.disk_size_bytes());
+                let disk = worker.new_disk(size_bytes).await?;
+                return worker.create_on(volume, disk.file.name, Uuid::new_v4()).await;
+            }
             let new = worker.new_upper().await?;
-            let mounted = Some(MountedAs::Images);
-            let content = new.content();
-            let volume = Volume { content, mounted, is_kept_mounted: true, ..volume };
-            worker.apply(vec![Change::Create(Box::new(volume.clone()))]).await?;
-            Ok(volume)
+            worker.create_on(volume, new.disk, new.name).await
         })
         .await
+    }
+
+    async fn create_on(
+        &self,
+        volume: Volume,
+        disk: Uuid,
+        name: Uuid,
+    ) -> Result<Volume, WorkerError> {
+        let (content, mounted) = (Content::Upper { disk, name }, Some(MountedAs::Images));
+        let volume = Volume { content, mounted, is_kept_mounted: true, ..volume };
+        self.apply(vec![Change::Create(Box::new(volume.clone()))]).await?;
+        Ok(volume)
     }
 
     async fn new_upper(&self) -> Result<NewUpper<'_>, WorkerError> {
@@ -287,11 +299,15 @@ impl Worker {
         {
             tracing::warn!(%disk, %error, "the disk of what is written above images stays");
         }
+        let shared = self.inner.state.shared_upper_disks();
         for disk in self.inner.state.upper_disks() {
-            // After a reboot nothing has mounted it yet, and there may be something to remove.
-            let looked = match self.mount_upper_disk(disk).await {
-                Ok(target) => self.look_at_upper_disk(disk, target).await,
-                Err(error) => Err(error),
+            let looked = match shared.contains(&disk) {
+                // After a reboot nothing has mounted it yet, and there may be something to remove.
+                true => match self.mount_upper_disk(disk).await {
+                    Ok(target) => self.look_at_upper_disk(disk, target).await,
+                    Err(error) => Err(error),
+                },
+                false => self.look_for_loss(disk).await,
             };
             let Err(error) = looked else { continue };
             tracing::warn!(%disk, %error, "looking at a disk of what is written above images");
@@ -324,7 +340,7 @@ impl Worker {
     }
 
     /// Mounts a disk. One that is mounted waits for nothing, such as a sync of it.
-    async fn mount_upper_disk(&self, disk: Uuid) -> Result<PathBuf, WorkerError> {
+    pub(super) async fn mount_upper_disk(&self, disk: Uuid) -> Result<PathBuf, WorkerError> {
         let (path, target) = (self.disk_path(disk), self.disk_target(disk));
         let access = slackwater_attach::Access::ReadWrite;
         match self.attach().await?.is_mounted(Source::File(&path), &target, access)? {
@@ -366,13 +382,13 @@ impl Worker {
     /// Brings what was written to a disk to the appliance, for a volume that has a directory there.
     pub(super) async fn sync_upper(&self, key: &Key, disk: Uuid) -> Result<(), WorkerError> {
         // One at a time: what another sync finds is in the state before this volume is looked at.
-        let _turn = self.inner.upper_syncs.lock().await;
+        let _turn = self.inner.upper_syncs.lock(&disk).await;
         self.sync_disk(key, &self.disk_target(disk)).await
     }
 
     /// Syncs a disk, and notes it if that says that writes were lost. One that is not mounted has lost none.
     async fn look_for_loss(&self, disk: Uuid) -> Result<(), WorkerError> {
-        let _turn = self.inner.upper_syncs.lock().await;
+        let _turn = self.inner.upper_syncs.lock(&disk).await;
         let is_whole = |volume: &Volume| has_directory_on(volume, disk) && !volume.is_damaged;
         // Said once.
         if self.inner.state.upper_disk() != Some(disk)
@@ -419,7 +435,7 @@ impl Worker {
     pub(super) async fn remove_uppers(&self) -> Removed {
         let _turn = self.inner.upper_removals.lock().await;
         let mut removed = Removed::All;
-        for disk in self.inner.state.upper_disks() {
+        for disk in self.inner.state.shared_upper_disks() {
             let (worker, target) = (self.clone(), self.disk_target(disk));
             let unwanted = move |names| worker.unwanted(disk, names);
             let outcome = on_disk(target, move |target| remove_from(target, unwanted)).await;

@@ -137,7 +137,13 @@ impl Worker {
             Content::Snapshot { .. } | Content::Image { .. } => {
                 return Ok(volume.usage.unwrap_or_default());
             }
-            Content::Upper { disk, name } => return self.usage_of_upper(disk, name).await,
+            Content::Upper { disk, name } => {
+                if volume.extra.own_disk().is_some() {
+                    // After a reboot only its container mounts it.
+                    self.mount_upper_disk(disk).await?;
+                }
+                return self.usage_of_upper(disk, name).await;
+            }
             Content::Disk { name, from, .. } => (name, from),
         };
         let once = self.client().with_retry(RetryPolicy::never());

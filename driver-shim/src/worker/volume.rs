@@ -86,8 +86,8 @@ pub enum Content {
         /// The name of the clone below `workers/ID/holds`.
         hold: Uuid,
     },
-    /// What is written above images: a directory of its own on a disk that other volumes have theirs on, too. It is
-    /// the upper directory of an overlay, with the one that overlayfs works in.
+    /// What is written above images: a directory of its own, mostly on a disk that other volumes have theirs on, too. It
+    /// is the upper directory of an overlay, with the one that overlayfs works in.
     Upper {
         /// The name of the disk below `workers/ID/disks`.
         disk: Uuid,
@@ -274,6 +274,14 @@ impl Volume {
     }
 }
 
+/// A disk that a container is to have for itself alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OwnDisk {
+    /// Its size; if it is not given, that of the disk below, or that of the worker's disks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+}
+
 /// An engine's own data, stored with the volume.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -285,12 +293,22 @@ pub enum Extra {
 }
 
 impl Extra {
+    /// The disk that it is to have for itself also where volumes share one.
+    #[must_use]
+    pub fn own_disk(&self) -> Option<OwnDisk> {
+        match self {
+            // Each of Docker's has its own.
+            Self::Docker(_) => None,
+            Self::Containerd(extra) => extra.own_disk,
+        }
+    }
+
     /// The size that its disk is to have, where it is not that of the disk below.
     #[must_use]
     pub fn disk_size_bytes(&self) -> Option<u64> {
         match self {
             Self::Docker(extra) => extra.disk_size_bytes,
-            Self::Containerd(_) => None,
+            Self::Containerd(extra) => extra.own_disk?.size_bytes,
         }
     }
 }
@@ -372,6 +390,9 @@ pub struct ContainerdExtra {
     /// Its root is the read-only mount that all snapshots above its parent share.
     #[serde(default)]
     pub is_shared: bool,
+    /// The disk that it is to have for itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_disk: Option<OwnDisk>,
     /// The chain id of the layers that its content is known to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chain: Option<String>,

@@ -19,12 +19,12 @@ use crate::{bounded, refused, runtime};
 const REMOVED_WITHIN: Duration = Duration::from_secs(60);
 
 /// The upper directory of an overlay.
-fn upper(mounts: &[Mount]) -> PathBuf {
+pub(crate) fn upper(mounts: &[Mount]) -> PathBuf {
     PathBuf::from(options(mounts, "upperdir=")[0])
 }
 
 /// The directory of one volume on the disk.
-fn directory(mounts: &[Mount]) -> PathBuf {
+pub(crate) fn directory(mounts: &[Mount]) -> PathBuf {
     upper(mounts).parent().unwrap().to_owned()
 }
 

@@ -14,6 +14,8 @@ CHANGED = {"new", "done", "one", "one/.wh..wh..opq", "one/again"}
 # What runc makes to mount over.
 MAY_BE_THERE = {".", "dev", "proc", "sys", "run", "tmp", "etc", "etc/hosts", "etc/resolv.conf", "etc/hostname"}
 CHANGE_LIMIT_SECONDS = 60
+OWN_DISK = "containerd.io/snapshot/slackwater.disk-size=96MiB"
+OWN_DISK_KIB = 96 << 10
 # Of the times of the images' files: those that a build made are equal on one image, whoever unpacks it.
 SET_BEFORE_SECONDS = 1 << 40
 
@@ -104,3 +106,7 @@ def run_and_change(worker, image):
     require(CHANGED <= names and names <= CHANGED | MAY_BE_THERE, f"members are {sorted(names)}")
     require_equal("a new file", found["new"], b"new\n")
     containerd.ctr("tasks", "kill", "--signal", "SIGKILL", "changes")
+    # A label of the container's snapshot, as programs give it.
+    run, *words = containerd.run_words("--rm", image, "own", BUSYBOX, "df", "-k", "/")
+    size_kib = int(containerd.ctr(run, "--snapshotter-label", OWN_DISK, *words).splitlines()[-1].split()[1])
+    require(OWN_DISK_KIB * 3 // 4 < size_kib <= OWN_DISK_KIB, f"a disk of {size_kib} KiB, not of {OWN_DISK_KIB}")
