@@ -28,7 +28,7 @@ IMAGE_DIR := .cache/image
 AS_ROOT := $(if $(DESTDIR),,$(if $(filter 0,$(shell id -u)),,sudo))
 INSTALL = $(AS_ROOT) env RELEASE=$(RELEASE) $(foreach name,PREFIX UNITDIR SYSCONFDIR DESTDIR,$(if $($(name)),$(name)=$($(name)))) deploy/install
 
-.PHONY: help run build install install-appliance install-worker uninstall packages tarball dist quick test check deny soak bench bench-needs bench-save bench-check compare needs test-needs test-compose test-engines fuzz image up down clean-data
+.PHONY: help run build install install-appliance install-worker uninstall packages tarball vm dist quick test check deny soak bench bench-needs bench-save bench-check compare needs test-needs test-compose test-appliance test-engines fuzz image up down clean-data
 
 help: ## List the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -67,6 +67,13 @@ packages: build ## Build Debian packages into PACKAGES (./packages): slackwater,
 
 tarball: build ## Build an archive for other Linux systems into PACKAGES: the programs, and what installs them
 	RELEASE=$(RELEASE) deploy/tarball $(PACKAGES)
+
+vm: build ## Build the appliance's virtual machine into PACKAGES (as root): a disk, and the same as qcow2
+	@deploy/install-needs packages debhelper lintian
+	@deploy/install-needs vm
+	rm -rf .cache/vm
+	RELEASE=$(RELEASE) deploy/packages .cache/vm
+	$(if $(filter 0,$(shell id -u)),,sudo) deploy/vm/build .cache/vm $(PACKAGES)
 
 # Nothing of an older build is left beside what the checksums name.
 dist: build ## Build packages, archive and SHA256SUMS into an empty PACKAGES
@@ -123,6 +130,9 @@ bench-check: bench-needs ## Run the benches; fail if one is slower than its base
 
 test-compose: build ## Try `make up` and `make down` on a Docker of its own (as root)
 	$(LEASH) tests/compose/run
+
+test-appliance: build ## Boot the virtual machine, use it, cut its power, update it (as root)
+	$(LEASH) tests/vm/run $(ARGS)
 
 test-engines: build ## Try the driver under real Docker and containerd (as root)
 	$(LEASH) tests/engines/run $(ARGS)

@@ -229,6 +229,7 @@ fn the_scripts_take_it_from_there() {
         "tests/openapi/run",
         "tests/power/run",
         "tests/units/run",
+        "tests/vm/run",
         "tests/engines/run",
         "tests/compose/run",
         "fuzz/run",

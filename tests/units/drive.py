@@ -25,11 +25,11 @@ import sys
 import threading
 
 HERE = pathlib.Path(__file__).resolve().parent
-PROJECT = HERE.parent.parent
-sys.path.insert(0, str(HERE.parent / "guest"))
+sys.path[:0] = [str(HERE.parent / "guest"), str(HERE.parent)]
 
 import image
 import stall
+from packaged import newer, packages
 
 SUITE = "bookworm"
 # systemd with what the units and the checks call; nfs-common brings mount.nfs, kmod modprobe.
@@ -52,8 +52,6 @@ MASKED = [
     "systemd-networkd-wait-online.service", "systemd-timesyncd.service",
 ]
 PROGRAMS = ["slackwaterd", "slackwater", "slackwater-driver"]
-# Of the packages that are installed, and of the release after it.
-VERSION, NEWER = "1.0~1", "1.0~2"
 DISK_BYTES = 4 << 30
 MEMORY_MEBIBYTES = 2048
 # What boots the machine; the rest is loaded by its own systemd and by the units.
@@ -120,30 +118,6 @@ def mounted(disk, directory):
         subprocess.run(["umount", directory], check=True)
 
 
-def packages(scratch, programs):
-    """The Debian packages of the programs, as `make packages` makes them."""
-    # Little compressed: they are unpacked once.
-    environment = dict(os.environ, RELEASE=programs, VERSION=VERSION, SOURCE_DATE_EPOCH="1700000000",
-                       DPKG_DEB_COMPRESSOR_LEVEL="1")
-    subprocess.run([PROJECT / "deploy/packages", scratch / "packages"], check=True, env=environment,
-                   stdout=subprocess.DEVNULL)
-    found = sorted((scratch / "packages").glob("*.deb"))
-    assert len(found) == len(PROGRAMS), found
-    return found
-
-
-def newer(package, directory):
-    """The same package as its next release."""
-    content = directory / "content"
-    subprocess.run(["dpkg-deb", "--raw-extract", package, content], check=True)
-    control = content / "DEBIAN/control"
-    control.write_text(control.read_text().replace(VERSION, NEWER))
-    # Not compressed: it is unpacked by an emulated machine.
-    subprocess.run(["dpkg-deb", "--root-owner-group", "-Znone", "--build", content, directory], check=True,
-                   stdout=subprocess.DEVNULL)
-    shutil.rmtree(content)
-
-
 def install(root, found, modules):
     """The packages, installed; a newer release of them is in /newer."""
     (root / "newer").mkdir()
@@ -175,7 +149,7 @@ def install_checks(root, wanted):
 
 def build(scratch, cache, programs, wanted):
     """Makes the disk and returns (kernel, initramfs, disk)."""
-    found = packages(scratch, programs)
+    found = packages(scratch / "packages", programs)
     kernel, modules, _ = image.fetch(cache / "guest")
     tar = debian(cache / "units")
     disk = scratch / "disk.img"
