@@ -11,6 +11,19 @@ VERSION, NEWER = "1.0~1", "1.0~2"
 COUNT = 3
 
 
+def run_to_its_end(command, **options):
+    """Runs a command that has to succeed. When this program is to end, it is asked to, and waited for: it tidies up."""
+    with subprocess.Popen(command, **options) as process:
+        try:
+            code = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    if code:
+        raise subprocess.CalledProcessError(code, command)
+
+
 def packages(directory, programs):
     """Makes them; their paths."""
     # Little compressed: they are unpacked once.

@@ -29,7 +29,7 @@ sys.path[:0] = [str(HERE.parent / "guest"), str(HERE.parent)]
 
 import image
 import stall
-from packaged import newer, packages
+from packaged import newer, packages, run_to_its_end
 
 SUITE = "bookworm"
 # systemd with what the units and the checks call; nfs-common brings mount.nfs, kmod modprobe.
@@ -85,11 +85,10 @@ def debian(cache):
         cache.mkdir(parents=True, exist_ok=True)
         part = tar.with_suffix(f".{os.getpid()}")
         try:
-            subprocess.run(
+            run_to_its_end(
                 # By SIGTERM at first, so that it tidies up.
                 ["timeout", "--kill-after=60", str(DEBIAN_LIMIT_SECONDS), "mmdebstrap", "--quiet",
                  "--variant=minbase", "--format=tar", *LEFT_OUT, f"--include={PACKAGES}", SUITE, part],
-                check=True,
             )
             part.rename(tar)
         finally:

@@ -372,8 +372,10 @@ impl Worker {
                 return Err(WorkerError::OfImages { key: volume.key.clone() });
             }
             Resolved::Empty => {
-                let size_bytes = wanted_bytes.unwrap_or(self.disk_size_bytes());
-                self.clone_empty_disk(size_bytes).await?
+                // One of each size stays on the appliance, and clients of containerd choose sizes: such a disk grows.
+                let own = volume.extra.own_disk();
+                let size_bytes = wanted_bytes.filter(|_| own.is_none());
+                self.clone_empty_disk(size_bytes.unwrap_or(self.disk_size_bytes())).await?
             }
             Resolved::Snapshot(_) | Resolved::Disk(_) => {
                 let from = self.settled(&volume.key).await?;

@@ -340,7 +340,7 @@ impl Worker {
     }
 
     /// Mounts a disk. One that is mounted waits for nothing, such as a sync of it.
-    pub(super) async fn mount_upper_disk(&self, disk: Uuid) -> Result<PathBuf, WorkerError> {
+    async fn mount_upper_disk(&self, disk: Uuid) -> Result<PathBuf, WorkerError> {
         let (path, target) = (self.disk_path(disk), self.disk_target(disk));
         let access = slackwater_attach::Access::ReadWrite;
         match self.attach().await?.is_mounted(Source::File(&path), &target, access)? {

@@ -138,9 +138,11 @@ impl Worker {
                 return Ok(volume.usage.unwrap_or_default());
             }
             Content::Upper { disk, name } => {
-                if volume.extra.own_disk().is_some() {
-                    // After a reboot only its container mounts it.
-                    self.mount_upper_disk(disk).await?;
+                // After a reboot only its container mounts a disk of its own.
+                if volume.extra.own_disk().is_some() && volume.mounted.is_none() {
+                    let once = self.client().with_retry(RetryPolicy::never());
+                    let size_bytes = once.file(&self.disk_path(disk)).await?.unique_bytes;
+                    return Ok(Usage { size_bytes, ..Usage::default() });
                 }
                 return self.usage_of_upper(disk, name).await;
             }

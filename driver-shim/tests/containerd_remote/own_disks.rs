@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use slackwater_client::query::ListSnapshots;
 use slackwater_driver::containerd::proto::Mount;
 use slackwater_driver::worker::{Key, LayerKind};
 use tonic::Code;
@@ -142,6 +143,13 @@ fn lose(name: &str, lost: &str, kept: &str) {
     });
 }
 
+/// The empty disks that are kept on the appliance.
+async fn empty_disks(stand: &Stand) -> usize {
+    let all = stand.machine.worker.client().snapshots(&ListSnapshots::default()).await.unwrap();
+    let names = all.items.into_iter().filter_map(|snapshot| snapshot.name);
+    names.filter(|name| name.starts_with("slackwater-empty-")).count()
+}
+
 #[test]
 fn a_size_that_cannot_be_makes_no_container() {
     let appliance = Appliance::start();
@@ -175,6 +183,12 @@ fn a_size_that_cannot_be_makes_no_container() {
                     let root = prepare(&[(DISK_SIZE, &*larger)]).await.unwrap();
                     let found = file_system_bytes(Path::new(&root[0].source));
                     assert!(found > DISK_BYTES, "{found}");
+                    let on_nothing = labels(&[(DISK_SIZE, &*larger)]);
+                    let root = snapshots.prepare_mounts("d", "", on_nothing).await.unwrap();
+                    let found = file_system_bytes(Path::new(&root[0].source));
+                    assert!(found > DISK_BYTES, "{found}");
+                    snapshots.remove("d").await.unwrap();
+                    assert_eq!(empty_disks(&stand).await, 1, "none of another size stays");
                 }
                 LayerKind::Images => {
                     prepare(&[(DISK_SIZE, &*size)]).await.unwrap();
