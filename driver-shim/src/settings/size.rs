@@ -56,8 +56,7 @@ impl Size {
     pub(crate) fn of_disk(self) -> Result<u64, String> {
         if self.0 == IMAGE_SIZE_BYTES {
             return Err(
-                "expected another size: images of layers have this one, and are told apart by it"
-                    .to_owned(),
+                "expected another size: by this one the driver knows images of layers".to_owned()
             );
         }
         let is_whole = self.0.is_multiple_of(BLOCK_BYTES);
