@@ -92,7 +92,7 @@ pub use audit::{AuditLog, NewChange};
 #[cfg(feature = "server")]
 pub use auth::{VmstoreCredentials, require_tokens_for};
 #[cfg(feature = "server")]
-pub use listen::{ApiServerError, TlsFiles, run};
+pub use listen::{ApiServerError, TlsFiles, read_certificates, run};
 #[cfg(feature = "server")]
 pub use metrics::MetricsSource;
 #[cfg(feature = "server")]

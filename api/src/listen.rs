@@ -13,7 +13,7 @@
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -25,7 +25,7 @@ use axum::http::{Request, Response, StatusCode, Version, header};
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -94,18 +94,9 @@ impl TlsFiles {
     /// # Errors
     /// A file cannot be read, or holds something else.
     pub fn read(&self) -> Result<Identity, ApiServerError> {
-        let unreadable = |what, path: &PathBuf| {
-            let path = path.clone();
-            move |source| ApiServerError::TlsFile { what, path, source }
-        };
-        let certificates = CertificateDer::pem_file_iter(&self.cert)
-            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-            .map_err(unreadable("certificate", &self.cert))?;
-        if certificates.is_empty() {
-            return Err(ApiServerError::NoCertificate { path: self.cert.clone() });
-        }
+        let certificates = read_certificates(&self.cert)?;
         let key = PrivateKeyDer::from_pem_file(&self.key)
-            .map_err(unreadable("private key", &self.key))?;
+            .map_err(|source| unreadable("private key", &self.key, source))?;
         Ok((certificates, key))
     }
 
@@ -114,6 +105,24 @@ impl TlsFiles {
     pub fn unusable(&self, source: rustls::Error) -> ApiServerError {
         ApiServerError::Tls { files: self.clone(), source }
     }
+}
+
+/// The certificates in a file of PEM; at least one.
+///
+/// # Errors
+/// The file cannot be read, or holds something else.
+pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ApiServerError> {
+    let certificates = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+        .map_err(|source| unreadable("certificate", path, source))?;
+    if certificates.is_empty() {
+        return Err(ApiServerError::NoCertificate { path: path.to_owned() });
+    }
+    Ok(certificates)
+}
+
+fn unreadable(what: &'static str, path: &Path, source: pem::Error) -> ApiServerError {
+    ApiServerError::TlsFile { what, path: path.to_owned(), source }
 }
 
 /// What keeps the REST face from serving.
@@ -128,7 +137,7 @@ pub enum ApiServerError {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: rustls::pki_types::pem::Error,
+        source: pem::Error,
     },
     /// The file holds no certificate.
     #[error("{} holds no certificate in PEM", path.display())]

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use reqwest::Url;
 use rustls::ClientConfig;
 use rustls::RootCertStore;
+use rustls::client::ResolvesClientCert;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::version::TLS13;
@@ -23,7 +24,7 @@ const ALPN: &[u8] = b"sunrpc";
 /// What a client of RPC-with-TLS (RFC 9289) needs.
 #[derive(Clone)]
 pub struct RpcTls {
-    /// TLS 1.3, with the authorities that are trusted, and no certificate of the client.
+    /// TLS 1.3, with the authorities that are trusted, and the certificate of the client, if there is one.
     pub config: Arc<ClientConfig>,
     /// The name that the appliance's certificate has to have: that of its REST face, however NFS is reached.
     pub name: ServerName<'static>,
@@ -36,11 +37,15 @@ impl fmt::Debug for RpcTls {
 }
 
 impl Client {
-    /// How the appliance's NFS face is known, where its REST face is reached by `https`; else `None`.
+    /// How the appliance's NFS face is known, where its REST face is reached by `https`; else `None`. `shown` is the
+    /// certificate of the client, for appliances that ask for one.
     ///
     /// # Errors
     /// `Certificate`: there are no authorities to trust, or the address has no name.
-    pub fn rpc_tls(&self) -> Result<Option<RpcTls>, ClientError> {
+    pub fn rpc_tls(
+        &self,
+        shown: Option<Arc<dyn ResolvesClientCert>>,
+    ) -> Result<Option<RpcTls>, ClientError> {
         let refuse = |reason: String| ClientError::Certificate { reason };
         let url = Url::parse(self.url()).map_err(|error| refuse(error.to_string()))?;
         if url.scheme() != "https" {
@@ -59,7 +64,10 @@ impl Client {
             Some(pem) => builder.with_root_certificates(authorities(pem)?),
             None => builder.with_platform_verifier().map_err(failed)?,
         };
-        let mut config = builder.with_no_client_auth();
+        let mut config = match shown {
+            Some(certificate) => builder.with_client_cert_resolver(certificate),
+            None => builder.with_no_client_auth(),
+        };
         config.alpn_protocols = vec![ALPN.to_vec()];
         // A connection lives for as long as a mount.
         config.resumption = rustls::client::Resumption::disabled();
@@ -104,14 +112,14 @@ mod tests {
     #[test]
     fn only_an_appliance_that_is_reached_by_https_is_known() {
         let plain = Client::builder("http://127.0.0.1:1").build().unwrap();
-        assert!(plain.rpc_tls().unwrap().is_none());
+        assert!(plain.rpc_tls(None).unwrap().is_none());
         for (url, name) in [
             ("https://appliance.example:8049", "appliance.example"),
             ("https://10.0.0.5:8049/", "10.0.0.5"),
             ("https://[fd00::1]:8049", "fd00::1"),
         ] {
             let client = Client::builder(url).ca_certificate(certificate()).build().unwrap();
-            let tls = client.rpc_tls().unwrap().unwrap();
+            let tls = client.rpc_tls(None).unwrap().unwrap();
             assert_eq!(tls.name.to_str(), name);
         }
     }

@@ -96,6 +96,9 @@ fn warn_of_what_is_unsafe(config: &Config) {
 /// The state directory or a socket is taken, or a part of the daemon failed.
 pub async fn run(config: Config) -> Result<(), DriverError> {
     config.require_socket()?;
+    if let Some(certificate) = &config.target.certificate {
+        certificate.check()?;
+    }
     let stop = stop_on_signal()?;
     let _lock = take_directories(&config)?;
     let worker = Worker::open(config.worker_options().await?).await?;

@@ -32,6 +32,9 @@ pub enum DriverError {
     /// An argument of a command.
     #[error("{0}")]
     Usage(String),
+    /// The certificate of this worker. It may be in the middle of its renewal, so a later start can succeed.
+    #[error("nfs-certificate and nfs-key: {0}")]
+    Certificate(#[from] slackwater_fuse::WorkerCertificateError),
     /// A socket cannot be listened on.
     #[error(transparent)]
     Socket(#[from] SocketError),

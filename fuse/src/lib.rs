@@ -26,6 +26,7 @@
 //! verified against them, holes cannot be.
 
 mod cache;
+mod certificate;
 mod device;
 mod error;
 mod export;
@@ -56,6 +57,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 pub use cache::CACHE_FILE;
+pub use certificate::{WorkerCertificate, WorkerCertificateError};
 pub use error::ServeError;
 
 use crate::cache::BlockCache;
@@ -76,6 +78,8 @@ pub struct ServeOptions {
     pub client: slackwater_client::Client,
     /// The appliance's NFS face: where bytes come from and go to.
     pub nfs_address: SocketAddr,
+    /// What this worker shows to an appliance that asks for a certificate.
+    pub certificate: Option<WorkerCertificate>,
     /// The NFS export, such as `/slackwater`. It is mounted by a secret path below, for which `client` asks.
     pub export: String,
     /// Where blocks are kept. No two processes may share it at a time.
@@ -86,17 +90,50 @@ pub struct ServeOptions {
     pub state_directory: PathBuf,
 }
 
-/// Whether NFS goes by TLS from here to the appliance at `nfs_address` that `client` knows by REST.
+/// How NFS goes to an appliance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encryption {
+    /// In plain text.
+    None,
+    /// In TLS, by the certificate of the appliance.
+    Tls,
+    /// In TLS, by that of this worker as well.
+    Mutual,
+}
+
+/// How NFS goes from here to the appliance at `nfs_address` that `client` knows by REST. Where it asks for a certificate
+/// its export is looked at, too, by a path for which `client` asks.
 ///
 /// # Errors
-/// No connection, or none that may be used: the certificate cannot be checked, or is another one's.
-pub async fn goes_by_tls(
+/// No connection, or none that may be used: the certificate cannot be checked, or is another one's. `PermissionDenied`:
+/// the appliance refuses that of this worker, or what is mounted by it.
+pub async fn encryption(
     client: &slackwater_client::Client,
     nfs_address: SocketAddr,
-) -> io::Result<bool> {
-    let security = Security::of(client, nfs_address).map_err(io::Error::other)?;
+    export: &str,
+    certificate: Option<WorkerCertificate>,
+) -> io::Result<Encryption> {
+    let security = Security::of(client, nfs_address, certificate).map_err(io::Error::other)?;
     let stream = tokio::net::TcpStream::connect(nfs_address).await?;
-    Ok(security.begin(stream).await?.is_encrypted)
+    let mut stream = security.begin(stream).await?;
+    stream.confirm().await?;
+    if !stream.is_encrypted {
+        return Ok(Encryption::None);
+    }
+    if !security.is_certificate_asked_for() {
+        return Ok(Encryption::Tls);
+    }
+    let path = MountPath::new(client, export);
+    let nfs = Nfs::new(nfs_address, security, path, Arc::default());
+    match nfs.status().await {
+        Ok(_) => Ok(Encryption::Mutual),
+        Err(rustix::io::Errno::ACCESS) => {
+            let reason = "the appliance takes the certificate of this worker, and lets nothing be mounted by it: it has to \
+                 be that of this worker's id, or of none where a token-file is given; see nfs-certificate, and the log there";
+            Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
+        }
+        Err(errno) => Err(errno.into()),
+    }
 }
 
 /// Serves the mounted export behind `fuse`, a descriptor of `/dev/fuse`, until it is unmounted.
@@ -114,7 +151,7 @@ pub async fn serve(options: ServeOptions, fuse: OwnedFd, resume: bool) -> Result
     let journal = if resume { Journal::resume(lock)? } else { Journal::create(lock)? };
     let cache = open_cache(&options, Arc::clone(&statistics)).await?;
     let path = MountPath::new(&options.client, &options.export);
-    let security = Security::of(&options.client, options.nfs_address)
+    let security = Security::of(&options.client, options.nfs_address, options.certificate.clone())
         .map_err(|source| ServeError::Trust { source: Box::new(source) })?;
     let nfs = Nfs::new(options.nfs_address, security, path, Arc::clone(&statistics));
     let export = Export::new(&options.client, nfs, cache, journal, statistics);

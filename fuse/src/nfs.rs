@@ -144,6 +144,14 @@ impl Nfs {
                 Ok(mut results) => return decoded(results.opaque(HANDLE_BYTES_MAX).map(Handle)),
                 // The appliance was away for longer than the path counts, or has forgotten it.
                 Err(Errno::ACCESS) if left > 0 && !self.path.is_fixed(&path) => {}
+                Err(Errno::ACCESS) => {
+                    tracing::error!(
+                        "the appliance refuses a mount by the path that it gave: see its log, and there nfs-client and \
+                         nfs-tls; where that is `mutual`, nfs-certificate has to be that of this worker, or of no worker where \
+                         a token-file is given"
+                    );
+                    return Err(Errno::ACCESS);
+                }
                 Err(errno) => return Err(errno),
             }
         }

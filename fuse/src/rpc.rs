@@ -244,7 +244,7 @@ impl Connection {
                 outstanding.lock().insert(call.xid, call);
             }
             let progress = Mutex::new(None);
-            let lost = match self.connect().await {
+            let lost = match self.connect(silence_max).await {
                 Ok(stream) => {
                     match self.converse(stream, &outstanding, &progress, silence_max).await {
                         End::Finished => return,
@@ -272,12 +272,17 @@ impl Connection {
         }
     }
 
-    async fn connect(&self) -> io::Result<Stream> {
+    async fn connect(&self, silence_max: Duration) -> io::Result<Stream> {
         let connecting = timeout(CONNECT_TIME_MAX, TcpStream::connect(self.address));
         let stream = connecting.await.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         stream.set_nodelay(true)?;
         let secured = timeout(SECURE_TIME_MAX, self.security.begin(stream)).await;
-        secured.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the TLS handshake"))?
+        let late = |what| io::Error::new(io::ErrorKind::TimedOut, what);
+        let mut stream = secured.map_err(|_| late("the TLS handshake"))??;
+        // The server may have no place for it yet, as for a first call.
+        let confirmed = timeout(silence_max, stream.confirm()).await;
+        confirmed.map_err(|_| late("a first call in TLS"))??;
+        Ok(stream)
     }
 
     /// Sends calls and takes replies until the connection is lost. `progress` is when the last

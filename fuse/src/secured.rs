@@ -1,7 +1,7 @@
 //! The start of a connection to the appliance's NFS face: in TLS wherever that is offered (RFC 9289).
 //!
 //! ```text
-//! connect -> probe (NULL with AUTH_TLS) -> STARTTLS ----------------> TLS 1.3
+//! connect -> probe (NULL with AUTH_TLS) -> STARTTLS ----------------> TLS 1.3, confirmed by NULL
 //!                                       \-> something else -> REST: is TLS offered?  no: plain text
 //!                                                                                    yes: no connection
 //! ```
@@ -22,6 +22,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
+use crate::certificate::{Shown, WorkerCertificate, explained};
 use crate::rpc::read_record;
 use crate::xdr::Encoder;
 
@@ -30,6 +31,9 @@ const READ_BUFFER_BYTES: usize = 128 << 10;
 
 /// The flavor of a probe's credential.
 const AUTH_TLS: u32 = 7;
+
+/// That of a call that needs none.
+const AUTH_NONE: u32 = 0;
 
 /// NULL of NFS version 3.
 const NFS_NULL: [u32; 3] = [100_003, 3, 0];
@@ -56,6 +60,33 @@ impl Stream {
         let (reader, writer) = stream.into_split();
         Self { is_encrypted: false, reader: Box::new(reader), writer: Box::new(writer) }
     }
+
+    /// Has a first call answered, if it is encrypted. With TLS 1.3 the client's part of a handshake is done before the
+    /// server has looked at its certificate: what it says against that would be lost among other calls. Waits for as
+    /// long as the server has no place for the connection.
+    ///
+    /// # Errors
+    /// `PermissionDenied`: the appliance asks for a certificate, or for another one; or those of the connection.
+    pub(crate) async fn confirm(&mut self) -> io::Result<()> {
+        if !self.is_encrypted {
+            return Ok(());
+        }
+        let sent = async {
+            self.writer.write_all(&null(AUTH_NONE)).await?;
+            self.writer.flush().await
+        };
+        // Why the server ended the connection stands in what it sent, also where this could not be sent any more.
+        let sent = sent.await;
+        let reply = read_record(&mut self.reader).await.map_err(explained)?;
+        sent?;
+        match reply.starts_with(&XID.to_be_bytes()) {
+            true => Ok(()),
+            false => {
+                let reason = "a reply to a call that was not made";
+                Err(io::Error::new(io::ErrorKind::InvalidData, reason))
+            }
+        }
+    }
 }
 
 /// How connections are begun.
@@ -72,6 +103,8 @@ pub(crate) enum Security {
 pub(crate) struct Trust {
     client: Client,
     tls: RpcTls,
+    /// What is shown to it, if it asks for a certificate.
+    shown: Option<Arc<Shown>>,
     told: Arc<Mutex<Told>>,
 }
 
@@ -88,19 +121,36 @@ impl Security {
     ///
     /// # Errors
     /// There are no authorities to trust.
-    pub(crate) fn of(client: &Client, address: SocketAddr) -> Result<Self, ClientError> {
+    pub(crate) fn of(
+        client: &Client,
+        address: SocketAddr,
+        certificate: Option<WorkerCertificate>,
+    ) -> Result<Self, ClientError> {
         if address.ip().to_canonical().is_loopback() {
             return Ok(Self::None);
         }
-        Self::of_client(client)
+        Self::of_client(client, certificate)
     }
 
     /// The same, wherever it is.
-    pub(crate) fn of_client(client: &Client) -> Result<Self, ClientError> {
-        Ok(match client.rpc_tls()? {
-            Some(tls) => Self::Tls(Box::new(Trust::new(client, tls))),
+    pub(crate) fn of_client(
+        client: &Client,
+        certificate: Option<WorkerCertificate>,
+    ) -> Result<Self, ClientError> {
+        let shown = certificate.map(|files| Arc::new(Shown::new(files)));
+        let resolver = shown.as_ref().map(|shown| Arc::clone(shown) as _);
+        Ok(match client.rpc_tls(resolver)? {
+            Some(tls) => Self::Tls(Box::new(Trust::new(client, tls, shown))),
             None => Self::None,
         })
+    }
+
+    /// Whether an appliance has asked for the certificate of this worker.
+    pub(crate) fn is_certificate_asked_for(&self) -> bool {
+        match self {
+            Self::None => false,
+            Self::Tls(trust) => trust.shown.as_ref().is_some_and(|shown| shown.is_asked_for()),
+        }
     }
 
     /// Begins a connection.
@@ -123,8 +173,8 @@ impl Security {
 }
 
 impl Trust {
-    fn new(client: &Client, tls: RpcTls) -> Self {
-        Self { client: client.clone(), tls, told: Arc::default() }
+    fn new(client: &Client, tls: RpcTls, shown: Option<Arc<Shown>>) -> Self {
+        Self { client: client.clone(), tls, shown, told: Arc::default() }
     }
 
     /// Whether the appliance offers TLS. Where it does not, NFS refuses a worker that was revoked since.
@@ -180,13 +230,18 @@ fn is_refusal(error: &ClientError) -> bool {
 
 /// The record of a probe (RFC 9289 section 4.1).
 fn probe() -> Vec<u8> {
+    null(AUTH_TLS)
+}
+
+/// The record of NULL with a credential of this flavor, which is empty.
+fn null(flavor: u32) -> Vec<u8> {
     let mut record = Encoder::default();
     let (mark, call, rpc_version) = (0x8000_0000 | 40, 0, 2);
     for word in [mark, XID, call, rpc_version].into_iter().chain(NFS_NULL) {
         record.u32(word);
     }
     let (empty, no_verifier) = (0, [0, 0]);
-    for word in [AUTH_TLS, empty].into_iter().chain(no_verifier) {
+    for word in [flavor, empty].into_iter().chain(no_verifier) {
         record.u32(word);
     }
     record.bytes

@@ -106,6 +106,7 @@ mod tests {
     use bytes::Bytes;
     use slackwater_blockstore::{Options, Store};
 
+    use crate::client_certificate::Shown;
     use crate::dispatch::{self, Peer, Plan};
     use crate::limits::Patience;
     use crate::metrics::NfsMetrics;
@@ -126,6 +127,7 @@ mod tests {
             has_privileged_port: false,
             access,
             port: crate::portmap::Port::Nfs(2049),
+            shown: Shown::NotAsked,
         };
         let Plan::Run(request) = dispatch::plan(&frame, peer, Instant::now()) else {
             panic!("refused")

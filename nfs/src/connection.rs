@@ -40,6 +40,11 @@ use crate::record::{Record, RecordError, RecordReader, Source, charge_unless_gon
 use crate::rpc::{self, NotACall, Unrunnable};
 use crate::server::Shared;
 use crate::transport::ReadHalf;
+use crate::xdr::Encoder;
+
+/// What the log says of a client without a certificate.
+const PLAIN_TEXT_REFUSED: &str = "calls in plain text are refused, as nfs-tls is `mutual`: the driver needs an api of \
+     https, and nfs-certificate with nfs-key; Linux's own client needs xprtsec=mtls";
 
 /// Why a connection ends.
 #[derive(Debug, thiserror::Error)]
@@ -153,9 +158,9 @@ pub(crate) async fn serve(
         Err(ended) => return report(&shared, peer, &ended),
     };
     // Who only gets refusals holds no memory that others wait for.
-    let budget = match peer.access {
-        Some(_) => shared.budget.connection(),
-        None => shared.refused_budget.connection(),
+    let budget = match peer.is_served() {
+        true => shared.budget.connection(),
+        false => shared.refused_budget.connection(),
     };
     let budget = Arc::new(budget);
     let (outlet, writer) = outlet(socket, shared.patience.reply, Arc::clone(&budget));
@@ -205,7 +210,10 @@ async fn open(shared: &Shared, stream: TcpStream, peer: &mut Peer) -> Result<Ope
     let is_own = stream.local_addr().is_ok_and(|own| own.ip().to_canonical() == peer.address);
     let opened = greeting::begin(stream, peer.port, offered, &shared.patience).await;
     match &opened {
-        Ok(opened) if opened.is_encrypted() => shared.metrics.tls_connections.add(1),
+        Ok(opened) if opened.is_encrypted() => {
+            peer.note_shown(opened.socket.shown(), offered);
+            shared.metrics.tls_connections.add(1);
+        }
         Ok(opened) if !is_own => {
             let is_refused = peer.note_plain_text(offered);
             // One that says nothing is a port scan, or a look whether the server is there.
@@ -268,6 +276,8 @@ struct Reader {
     batch: Outgoing,
     /// Bytes that were sent since others had a turn.
     sent_bytes: usize,
+    /// Whether the log says why its calls in plain text are refused.
+    has_warned: bool,
 }
 
 impl fmt::Debug for Reader {
@@ -284,13 +294,13 @@ impl Reader {
         outlet: Outlet,
         budget: Arc<ConnectionBudget>,
     ) -> Self {
-        let bytes_max = match peer.access {
-            Some(_) => limits::FRAME_BYTES_MAX,
-            None => limits::FRAME_BYTES_REFUSED_CLIENT,
+        let bytes_max = match peer.is_served() {
+            true => limits::FRAME_BYTES_MAX,
+            false => limits::FRAME_BYTES_REFUSED_CLIENT,
         };
         let records = RecordReader::new(source, begun, bytes_max, shared.patience.record);
-        let (batch, sent_bytes) = (Outgoing::default(), 0);
-        Self { shared, records, budget, peer, outlet, batch, sent_bytes }
+        let (batch, sent_bytes, has_warned) = (Outgoing::default(), 0, false);
+        Self { shared, records, budget, peer, outlet, batch, sent_bytes, has_warned }
     }
 
     async fn run(&mut self, guest: &Guest) -> Ended {
@@ -309,7 +319,7 @@ impl Reader {
     async fn take_calls(&mut self, guest: &Guest) -> Result<(), Ended> {
         let mut next = self.first_record().await?;
         while let Some(record) = next {
-            if self.peer.access.is_some() && !guest.has_place() {
+            if self.peer.is_served() && !guest.has_place() {
                 self.take_place(guest, &record).await?;
             }
             self.take(record).await?;
@@ -364,19 +374,32 @@ impl Reader {
         let Record { bytes, charge } = record;
         match dispatch::plan(&bytes, self.peer, Instant::now()) {
             Plan::Close(why) => Err(why.into()),
-            Plan::Answer(reply) => {
-                self.shared.metrics.calls_refused.add(1);
-                let charge = match charge {
-                    Some(charge) => charge,
-                    None => self.charge(Purpose::Read, 0).await?,
-                };
-                self.send(reply.into(), charge);
-                Ok(())
+            Plan::Answer(reply) => self.refuse(reply, charge).await,
+            Plan::AskForCertificate(reply) => {
+                self.warn_of_plain_text();
+                self.refuse(reply, charge).await
             }
             Plan::Run(request) => {
                 drop(bytes);
                 self.start(request, charge).await
             }
+        }
+    }
+
+    async fn refuse(&mut self, reply: Encoder, charge: Option<Charge>) -> Result<(), Ended> {
+        self.shared.metrics.calls_refused.add(1);
+        let charge = match charge {
+            Some(charge) => charge,
+            None => self.charge(Purpose::Read, 0).await?,
+        };
+        self.send(reply.into(), charge);
+        Ok(())
+    }
+
+    /// Says once why calls are refused to a client that may mount.
+    fn warn_of_plain_text(&mut self) {
+        if !mem::replace(&mut self.has_warned, true) {
+            tracing::warn!(client = %self.peer.address, "{PLAIN_TEXT_REFUSED}");
         }
     }
 

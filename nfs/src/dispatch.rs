@@ -15,6 +15,7 @@ use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::{Change, Error, InodeId};
 
 use crate::auth::{self, Caller};
+use crate::client_certificate::Shown;
 use crate::duplicate::{DuplicateKey, Seen, Ticket};
 use crate::limits;
 use crate::mount;
@@ -26,7 +27,7 @@ use crate::procedure::{Lane, MountProcedure, NfsProcedure, PortmapProcedure, Pro
 use crate::rpc::{self, AuthStatus, CallHeader, NotACall, Refused, Unrunnable, Xid};
 use crate::scope::Mounter;
 use crate::server::Shared;
-use crate::tls::NfsTls;
+use crate::tls::{Demand, NfsTls};
 use crate::xdr::{Decoder, Encoder};
 
 /// The first port that any user may open.
@@ -43,6 +44,8 @@ pub(crate) struct Peer {
     pub(crate) access: Option<ClientAccess>,
     /// The port that it calls.
     pub(crate) port: portmap::Port,
+    /// What its connection has shown of who it is.
+    pub(crate) shown: Shown,
 }
 
 impl Peer {
@@ -52,17 +55,33 @@ impl Peer {
         let has_port = !options.require_privileged_port || has_privileged_port;
         let ip = address.ip().to_canonical();
         let access = options.access_of(ip).filter(|_| has_port);
-        Self { address: ip, has_privileged_port, access, port }
+        Self { address: ip, has_privileged_port, access, port, shown: Shown::NotAsked }
     }
 
-    /// Notes that its connection is in plain text: it may do nothing, if TLS is required of its machine. Tells
-    /// whether that is so.
+    /// Notes that its connection is in plain text: it may do nothing, if TLS is required of its machine, and mount
+    /// without reaching anything, if a certificate is. Tells whether it may do nothing.
     pub(crate) const fn note_plain_text(&mut self, offered: &NfsTls) -> bool {
-        let is_refused = offered.is_required && !self.address.is_loopback();
-        if is_refused {
-            self.access = None;
+        if self.address.is_loopback() {
+            return false;
         }
-        is_refused
+        match offered.demand {
+            Demand::Nothing => {}
+            Demand::Tls => self.access = None,
+            Demand::Certificate => self.shown = Shown::Nothing,
+        }
+        matches!(offered.demand, Demand::Tls)
+    }
+
+    /// Notes what it has shown in TLS.
+    pub(crate) fn note_shown(&mut self, shown: Shown, offered: &NfsTls) {
+        // The handshake ends without a certificate that is asked for; but if it did not, nothing was shown.
+        let is_missing = offered.demand == Demand::Certificate && shown == Shown::NotAsked;
+        self.shown = if is_missing { Shown::Nothing } else { shown };
+    }
+
+    /// Whether it may do more than it takes to be refused, or to mount without reaching anything.
+    pub(crate) fn is_served(self) -> bool {
+        self.access.is_some() && self.shown != Shown::Nothing
     }
 
     /// It, as one that mounts.
@@ -78,6 +97,8 @@ pub(crate) enum Plan {
     Close(NotACall),
     /// This is the reply.
     Answer(Encoder),
+    /// This is the reply to one who lacks a certificate.
+    AskForCertificate(Encoder),
     /// A procedure is run. Boxed, for it is moved to another thread.
     Run(Box<Request>),
 }
@@ -131,7 +152,10 @@ pub(crate) fn plan(frame: &Bytes, peer: Peer, received: Instant) -> Plan {
         Err(why) => return Plan::Answer(rpc::unrunnable(header.xid, why)),
     };
     if let Some(reply) = refusal(procedure, peer, header.xid) {
-        return Plan::Answer(reply);
+        return match peer.access {
+            Some(_) => Plan::AskForCertificate(reply),
+            None => Plan::Answer(reply),
+        };
     }
     let CallHeader { xid, claim, arguments_at, .. } = header;
     let frame = frame.clone();
@@ -174,11 +198,15 @@ fn route(header: &CallHeader) -> Result<Procedure, Unrunnable> {
     }
 }
 
-/// The reply to a client that is refused by its address or port. NULL and PORTMAP tell
-/// nothing, so anybody may ask.
+/// The reply to a client that is refused by its address or port, or for want of a certificate. NULL and PORTMAP tell
+/// nothing, so they are answered to all.
 fn refusal(procedure: Procedure, peer: Peer, xid: Xid) -> Option<Encoder> {
-    if peer.access.is_some() || procedure.is_null() {
+    if procedure.is_null() {
         return None;
+    }
+    if peer.access.is_some() {
+        let is_refused = !peer.is_served() && matches!(procedure, Procedure::Nfs(_));
+        return is_refused.then(|| rpc::auth_error(xid, AuthStatus::TooWeak));
     }
     match procedure {
         Procedure::Portmap(_) => None,
@@ -245,9 +273,9 @@ impl Request {
         }
         let arguments = self.arguments().rest();
         let scope = match proc::verify_scope(shared, &self.arguments()) {
-            Ok(scope) => scope,
-            // Not by what it was answered before it was revoked.
-            Err(_) => return Resent::No,
+            Ok(scope) if self.peer.shown.reaches(scope) => scope,
+            // Not by what it was answered before it was revoked, nor by what another was.
+            Ok(_) | Err(_) => return Resent::No,
         };
         let (client, cache) = (self.peer.address, &shared.duplicates);
         let arguments = cache.arguments(arguments);
@@ -317,7 +345,7 @@ impl Request {
 
     /// The file of a WRITE or COMMIT: what the first handle names.
     pub(crate) fn file(&self, shared: &Shared) -> Option<InodeId> {
-        proc::peek_inode(shared, &self.arguments())
+        proc::peek_inode(shared, &self.arguments(), self.peer.shown)
     }
 
     /// Counts the reply, and keeps it for a resent call.
@@ -399,7 +427,8 @@ impl Request {
             Procedure::Mount(_) | Procedure::Portmap(_) => None,
         };
         let outlet = self.outlet.as_ref();
-        let call = Call { shared, caller: &caller, may_block, outlet, scope };
+        let shown = self.peer.shown;
+        let call = Call { shared, caller: &caller, may_block, outlet, scope, shown };
         let mut reply = rpc::success(self.xid);
         let status = put(&call, &mut self.arguments(), &mut reply)?;
         Ok((status, reply))
@@ -418,145 +447,4 @@ impl Request {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::sync::Arc;
-
-    use slackwater_blockstore::{Options, Store};
-
-    use crate::limits::Patience;
-    use crate::metrics::NfsMetrics;
-
-    fn frame(program: u32, version: u32, procedure: u32) -> Bytes {
-        let words = [7, 0, 2, program, version, procedure, 0, 0, 0, 0];
-        words.iter().flat_map(|word: &u32| word.to_be_bytes()).collect::<Vec<_>>().into()
-    }
-
-    fn peer(access: Option<ClientAccess>) -> Peer {
-        let address = "10.0.0.1".parse().unwrap();
-        Peer { address, has_privileged_port: false, access, port: portmap::Port::Nfs(2049) }
-    }
-
-    fn answer(frame: &Bytes, access: Option<ClientAccess>) -> Option<Vec<u32>> {
-        match plan(frame, peer(access), Instant::now()) {
-            Plan::Answer(reply) => Some(
-                reply.finish().0[8..]
-                    .chunks(4)
-                    .map(|word| u32::from_be_bytes(word.try_into().unwrap()))
-                    .collect(),
-            ),
-            Plan::Run(_) => None,
-            Plan::Close(why) => panic!("{why}"),
-        }
-    }
-
-    const LISTED: Option<ClientAccess> = Some(ClientAccess::ReadWrite);
-
-    #[test]
-    fn calls_that_are_not_served_are_told_why() {
-        assert_eq!(answer(&frame(100_227, 3, 0), LISTED), Some(vec![1, 0, 0, 0, 1]));
-        assert_eq!(answer(&frame(100_003, 4, 1), LISTED), Some(vec![1, 0, 0, 0, 2, 3, 3]));
-        assert_eq!(answer(&frame(100_005, 1, 1), LISTED), Some(vec![1, 0, 0, 0, 2, 3, 3]));
-        assert_eq!(answer(&frame(100_000, 4, 3), LISTED), Some(vec![1, 0, 0, 0, 2, 2, 2]));
-        assert_eq!(answer(&frame(100_003, 3, 22), LISTED), Some(vec![1, 0, 0, 0, 3]));
-        assert_eq!(answer(&frame(100_000, 2, 5), LISTED), Some(vec![1, 0, 0, 0, 3]));
-        assert_eq!(answer(&frame(100_003, 3, 21), LISTED), None);
-    }
-
-    #[test]
-    fn an_address_that_is_not_listed_is_refused_on_each_call() {
-        for procedure in 1..22 {
-            let refused = answer(&frame(100_003, 3, procedure), None);
-            assert_eq!(refused, Some(vec![1, 1, 1, 5]), "NFS procedure {procedure}");
-        }
-        assert_eq!(answer(&frame(100_005, 3, 1), None), Some(vec![1, 0, 0, 0, 0, 13]));
-        assert_eq!(answer(&frame(100_005, 3, 5), None), Some(vec![1, 1, 1, 5]));
-        for program in [portmap::NFS, portmap::MOUNT, portmap::PORTMAP] {
-            assert_eq!(answer(&frame(program.number, program.version, 0), None), None);
-        }
-    }
-
-    #[test]
-    fn a_privileged_port_is_asked_for_when_it_is_required() {
-        let options = NfsOptions { require_privileged_port: true, ..NfsOptions::default() };
-        let port = portmap::Port::Nfs(2049);
-        let access = |address: &str| Peer::new(address.parse().unwrap(), port, &options).access;
-        for (address, expected) in
-            [("127.0.0.1:1023", true), ("127.0.0.1:1024", false), ("[::ffff:127.0.0.1]:7", true)]
-        {
-            for options in [&options, &NfsOptions::default()] {
-                let mounter = Peer::new(address.parse().unwrap(), port, options).mounter();
-                assert_eq!(mounter.has_privileged_port, expected, "{address}");
-                assert_eq!(mounter.address.to_string(), "127.0.0.1");
-            }
-        }
-        assert!(access("127.0.0.1:1023").is_some());
-        assert!(access("127.0.0.1:1024").is_none());
-        assert!(access("[::ffff:127.0.0.1]:1").is_some());
-        assert!(access("10.0.0.1:1").is_none());
-    }
-
-    /// Of which the client has not heard yet, as its connection broke while the disk stalled.
-    #[tokio::test]
-    async fn the_reply_of_a_call_that_took_long_is_kept_as_long_as_any() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(Options::new(directory.path())).unwrap();
-        let metrics = Arc::new(NfsMetrics::new());
-        let options = NfsOptions::default();
-        let shared = Shared::new(store, options, metrics, Patience::default());
-        let request = |received| {
-            // REMOVE, with arguments that are none.
-            match plan(&frame(100_003, 3, 12), peer(LISTED), received) {
-                Plan::Run(request) => request,
-                other => panic!("{other:?}"),
-            }
-        };
-        let long_ago = Instant::now().checked_sub(limits::DUPLICATES_AGE * 2).unwrap();
-        let mut first = request(long_ago);
-        assert!(matches!(first.check_resent(&shared), Resent::No));
-        let reply = first.execute(&shared).head;
-        match request(Instant::now()).check_resent(&shared) {
-            Resent::Replay(again) => assert_eq!(again, reply),
-            other => panic!("{other:?}"),
-        }
-        shared.store.close().unwrap();
-    }
-
-    #[test]
-    fn a_call_that_waits_keeps_nothing_but_itself() {
-        let call = frame(100_003, 3, 12);
-        let buffer = Bytes::from([&call[..], &[0; limits::READ_BUFFER_BYTES]].concat());
-        let Plan::Run(mut request) =
-            plan(&buffer.slice(..call.len()), peer(LISTED), Instant::now())
-        else {
-            panic!("refused")
-        };
-        assert!(!buffer.is_unique());
-        request.detach();
-        assert!(buffer.is_unique() && request.frame == call);
-    }
-
-    #[tokio::test]
-    async fn a_panic_is_answered_and_counted() {
-        let directory = tempfile::tempdir().unwrap();
-        let store = Store::open(Options::new(directory.path())).unwrap();
-        let metrics = Arc::new(NfsMetrics::new());
-        let options = NfsOptions::default();
-        let shared = Shared::new(store, options, metrics, Patience::default());
-        // Words after the status: one for each optional attribute set that is absent, of the
-        // failure types in RFC 1813 section 3.3.
-        for (procedure, words) in [(1, 0), (2, 2), (3, 1), (6, 1), (7, 2), (14, 4), (15, 3)] {
-            let frame = frame(100_003, 3, procedure);
-            let Plan::Run(request) = plan(&frame, peer(LISTED), Instant::now()) else {
-                panic!("refused")
-            };
-            let (status, reply) = request.guard(&shared, || panic!("of a test")).unwrap();
-            assert!(matches!(status, nfsstat3::NFS3ERR_SERVERFAULT));
-            let head = reply.finish().0;
-            assert_eq!(head[28..32], 10006_u32.to_be_bytes());
-            assert_eq!(head[32..], vec![0; words * 4], "procedure {procedure}");
-        }
-        assert_eq!(shared.metrics.snapshot().panics, 7);
-        shared.store.close().unwrap();
-    }
-}
+mod tests;

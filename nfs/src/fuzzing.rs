@@ -24,6 +24,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::runtime::Runtime;
 
 use crate::budget::Budget;
+use crate::client_certificate::Shown;
 use crate::dispatch::{self, Finished, Peer, Plan};
 use crate::handle::{HANDLE_BYTES, HandleCodec, claimed_scope};
 use crate::limits::{self, Patience};
@@ -383,10 +384,11 @@ impl Service {
             has_privileged_port: false,
             access,
             port: crate::portmap::Port::Nfs(2049),
+            shown: Shown::NotAsked,
         };
         let finished = match dispatch::plan(&frame, peer, Instant::now()) {
             Plan::Close(_) => return None,
-            Plan::Answer(reply) => Finished::from(reply),
+            Plan::Answer(reply) | Plan::AskForCertificate(reply) => Finished::from(reply),
             Plan::Run(mut request) => {
                 let charged = request.charged_bytes().max(limits::CALL_BYTES_MIN);
                 if let dispatch::Resent::Replay(head) = request.check_resent(&self.shared) {

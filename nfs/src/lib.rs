@@ -6,7 +6,7 @@
 //! server      what connections share; accept, stop          reactor   threads of connections
 //! connection  one connection: calls taken and run           outlet    replies sent
 //! greeting    how it begins: in plain text, or in TLS       tls       what is sent and received in TLS
-//! transport   the two ends of a connection
+//! transport   the two ends of a connection                  client_certificate  who it is with, in mutual TLS
 //! record      record marking (RFC 5531)                     rpc       headers of calls and replies
 //! dispatch    record -> request -> reply                    answer    replies of lanes
 //! procedure   the table of procedures
@@ -39,6 +39,7 @@
 mod answer;
 mod auth;
 mod budget;
+mod client_certificate;
 mod connection;
 mod crowd;
 mod dispatch;
@@ -78,4 +79,4 @@ pub use options::{
 };
 pub use scope::{MountGate, MountScope, Mounter};
 pub use server::{Listeners, PortmapListeners, run};
-pub use tls::NfsTls;
+pub use tls::{NfsTls, NfsTlsError, TlsPolicy};

@@ -13,7 +13,7 @@ use crate::handle::Handle;
 use crate::limits;
 use crate::proc::Call;
 use crate::procedure::MountProcedure;
-use crate::scope::{self, Mounter};
+use crate::scope::{self, MountScope, Mounter};
 use crate::xdr::{Decoder, Encoder, Malformed};
 
 /// The mounts that clients told of. Clients may be gone without a word, so the list is for
@@ -111,15 +111,35 @@ fn enter<'n>(
     let mut names = names.peekable();
     let Some(mounts) = names.next_if(|name| is_of_secrets(name)) else {
         // Also for paths that are not there: who may not mount learns no names.
-        return match call.shared.options.mounts_by_address {
-            true => call.walk(names),
-            false => Err(nfsstat3::NFS3ERR_ACCES),
-        };
+        if !call.shared.options.mounts_by_address {
+            return Err(nfsstat3::NFS3ERR_ACCES);
+        }
+        check_certificate(call, mounter, None)?;
+        return call.walk(names);
     };
     let secret = names.next().unwrap_or_default();
     let scope = call.shared.enter(secret, mounter).filter(|scope| scope.mounts() == mounts);
     let scope = Some(scope.ok_or(nfsstat3::NFS3ERR_ACCES)?);
+    check_certificate(call, mounter, scope)?;
     Call { scope, ..*call }.walk(names)
+}
+
+/// Refuses a mount of this scope to one whose certificate is for another.
+fn check_certificate(
+    call: &Call<'_>,
+    mounter: Mounter,
+    scope: Option<MountScope>,
+) -> Result<(), nfsstat3> {
+    if call.shown.mounts(scope) {
+        return Ok(());
+    }
+    let path_of = match scope {
+        Some(MountScope::Worker(id)) => format!("worker {id}"),
+        Some(MountScope::Export(_)) | None => "the whole export".to_owned(),
+    };
+    tracing::warn!(client = %mounter.address, path_of, shown = %call.shown,
+        "a mount is refused: the client's certificate is not for the path that it mounts");
+    Err(nfsstat3::NFS3ERR_ACCES)
 }
 
 /// Whether secrets are below this name of the export.

@@ -65,7 +65,7 @@ fn answer(shared: &Shared, call: &[u8], from: SocketAddr, port: Port) -> Option<
     let peer = Peer::new(from, port, &shared.options);
     let finished = match dispatch::plan(&Bytes::copy_from_slice(call), peer, Instant::now()) {
         Plan::Close(_) => return None,
-        Plan::Answer(reply) => Finished::from(reply),
+        Plan::Answer(reply) | Plan::AskForCertificate(reply) => Finished::from(reply),
         // Its reply is longer than the call.
         Plan::Run(request) if request.procedure == Procedure::Portmap(PortmapProcedure::Dump) => {
             rpc::unrunnable(request.xid, Unrunnable::ProcedureUnavailable).into()

@@ -23,51 +23,93 @@ use std::task::{Context, Poll, ready};
 use bytes::{Buf, BytesMut};
 use parking_lot::Mutex;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
 use rustls::version::TLS13;
 use rustls::{ServerConfig, ServerConnection};
 use tokio::io::{AsyncRead, AsyncReadExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
+use crate::client_certificate::{self, Shown};
 use crate::limits;
 
 /// The protocol in TLS, as clients name it (RFC 9289 section 8.2).
 const ALPN: &[u8] = b"sunrpc";
 
-/// What the server shows to clients that ask for TLS, and whether all have to.
+/// What is asked of the clients on other machines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TlsPolicy {
+    /// Nothing: those that ask for TLS get it.
+    Offered,
+    /// To ask for it: their calls in plain text are refused.
+    Required,
+    /// To show, in TLS, a certificate of one of these authorities. One that names a worker reaches what that worker
+    /// mounts ([`crate::MountScope::Worker`]), and one that names none the whole export. In plain text they may mount, as
+    /// Linux's client does it so, and call nothing of NFS.
+    Mutual(Vec<CertificateDer<'static>>),
+}
+
+/// The policy, without the authorities that are in the configuration of TLS.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Demand {
+    Nothing,
+    Tls,
+    Certificate,
+}
+
+/// Why there can be no TLS on NFS.
+#[derive(Debug, thiserror::Error)]
+pub enum NfsTlsError {
+    /// The server's certificate and its key do not serve together.
+    #[error("the certificate cannot be used: {0}")]
+    Identity(#[source] rustls::Error),
+    /// By those certificates no client can be known.
+    #[error("the certificates of the authorities cannot be used: {0}")]
+    Authorities(#[source] rustls::Error),
+}
+
+/// What the server shows to clients that ask for TLS, and what it asks of them.
 #[derive(Clone)]
 pub struct NfsTls {
     pub(crate) config: Arc<ServerConfig>,
-    /// Whether other machines have to ask for it: their calls in plain text are refused.
-    pub(crate) is_required: bool,
+    pub(crate) demand: Demand,
 }
 
 impl fmt::Debug for NfsTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("NfsTls").field("is_required", &self.is_required).finish_non_exhaustive()
+        f.debug_struct("NfsTls").field("demand", &self.demand).finish_non_exhaustive()
     }
 }
 
 impl NfsTls {
-    /// TLS 1.3 with this certificate, those that lead from it to a root, and its private key. Clients show no
-    /// certificate: the secret path that they mount says who they are.
+    /// TLS 1.3 with this certificate, those that lead from it to a root, and its private key.
     ///
     /// # Errors
-    /// The certificate and the key do not serve together.
+    /// The certificate and the key do not serve together, or the policy's authorities are none.
     pub fn new(
         certificates: Vec<CertificateDer<'static>>,
         key: PrivateKeyDer<'static>,
-        is_required: bool,
-    ) -> Result<Self, rustls::Error> {
+        policy: TlsPolicy,
+    ) -> Result<Self, NfsTlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let (demand, verifier) = match policy {
+            TlsPolicy::Offered => (Demand::Nothing, WebPkiClientVerifier::no_client_auth()),
+            TlsPolicy::Required => (Demand::Tls, WebPkiClientVerifier::no_client_auth()),
+            TlsPolicy::Mutual(authorities) => {
+                let verifier = client_certificate::verifier(authorities, &provider);
+                (Demand::Certificate, verifier.map_err(NfsTlsError::Authorities)?)
+            }
+        };
         let mut config = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])?
-            .with_no_client_auth()
-            .with_single_cert(certificates, key)?;
+            .with_protocol_versions(&[&TLS13])
+            .map_err(NfsTlsError::Identity)?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(certificates, key)
+            .map_err(NfsTlsError::Identity)?;
         config.alpn_protocols = vec![ALPN.to_vec()];
         // A connection lives for as long as a mount: what would shorten the next handshake is never of use.
         config.send_tls13_tickets = 0;
-        Ok(Self { config: Arc::new(config), is_required })
+        Ok(Self { config: Arc::new(config), demand })
     }
 }
 
@@ -111,6 +153,16 @@ impl TlsSession {
     /// The socket below.
     pub(crate) const fn socket(&self) -> &OwnedWriteHalf {
         &self.socket
+    }
+
+    /// What the client has shown in its handshake.
+    pub(crate) fn shown(&self) -> Shown {
+        let connection = self.connection.lock();
+        let shown = connection.peer_certificates().and_then(<[_]>::first);
+        match shown {
+            Some(certificate) => Shown::Certificate(client_certificate::named_by(certificate)),
+            None => Shown::NotAsked,
+        }
     }
 
     /// Encrypts what comes first of the parts, and sends as much of it as the socket has room for: the count of bytes

@@ -11,6 +11,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
+use crate::client_certificate::Shown;
 use crate::tls::{TlsReadHalf, TlsSession};
 
 /// Where calls come from.
@@ -71,6 +72,14 @@ impl WriteHalf {
         match self {
             Self::Plain(socket) => socket.try_write_vectored(parts),
             Self::Tls(session) => session.try_write_vectored(parts),
+        }
+    }
+
+    /// What the client has shown of who it is, before its first call.
+    pub(crate) fn shown(&self) -> Shown {
+        match self {
+            Self::Plain(_) => Shown::NotAsked,
+            Self::Tls(session) => session.shown(),
         }
     }
 

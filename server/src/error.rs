@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use slackwater_api::ApiServerError;
-use slackwater_nfs::NfsError;
+use slackwater_nfs::{NfsError, NfsTlsError};
 
 use crate::config::ConfigError;
 
@@ -167,6 +167,9 @@ pub enum ServerError {
     /// NFS ended by itself.
     #[error("the NFS server failed: {0}")]
     Nfs(#[source] NfsError),
+    /// By the file of authorities no client can be known.
+    #[error("nfs-tls-client-ca: {0}")]
+    ClientAuthorities(#[source] NfsTlsError),
     /// The REST API ended by itself.
     #[error("the REST server failed: {0}")]
     Api(#[source] ApiServerError),
@@ -212,6 +215,7 @@ impl ServerError {
             | Self::Close(_)
             | Self::Nfs(_)
             | Self::Api(_)
+            | Self::ClientAuthorities(_)
             | Self::Ended { .. }
             | Self::Panicked { .. }
             | Self::AdminToken { .. }

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use slackwater_api::{ApiOptions, ApiServerError, TlsFiles, Tokens};
+use slackwater_api::{ApiOptions, TlsFiles, Tokens, read_certificates};
 use slackwater_blockstore::Options;
-use slackwater_nfs::{MountGate, NfsOptions, NfsTls};
+use slackwater_nfs::{MountGate, NfsOptions, NfsTls, NfsTlsError, TlsPolicy};
 
-use crate::config::{Config, NfsTlsMode};
+use crate::config::{Config, NfsTlsPolicy};
+use crate::error::ServerError;
 
 /// The store's options.
 pub(crate) fn store(config: &Config) -> Options {
@@ -25,14 +26,21 @@ pub(crate) fn store(config: &Config) -> Options {
 ///
 /// # Errors
 /// The files of TLS cannot be used.
-pub(crate) fn nfs_tls(config: &Config) -> Result<Option<NfsTls>, ApiServerError> {
-    let Some(files) = tls(config).filter(|_| config.nfs_tls != NfsTlsMode::Off) else {
-        return Ok(None);
+pub(crate) fn nfs_tls(config: &Config) -> Result<Option<NfsTls>, ServerError> {
+    let policy = match &config.nfs_tls {
+        NfsTlsPolicy::Off => return Ok(None),
+        NfsTlsPolicy::Offered => TlsPolicy::Offered,
+        NfsTlsPolicy::Required => TlsPolicy::Required,
+        NfsTlsPolicy::Mutual(path) => {
+            TlsPolicy::Mutual(read_certificates(path).map_err(ServerError::Api)?)
+        }
     };
-    let (certificates, key) = files.read()?;
-    let is_required = config.nfs_tls == NfsTlsMode::Required;
-    let tls = NfsTls::new(certificates, key, is_required);
-    tls.map(Some).map_err(|source| files.unusable(source))
+    let Some(files) = tls(config) else { return Ok(None) };
+    let (certificates, key) = files.read().map_err(ServerError::Api)?;
+    NfsTls::new(certificates, key, policy).map(Some).map_err(|error| match error {
+        NfsTlsError::Identity(source) => ServerError::Api(files.unusable(source)),
+        authorities @ NfsTlsError::Authorities(_) => ServerError::ClientAuthorities(authorities),
+    })
 }
 
 /// The options of NFS.
@@ -61,7 +69,7 @@ pub(crate) fn api(config: &Config, secret: &[u8]) -> ApiOptions {
         vmstore: config.vmstore.clone(),
         export_path: config.export_path.clone(),
         published_age_max: config.unpublish_after,
-        nfs_tls: config.nfs_tls != NfsTlsMode::Off,
+        nfs_tls: config.nfs_tls != NfsTlsPolicy::Off,
         data_streams_max: config.memory.api_data_streams(),
         bodies_bytes_max: config.memory.api_bodies_bytes(),
         ..ApiOptions::default()

@@ -100,7 +100,7 @@ async fn serve(
         let (tokens, workers) = (Arc::clone(&api_options.tokens), Arc::clone(&api_options.workers));
         tokio::spawn(admin_token::provide_later(path, tokens, workers));
     }
-    let nfs_tls = options::nfs_tls(config).map_err(ServerError::Api)?;
+    let nfs_tls = options::nfs_tls(config)?;
     let addresses = listeners.addresses.clone();
     audit::started(log, store);
     let servers = Servers::start(config, listeners, store, api_options, nfs_tls);

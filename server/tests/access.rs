@@ -521,9 +521,13 @@ fn nfs_offers_tls_where_there_is_a_certificate_and_rest_says_so() {
     let key = write(&directory, "tls.key", &made.signing_key.serialize_pem());
     let files = ["--tls-cert", text(&certificate), "--tls-key", text(&key)];
     let offered = [9, 1, 0, 0, 8, 0x5354_4152, 0x5454_4c53, 0];
-    for (more, is_offered) in
-        [(&[][..], true), (&["--nfs-tls", "required"], true), (&["--nfs-tls", "off"], false)]
-    {
+    let mutual = ["--nfs-tls", "mutual", "--nfs-tls-client-ca", text(&certificate)];
+    for (more, is_offered) in [
+        (&[][..], true),
+        (&["--nfs-tls", "required"], true),
+        (&mutual, true),
+        (&["--nfs-tls", "off"], false),
+    ] {
         let server = start(&directory, &[&files[..], more].concat());
         let said = probe(&server);
         assert_eq!(said == offered, is_offered, "{said:?}");
@@ -554,6 +558,30 @@ fn a_key_that_is_none_ends_the_server_with_its_name() {
     assert_eq!(output.status.code(), Some(1), "{error}");
     let line = error.lines().find(|line| line.starts_with("slackwaterd: ")).unwrap();
     assert!(line.contains(text(&certificate)), "{error}");
+}
+
+#[test]
+fn authorities_of_clients_that_are_none_end_the_server_with_the_setting() {
+    let directory = TempDir::new().unwrap();
+    let made = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()]).unwrap();
+    let certificate = write(&directory, "tls.crt", &made.cert.pem());
+    let key = write(&directory, "tls.key", &made.signing_key.serialize_pem());
+    let of_no_use = "-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n";
+    for (name, content, says) in [
+        ("none", "-----BEGIN X-----\n-----END X-----\n", "none"),
+        ("bad", of_no_use, "nfs-tls-client-ca"),
+    ] {
+        let authorities = write(&directory, name, content);
+        let mut command = slackwaterd();
+        command.args(on_free_ports(&directory.path().join("store")));
+        command.args(["--tls-cert", text(&certificate), "--tls-key", text(&key)]);
+        command.args(["--nfs-tls", "mutual", "--nfs-tls-client-ca", text(&authorities)]);
+        let output = run_to_end(&mut command);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        let line = error.lines().find(|line| line.starts_with("slackwaterd: ")).unwrap();
+        assert!(line.contains(says), "{error}");
+    }
 }
 
 #[test]

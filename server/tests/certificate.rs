@@ -79,6 +79,59 @@ fn clients_trust_the_appliance_by_the_authority_and_still_do_after_a_renewal() {
 }
 
 #[test]
+fn a_worker_gets_a_certificate_of_the_same_authority() {
+    const ID: &str = "018fa1c3-7c1e-7f00-8b9a-1f2e3d4c5b6a";
+    let directory = TempDir::new().unwrap();
+    let tls = directory.path();
+    assert!(certificate(tls, &["appliance.example"]).status.success());
+    let made = certificate(tls, &["--worker", ID]);
+    let told = text(&made.stdout);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    assert!(told.contains("nfs-certificate") && !told.contains("a new authority"), "{told}");
+    let (public, key) = (format!("worker-{ID}.pem"), format!("worker-{ID}-key.pem"));
+    for (name, mode) in [(&public, 0o644), (&key, 0o600)] {
+        assert_eq!(tls.join(name).metadata().unwrap().permissions().mode() & 0o777, mode);
+    }
+    // It is good for a client of that name, and for no server.
+    for (purpose, is_good) in [("sslclient", true), ("sslserver", false)] {
+        let mut openssl = Command::new("openssl");
+        openssl.args(["verify", "-purpose", purpose, "-verify_hostname", ID, "-CAfile"]);
+        openssl.args([&tls.join("ca.pem"), &tls.join(&public)]);
+        assert_eq!(run_to_end(&mut openssl).status.success(), is_good, "{purpose}");
+    }
+    let keep = std::fs::read(tls.join(&key)).unwrap();
+    assert!(text(&certificate(tls, &["--worker", ID]).stderr).contains("--renew"));
+    assert!(certificate(tls, &["--worker", ID, "--renew"]).status.success());
+    assert_eq!(std::fs::read(tls.join(&key)).unwrap(), keep);
+    std::fs::remove_file(tls.join(&key)).unwrap();
+    let told = text(&certificate(tls, &["--worker", ID, "--renew"]).stdout);
+    assert!(told.contains("the certificate is of another one"), "{told}");
+    assert_ne!(std::fs::read(tls.join(&key)).unwrap(), keep);
+
+    // Names of an appliance do not go with it, nor what is no id.
+    for wrong in [
+        &["--worker", ID, "a.example"][..],
+        &["--worker", "node-1"],
+        &["--worker", ID, "--client", "node-1"],
+        &["--client", "node-1", "a.example"],
+    ] {
+        assert_eq!(certificate(tls, wrong).status.code(), Some(2), "{wrong:?}");
+    }
+    // A machine that is no worker is not to have the id of one.
+    for wrong in [ID, "*.example", "a/b", "::1", ""] {
+        assert_eq!(certificate(tls, &["--client", wrong]).status.code(), Some(1), "{wrong:?}");
+    }
+    assert!(certificate(tls, &["--client", "Admin.example"]).status.success());
+    for name in ["client-admin.example.pem", "client-admin.example-key.pem"] {
+        assert!(tls.join(name).exists(), "{name}");
+    }
+    // An authority of workers alone.
+    let other = directory.path().join("workers");
+    let made = text(&certificate(&other, &["--worker", ID]).stdout);
+    assert!(made.contains("--nfs-tls-client-ca") && !other.join("cert.pem").exists(), "{made}");
+}
+
+#[test]
 fn what_does_not_fit_is_refused_and_nothing_is_made() {
     let directory = TempDir::new().unwrap();
     let tls = directory.path().join("tls");

@@ -5,6 +5,7 @@ program gets them while the server is down; only the process that was started he
 it does not outlive the test.
 """
 
+import copy
 import json
 import os
 import pathlib
@@ -128,6 +129,12 @@ class Appliance:
     def another(self, data_dir, **access):
         """A second appliance with a data directory and rules of its own."""
         return Appliance(self._program, data_dir, self.log_path, token=self._token, **access)
+
+    def for_bearer(self, token):
+        """The same server, as it answers those who show this token."""
+        other = copy.copy(self)
+        other._token = token
+        return other
 
     def request(self, method, path, body=None, content_type="application/octet-stream"):
         """One REST call; returns the bytes of its answer."""

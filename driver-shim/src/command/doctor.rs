@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::json;
 use slackwater_attach::{Attach, Method};
 use slackwater_client::{Client, RetryPolicy, is_readable_on_the_way};
+use slackwater_fuse::{Encryption, WorkerCertificate};
 use tokio::net::UnixStream;
 
 use super::{Format, print, rpc, workers};
@@ -140,7 +141,7 @@ async fn appliance(target: &Target, client: &Client, method: Option<Method>) -> 
                 });
             }
             if target.api.starts_with("https:") && !address.ip().to_canonical().is_loopback() {
-                lines.push(nfs_tls(client, address, method).await);
+                lines.push(nfs_tls(target, client, address, method).await);
             }
         }
         Err(error) => lines.push(Line::new(Level::Fail, "appliance, NFS", error.to_string())),
@@ -158,22 +159,45 @@ async fn appliance(target: &Target, client: &Client, method: Option<Method>) -> 
 }
 
 /// Whether NFS is encrypted on its way to the appliance, as REST is.
-async fn nfs_tls(client: &Client, address: SocketAddr, method: Option<Method>) -> Line {
+async fn nfs_tls(
+    target: &Target,
+    client: &Client,
+    address: SocketAddr,
+    method: Option<Method>,
+) -> Line {
     let what = "appliance, NFS in TLS";
+    if let Some(Err(error)) = target.certificate.as_ref().map(WorkerCertificate::check) {
+        return Line::new(Level::Fail, what, error.to_string());
+    }
     if method == Some(Method::Nfs) {
         let advice =
             "no: a kernel's NFS client sends data and paths in plain text; see --attach fuse";
         return Line::new(Level::Warn, what, advice);
     }
-    match tokio::time::timeout(TIMEOUT, slackwater_fuse::goes_by_tls(client, address)).await {
-        Ok(Ok(true)) => Line::new(Level::Ok, what, "by the certificate of REST"),
-        Ok(Ok(false)) => Line::new(
+    let (export, shown) = (target.export_path.as_str(), target.certificate.clone());
+    let has_certificate = shown.is_some();
+    let asked = slackwater_fuse::encryption(client, address, export, shown);
+    match tokio::time::timeout(TIMEOUT, asked).await {
+        Ok(Ok(Encryption::Mutual)) => {
+            Line::new(Level::Ok, what, "by the certificate of REST, and that of this worker")
+        }
+        Ok(Ok(Encryption::Tls)) if has_certificate => {
+            let detail = "by the certificate of REST; that of this worker is not asked for";
+            Line::new(Level::Ok, what, detail)
+        }
+        Ok(Ok(Encryption::Tls)) => Line::new(Level::Ok, what, "by the certificate of REST"),
+        Ok(Ok(Encryption::None)) => Line::new(
             Level::Warn,
             what,
             "not offered, so data goes in plain text; see nfs-tls there",
         ),
         Ok(Err(error)) => {
-            Line::new(Level::Fail, what, format!("{address}: {error}; see --ca and --api"))
+            // Where the certificate of this worker is refused the text says so.
+            let advice = match error.kind() {
+                std::io::ErrorKind::PermissionDenied => "",
+                _ => "; see --ca and --api",
+            };
+            Line::new(Level::Fail, what, format!("{address}: {error}{advice}"))
         }
         Err(_) => Line::new(Level::Warn, what, "the appliance takes long to answer"),
     }

@@ -43,6 +43,7 @@ pub(super) async fn serve(config: &Config, resume: bool) -> Result<(), DriverErr
     let options = ServeOptions {
         client: config.target.client_of_export()?,
         nfs_address: config.target.nfs_address().await?,
+        certificate: config.target.certificate.clone(),
         export: config.target.export_path.clone(),
         cache_directory: config.cache_dir.clone(),
         cache_size_bytes: config.cache_size.bytes(),

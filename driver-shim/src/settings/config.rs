@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use slackwater_attach::{Options as AttachOptions, Rights};
 use slackwater_client::{Client, ClientBuilder, Token};
+use slackwater_fuse::WorkerCertificate;
 
 use crate::containerd::Namespaces;
 use crate::credential;
@@ -36,6 +37,8 @@ pub struct Target {
     pub credential: Option<PathBuf>,
     /// File with the certificate authority.
     pub ca: Option<PathBuf>,
+    /// What this worker shows to its NFS face, if that asks for a certificate.
+    pub certificate: Option<WorkerCertificate>,
 }
 
 impl Target {
@@ -55,7 +58,8 @@ impl Target {
         }
         let (token_file, ca) = (settings.token_file.clone(), settings.ca.clone());
         let credential = settings.state_dir.as_deref().map(credential::path);
-        Ok(Self { api, nfs, export_path, token_file, credential, ca })
+        let certificate = certificate(settings, &api)?;
+        Ok(Self { api, nfs, export_path, token_file, credential, ca, certificate })
     }
 
     /// A client of its REST face.
@@ -290,7 +294,13 @@ impl Config {
         add("--cache-dir", self.cache_dir.clone().into());
         add("--cache-size", self.cache_size.to_string().into());
         add("--log", self.log.text().into());
-        for (flag, path) in [("--token-file", &self.target.token_file), ("--ca", &self.target.ca)] {
+        let shown = self.target.certificate.as_ref();
+        for (flag, path) in [
+            ("--token-file", self.target.token_file.as_ref()),
+            ("--ca", self.target.ca.as_ref()),
+            ("--nfs-certificate", shown.map(|files| &files.certificate)),
+            ("--nfs-key", shown.map(|files| &files.key)),
+        ] {
             if let Some(path) = path {
                 add(flag, path.clone().into());
             }
@@ -306,6 +316,25 @@ impl Config {
         match self.docker_socket.is_some() || self.containerd_socket.is_some() {
             true => Ok(()),
             false => Err(SettingsError::NoSocket),
+        }
+    }
+}
+
+/// Both files of the certificate, or none.
+fn certificate(settings: &Settings, api: &str) -> Result<Option<WorkerCertificate>, SettingsError> {
+    let alone = |given, needed| Err(SettingsError::Alone { given, needed });
+    match (&settings.nfs_certificate, &settings.nfs_key) {
+        (None, None) => Ok(None),
+        (Some(_), None) => alone("nfs-certificate", "nfs-key"),
+        (None, Some(_)) => alone("nfs-key", "nfs-certificate"),
+        (Some(certificate), Some(_)) if !api.starts_with("https://") => {
+            let expected = format!("expected none, as NFS is not in TLS where api is {api}");
+            Err(value("nfs-certificate", &certificate.to_string_lossy(), &expected))
+        }
+        (Some(certificate), Some(key)) => {
+            // The process that serves the export has them for longer than this one.
+            let certificate = absolute("nfs-certificate", certificate.clone())?;
+            Ok(Some(WorkerCertificate { certificate, key: absolute("nfs-key", key.clone())? }))
         }
     }
 }
@@ -529,7 +558,13 @@ mod tests {
 
     #[test]
     fn the_export_is_served_by_this_program_with_the_same_settings() {
-        let config = checked(|settings| settings.token_file = Some("/token".into())).unwrap();
+        let config = checked(|settings| {
+            settings.token_file = Some("/token".into());
+            settings.api = Some("https://appliance:8049".into());
+            settings.nfs_certificate = Some("/worker.pem".into());
+            settings.nfs_key = Some("/key.pem".into());
+        });
+        let config = config.unwrap();
         let line = config.export_program(Path::new("/bin/driver"));
         let line: Vec<_> = line.iter().map(|word| word.to_str().unwrap()).collect();
         assert_eq!(line[..3], ["/bin/driver", "serve-export", "--keep"]);
@@ -537,5 +572,22 @@ mod tests {
         assert!(follows("--cache-dir", "/var/lib/driver/cache"));
         assert!(follows("--cache-size", "10GiB"));
         assert!(follows("--token-file", "/token"));
+        assert!(follows("--nfs-certificate", "/worker.pem") && follows("--nfs-key", "/key.pem"));
+    }
+
+    #[test]
+    fn a_certificate_goes_with_its_key_and_with_https() {
+        for alone in [
+            checked(|settings| settings.nfs_certificate = Some("/worker.pem".into())),
+            checked(|settings| settings.nfs_key = Some("/key.pem".into())),
+        ] {
+            assert!(matches!(alone, Err(SettingsError::Alone { .. })));
+        }
+        let plain = checked(|settings| {
+            settings.nfs_certificate = Some("/worker.pem".into());
+            settings.nfs_key = Some("/key.pem".into());
+        });
+        let error = plain.unwrap_err().to_string();
+        assert!(error.contains("nfs-certificate") && error.contains("http://"), "{error}");
     }
 }

@@ -61,6 +61,17 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_CA", value_name = "FILE")]
     pub ca: Option<PathBuf>,
 
+    /// File with the certificate (PEM) of this worker, for an appliance whose nfs-tls is `mutual`; with --nfs-key
+    ///
+    /// It names the worker by its id, as that of `slackwaterd certificate --worker ID` does. It is read for each
+    /// connection: one that was renewed needs no restart.
+    #[arg(long, env = "SLACKWATER_NFS_CERTIFICATE", value_name = "FILE")]
+    pub nfs_certificate: Option<PathBuf>,
+
+    /// File with the private key (PEM) of --nfs-certificate
+    #[arg(long, env = "SLACKWATER_NFS_KEY", value_name = "FILE")]
+    pub nfs_key: Option<PathBuf>,
+
     /// Directory of the driver's own state, and of what it mounts; made if missing [default: /var/lib/slackwater-driver]
     #[arg(long, env = "SLACKWATER_STATE_DIR", value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
@@ -236,6 +247,8 @@ impl Settings {
             export_path: self.export_path.or(lower.export_path),
             token_file: self.token_file.or(lower.token_file),
             ca: self.ca.or(lower.ca),
+            nfs_certificate: self.nfs_certificate.or(lower.nfs_certificate),
+            nfs_key: self.nfs_key.or(lower.nfs_key),
             state_dir: self.state_dir.or(lower.state_dir),
             cache_dir: self.cache_dir.or(lower.cache_dir),
             cache_size: self.cache_size.or(lower.cache_size),
@@ -408,6 +421,14 @@ pub enum SettingsError {
          (`slackwater-driver engine-config` tells which paths the engines expect)"
     )]
     NoSocket,
+    /// A setting that means nothing without another.
+    #[error("{given} is set without {needed}: set both or neither")]
+    Alone {
+        /// The setting that was given.
+        given: &'static str,
+        /// The setting that it needs.
+        needed: &'static str,
+    },
     /// A name that stands for no address.
     #[error("nfs is `{got}`, which cannot be resolved: {source}")]
     Resolve {

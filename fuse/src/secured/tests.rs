@@ -73,7 +73,7 @@ impl Identity {
                 stream.shutdown().await.unwrap();
             }
         });
-        Security::of_client(&client).unwrap()
+        Security::of_client(&client, None).unwrap()
     }
 }
 
@@ -172,6 +172,30 @@ async fn what_is_offered_is_taken_and_rest_is_not_asked() {
 }
 
 #[tokio::test]
+async fn a_handshake_is_confirmed_by_the_answer_to_a_call() {
+    let identity = Identity::new();
+    let other = [XID + 1, 1, 0, 0, 0, 0];
+    for (answer, is_confirmed) in [(&SILENT[..], true), (&other, false), (&[], false)] {
+        let security = identity.rest(&[]).await;
+        let acceptor = identity.acceptor.clone();
+        let serve = async |stream| {
+            let mut stream = acceptor.accept(stream).await.unwrap();
+            let mut asked = [0; 44];
+            stream.read_exact(&mut asked).await.unwrap();
+            assert_eq!(asked, *null(AUTH_NONE));
+            if !answer.is_empty() {
+                stream.write_all(&reply(answer)).await.unwrap();
+            }
+            stream.shutdown().await.unwrap();
+        };
+        let confirm = async |begun: io::Result<Stream>| begun.unwrap().confirm().await;
+        let (confirmed, ()) = both(&security, reply(&OFFERED), serve, confirm).await;
+        assert_eq!(confirmed.is_ok(), is_confirmed, "{answer:?}: {confirmed:?}");
+        assert!(!security.is_certificate_asked_for());
+    }
+}
+
+#[tokio::test]
 async fn another_certificate_is_refused() {
     let (identity, other) = (Identity::new(), Identity::new());
     let security = identity.rest(&[]).await;
@@ -255,7 +279,7 @@ fn an_appliance_on_this_machine_or_without_https_is_not_asked() {
         ("https://10.0.0.5:8049", "[::ffff:127.0.0.1]:2049", false),
         ("http://10.0.0.5:8049", "10.0.0.5:2049", false),
     ] {
-        let security = Security::of(&client(url), address.parse().unwrap()).unwrap();
+        let security = Security::of(&client(url), address.parse().unwrap(), None).unwrap();
         assert_eq!(matches!(security, Security::Tls(_)), is_wanted, "{url} {address}");
     }
 }

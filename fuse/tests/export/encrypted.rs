@@ -8,6 +8,7 @@ use crate::support::appliance::{ADDRESS_IN_TLS, Appliance};
 use crate::support::mount::{Mount, forget_pages};
 use crate::support::namespace::Namespace;
 use crate::support::noise;
+use slackwater_fuse::{Encryption, WorkerCertificate, encryption};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
 use tokio::time::timeout;
@@ -59,6 +60,73 @@ fn assert_that_plain_text_is_refused(appliance: &Appliance) {
     };
     let bounded = async { timeout(Duration::from_secs(60), refused).await };
     appliance.calls.block_on(bounded).unwrap();
+}
+
+/// In plain text another machine may mount, as Linux's client does, and that is of no use to it.
+fn assert_that_plain_text_reaches_nothing(appliance: &Appliance) {
+    let too_weak = 5;
+    let refused = async {
+        let path = appliance.client.mount_path().await.unwrap();
+        let mounted = call(appliance.nfs_address, MOUNT, 1, path.path.as_bytes()).await;
+        let [9, 1, 0, 0, 0, 0, 0, length, ref rest @ ..] = mounted[..] else {
+            panic!("not mounted: {mounted:?}")
+        };
+        let words = &rest[..usize::try_from(length).unwrap() / 4];
+        let handle: Vec<u8> = words.iter().flat_map(|word| word.to_be_bytes()).collect();
+        let asked = call(appliance.nfs_address, NFS, 1, &handle).await;
+        assert_eq!(asked, [9, 1, 1, 1, too_weak]);
+    };
+    let bounded = async { timeout(Duration::from_secs(60), refused).await };
+    appliance.calls.block_on(bounded).unwrap();
+}
+
+/// How NFS is reached with this certificate; else why not.
+fn reached(appliance: &Appliance, shown: Option<WorkerCertificate>) -> Result<Encryption, String> {
+    let asked = encryption(&appliance.client, appliance.nfs_address, "/slackwater", shown);
+    let bounded = async { timeout(Duration::from_secs(60), asked).await };
+    appliance.calls.block_on(bounded).unwrap().map_err(|error| error.to_string())
+}
+
+#[test]
+fn a_worker_is_known_by_its_certificate_across_restarts_and_renewals() {
+    namespace().run(|| {
+        let mut appliance = Appliance::start_with_client_certificates();
+        assert_that_plain_text_reaches_nothing(&appliance);
+        let shown = appliance.worker_certificate();
+        assert_eq!(reached(&appliance, shown.clone()), Ok(Encryption::Mutual));
+        let without = reached(&appliance, None).unwrap_err();
+        assert!(without.contains("asks for a certificate"), "{without}");
+        appliance.empty_file("disks/one", 1 << 20);
+        let mut model = vec![0; 1 << 20];
+        let mount = Mount::new(&appliance);
+        let file = mount.open("disks/one");
+        for round in 0..3_u64 {
+            let changed = noise(round + 1, 64 << 10);
+            file.write_all_at(&changed, round << 18).unwrap();
+            let at = usize::try_from(round << 18).unwrap();
+            model[at..at + changed.len()].copy_from_slice(&changed);
+            // What comes next is a new connection, with the files as they are then.
+            appliance.crash();
+            match round {
+                // The certificate that was shown first is worth nothing now.
+                0 => appliance.replace_authority(),
+                1 => appliance.forge_worker_certificate(),
+                _ => {}
+            }
+            appliance.restart();
+            if round == 1 {
+                let refused = reached(&appliance, shown.clone()).unwrap_err();
+                assert!(refused.contains("refuses the certificate"), "{refused}");
+                appliance.renew_worker_certificate();
+            }
+            file.sync_all().unwrap();
+        }
+        forget_pages(&file);
+        let mut all = vec![0; model.len()];
+        file.read_exact_at(&mut all, 0).unwrap();
+        assert!(all == model);
+        assert!(appliance.bytes("disks/one", 0, 1 << 20) == model);
+    });
 }
 
 #[test]

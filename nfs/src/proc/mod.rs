@@ -26,6 +26,7 @@ use slackwater_blockstore::{
 };
 
 use crate::auth::Caller;
+use crate::client_certificate::Shown;
 use crate::handle::{Handle, Target};
 use crate::limits;
 use crate::options::ClientAccess;
@@ -86,6 +87,8 @@ pub(crate) struct Call<'a> {
     /// How its handles, and those that it answers, were mounted; none: by address. What the first handle claims, until
     /// [`Self::target`] has compared it.
     pub(crate) scope: Option<MountScope>,
+    /// What its connection has shown of who the client is.
+    pub(crate) shown: Shown,
 }
 
 /// An object that a handle names, as it is now.
@@ -203,7 +206,7 @@ impl Call<'_> {
     /// What the handle names; it may be gone.
     fn target(&self, handle: &[u8]) -> Result<Target, nfsstat3> {
         let decoded = self.shared.open_handle(handle)?;
-        if decoded.scope != self.scope {
+        if decoded.scope != self.scope || !self.shown.reaches(decoded.scope) {
             return Err(nfsstat3::NFS3ERR_ACCES);
         }
         Ok(decoded.target)

@@ -4,14 +4,23 @@ use nfsserve::nfs::nfsstat3;
 use slackwater_blockstore::InodeId;
 
 use super::handle;
+use crate::client_certificate::Shown;
 use crate::handle::{Target, claimed_scope};
 use crate::scope::MountScope;
 use crate::server::Shared;
 use crate::xdr::Decoder;
 
-/// The file that a WRITE or COMMIT with these arguments is for.
-pub(crate) fn peek_inode(shared: &Shared, arguments: &Decoder<'_>) -> Option<InodeId> {
-    match shared.open_handle(handle(&mut arguments.clone()).ok()?).ok()?.target {
+/// The file that a WRITE or COMMIT with these arguments is for, if it is for one who shows this.
+pub(crate) fn peek_inode(
+    shared: &Shared,
+    arguments: &Decoder<'_>,
+    shown: Shown,
+) -> Option<InodeId> {
+    let decoded = shared.open_handle(handle(&mut arguments.clone()).ok()?).ok()?;
+    if !shown.reaches(decoded.scope) {
+        return None;
+    }
+    match decoded.target {
         Target::Inode { inode, .. } => Some(inode),
         Target::SnapshotDirectory
         | Target::Snapshot(_)

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::*;
 use crate::auth::{Caller, Credentials};
+use crate::client_certificate::Shown;
 use crate::crowd::Crowd;
 use crate::handle::Target;
 use crate::options::ClientAccess;
@@ -242,7 +243,9 @@ async fn what_follows_the_data_of_a_write_is_not_kept_with_it() {
     // Only what was written to before is written to without waiting.
     for may_block in [true, false] {
         for rest in [0, 1 << 19] {
-            let call = Call { shared, caller: &caller, may_block, outlet: None, scope: None };
+            let shown = Shown::NotAsked;
+            let call =
+                Call { shared, caller: &caller, may_block, outlet: None, scope: None, shown };
             let mut arguments = Encoder::new();
             arguments.opaque(&shared.handles.encode(Target::Inode { inode, generation }, None));
             arguments.u64(0);
@@ -268,7 +271,8 @@ async fn a_handle_of_another_generation_is_stale() {
     let file = open_file(shared);
     let credentials = Credentials::new(0, 0, &[]);
     let caller = Caller { credentials, access: ClientAccess::ReadWrite };
-    let call = Call { shared, caller: &caller, may_block: true, outlet: None, scope: None };
+    let shown = Shown::NotAsked;
+    let call = Call { shared, caller: &caller, may_block: true, outlet: None, scope: None, shown };
     let status = |procedure, generation, rest: &[u32]| {
         let target = Target::Inode { inode: file.inode, generation };
         let mut arguments = Encoder::new();

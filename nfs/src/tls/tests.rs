@@ -27,11 +27,11 @@ const LIMIT: Duration = Duration::from_secs(60);
 
 const PROBE: [u32; 11] = [0x8000_0028, 9, 0, 2, 100_003, 3, 0, 7, 0, 0, 0];
 
-fn identity(is_required: bool) -> (NfsTls, CertificateDer<'static>) {
+fn identity(policy: TlsPolicy) -> (NfsTls, CertificateDer<'static>) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let certificate = made.cert.der().clone();
     let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
-    (NfsTls::new(vec![certificate.clone()], key, is_required).unwrap(), certificate)
+    (NfsTls::new(vec![certificate.clone()], key, policy).unwrap(), certificate)
 }
 
 /// A connection whose client has sent its probe, and both its ends; the client's holds few bytes.
@@ -64,7 +64,7 @@ async fn shake_hands(mut stream: TcpStream, trusted: CertificateDer<'static>) ->
 type Client = TlsStream<TcpStream>;
 
 async fn opened() -> (Opened, Client) {
-    let (tls, certificate) = identity(false);
+    let (tls, certificate) = identity(TlsPolicy::Offered);
     let (server, client) = probed().await;
     let patience = Patience::default();
     let (opened, client) = tokio::join!(
@@ -168,7 +168,7 @@ async fn what_comes_with_the_end_or_with_bad_bytes_is_read_before_these() {
 
 #[tokio::test]
 async fn a_handshake_that_stands_still_ends_and_one_that_was_left_is_no_failure() {
-    let (tls, _) = identity(false);
+    let (tls, _) = identity(TlsPolicy::Offered);
     let (server, client) = probed().await;
     let patience = Patience { handshake: Duration::from_millis(1), ..Patience::default() };
     let begun = greeting::begin(server, Port::Nfs(1), &tls, &patience);
@@ -186,7 +186,7 @@ async fn a_handshake_that_stands_still_ends_and_one_that_was_left_is_no_failure(
 
 #[tokio::test]
 async fn portmaps_own_port_offers_none() {
-    let (tls, _) = identity(false);
+    let (tls, _) = identity(TlsPolicy::Offered);
     let (server, _client) = probed().await;
     let port = Port::Portmap { own: 1, nfs: 2 };
     let opened = greeting::begin(server, port, &tls, &Patience::default()).await.unwrap();
@@ -198,17 +198,23 @@ async fn portmaps_own_port_offers_none() {
 fn plain_text_is_refused_to_other_machines_where_tls_is_required() {
     let options =
         NfsOptions { clients: vec!["0.0.0.0/0:rw".parse().unwrap()], ..NfsOptions::default() };
-    for (address, is_required, may) in [
-        ("10.0.0.9:700", true, false),
-        ("10.0.0.9:700", false, true),
-        ("127.0.0.1:700", true, true),
-        ("[::ffff:127.0.0.1]:700", true, true),
-        ("[::ffff:10.0.0.9]:700", true, false),
+    let authority = identity(TlsPolicy::Offered).1;
+    let mutual = || TlsPolicy::Mutual(vec![authority.clone()]);
+    for (address, policy, may, shown) in [
+        ("10.0.0.9:700", TlsPolicy::Required, false, Shown::NotAsked),
+        ("10.0.0.9:700", TlsPolicy::Offered, true, Shown::NotAsked),
+        ("10.0.0.9:700", mutual(), true, Shown::Nothing),
+        ("127.0.0.1:700", TlsPolicy::Required, true, Shown::NotAsked),
+        ("127.0.0.1:700", mutual(), true, Shown::NotAsked),
+        ("[::ffff:127.0.0.1]:700", TlsPolicy::Required, true, Shown::NotAsked),
+        ("[::ffff:10.0.0.9]:700", TlsPolicy::Required, false, Shown::NotAsked),
+        ("[::ffff:10.0.0.9]:700", mutual(), true, Shown::Nothing),
     ] {
         let mut peer = Peer::new(address.parse().unwrap(), Port::Nfs(1), &options);
         assert!(peer.access.is_some());
-        let is_refused = peer.note_plain_text(&identity(is_required).0);
-        let expected = (may, !may);
-        assert_eq!((peer.access.is_some(), is_refused), expected, "{address} {is_required}");
+        let is_refused = peer.note_plain_text(&identity(policy.clone()).0);
+        let got = (peer.access.is_some(), is_refused, peer.shown);
+        assert_eq!(got, (may, !may, shown), "{address} {policy:?}");
+        assert_eq!(peer.is_served(), may && shown != Shown::Nothing);
     }
 }

@@ -22,6 +22,7 @@ mod handles;
 mod hooked;
 mod load;
 mod mount;
+mod mutual_tls;
 mod namespace;
 mod panics;
 mod permissions;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::version::{TLS12, TLS13};
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion};
-use slackwater_nfs::{NfsOptions, NfsTls};
+use slackwater_nfs::{NfsOptions, NfsTls, TlsPolicy};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -31,7 +31,7 @@ fn identity() -> (NfsTls, CertificateDer<'static>) {
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let certificate = made.cert.der().clone();
     let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
-    (NfsTls::new(vec![certificate.clone()], key, false).unwrap(), certificate)
+    (NfsTls::new(vec![certificate.clone()], key, TlsPolicy::Offered).unwrap(), certificate)
 }
 
 fn probe(xid: u32, program: (u32, u32)) -> Vec<u8> {
@@ -69,6 +69,15 @@ async fn handshake(
     versions: &[&'static SupportedProtocolVersion],
     protocol: &[u8],
 ) -> std::io::Result<TlsStream<TcpStream>> {
+    handshake_with(address, Arc::new(trusting(trusted, versions, protocol))).await
+}
+
+/// A client that shows no certificate.
+fn trusting(
+    trusted: &CertificateDer<'static>,
+    versions: &[&'static SupportedProtocolVersion],
+    protocol: &[u8],
+) -> ClientConfig {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -78,19 +87,34 @@ async fn handshake(
         .with_root_certificates(roots)
         .with_no_client_auth();
     config.alpn_protocols = vec![protocol.to_vec()];
+    config
+}
+
+pub(super) async fn handshake_with(
+    address: SocketAddr,
+    config: Arc<ClientConfig>,
+) -> std::io::Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from("localhost").unwrap();
-    TlsConnector::from(Arc::new(config)).connect(name, probed(address).await).await
+    TlsConnector::from(config).connect(name, probed(address).await).await
 }
 
 /// An address at which the server is reached in plain text: what comes there goes on in TLS, cut into records of at most
 /// so many bytes.
 async fn tunnel(server: SocketAddr, trusted: CertificateDer<'static>, cut: usize) -> SocketAddr {
+    tunnel_with(server, Arc::new(trusting(&trusted, &[&TLS13], b"sunrpc")), cut).await
+}
+
+pub(super) async fn tunnel_with(
+    server: SocketAddr,
+    config: Arc<ClientConfig>,
+    cut: usize,
+) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         loop {
             let (plain, _) = listener.accept().await.unwrap();
-            let encrypted = handshake(server, &trusted, &[&TLS13], b"sunrpc").await.unwrap();
+            let encrypted = handshake_with(server, Arc::clone(&config)).await.unwrap();
             let (mut from_server, mut to_server) = tokio::io::split(encrypted);
             let (mut from_client, mut to_client) = plain.into_split();
             tokio::spawn(async move {

@@ -256,6 +256,37 @@ async fn the_snapshots_that_it_reads_are_there_and_none_is_changed() {
     assert_eq!(client.read(&image, 0, 36).await, Err(status::ACCES));
 }
 
+/// A call of each procedure, on the root of a mount, a directory, and the file `disk` in that.
+pub(super) fn all_calls(root: &[u8], home: &[u8], disk: &[u8]) -> Vec<(u32, Args)> {
+    let place = |name: &[u8]| Args::new().place(home, name);
+    let of = |handle: &[u8]| Args::new().opaque(handle);
+    let none = SetAttr::default();
+    vec![
+        (proc::GETATTR, of(disk)),
+        (proc::SETATTR, of(disk).set(&SetAttr::size(3)).u32(0)),
+        (proc::LOOKUP, place(b"disk")),
+        (proc::ACCESS, of(disk).u32(0x3f)),
+        (proc::READLINK, of(disk)),
+        (proc::READ, of(disk).u64(0).u32(100)),
+        (proc::WRITE, write_args(disk, 0, b"after", FILE_SYNC)),
+        (proc::WRITE, write_args(disk, 0, b"after", UNSTABLE)),
+        (proc::CREATE, place(b"new").u32(0).set(&none)),
+        (proc::MKDIR, place(b"new").set(&none)),
+        (proc::SYMLINK, place(b"new").set(&none).opaque(b"disk")),
+        (proc::MKNOD, place(b"new").u32(7).set(&none)),
+        (proc::REMOVE, place(b"disk")),
+        (proc::RMDIR, place(b"disk")),
+        (proc::RENAME, place(b"disk").place(home, b"new")),
+        (proc::LINK, of(disk).place(home, b"new")),
+        (proc::READDIR, of(home).u64(0).u64(0).u32(4096)),
+        (proc::READDIRPLUS, of(home).u64(0).u64(0).u32(1024).u32(4096)),
+        (proc::FSSTAT, of(root)),
+        (proc::FSINFO, of(root)),
+        (proc::PATHCONF, of(root)),
+        (proc::COMMIT, of(disk).u64(0).u32(0)),
+    ]
+}
+
 #[tokio::test]
 async fn a_worker_that_is_revoked_is_refused_from_then_on() {
     let Mounted { gate, mut client, root, home, server: _server, .. } = Mounted::new().await;
@@ -264,33 +295,7 @@ async fn a_worker_that_is_revoked_is_refused_from_then_on() {
     // Also if there is another one.
     for now in [None, Some(MountScope::Worker(OTHER))] {
         gate.set(now);
-        let place = |name: &[u8]| Args::new().place(&home, name);
-        let of = |handle: &[u8]| Args::new().opaque(handle);
-        let none = SetAttr::default();
-        for (procedure, args) in [
-            (proc::GETATTR, of(&disk)),
-            (proc::SETATTR, of(&disk).set(&SetAttr::size(3)).u32(0)),
-            (proc::LOOKUP, place(b"disk")),
-            (proc::ACCESS, of(&disk).u32(0x3f)),
-            (proc::READLINK, of(&disk)),
-            (proc::READ, of(&disk).u64(0).u32(100)),
-            (proc::WRITE, write_args(&disk, 0, b"after", FILE_SYNC)),
-            (proc::WRITE, write_args(&disk, 0, b"after", UNSTABLE)),
-            (proc::CREATE, place(b"new").u32(0).set(&none)),
-            (proc::MKDIR, place(b"new").set(&none)),
-            (proc::SYMLINK, place(b"new").set(&none).opaque(b"disk")),
-            (proc::MKNOD, place(b"new").u32(7).set(&none)),
-            (proc::REMOVE, place(b"disk")),
-            (proc::RMDIR, place(b"disk")),
-            (proc::RENAME, place(b"disk").place(&home, b"new")),
-            (proc::LINK, of(&disk).place(&home, b"new")),
-            (proc::READDIR, of(&home).u64(0).u64(0).u32(4096)),
-            (proc::READDIRPLUS, of(&home).u64(0).u64(0).u32(1024).u32(4096)),
-            (proc::FSSTAT, of(&root)),
-            (proc::FSINFO, of(&root)),
-            (proc::PATHCONF, of(&root)),
-            (proc::COMMIT, of(&disk).u64(0).u32(0)),
-        ] {
+        for (procedure, args) in all_calls(&root, &home, &disk) {
             let (got, _) = client.nfs(procedure, &args).await;
             assert_eq!(got, status::ACCES, "procedure {procedure}, {now:?}");
         }

@@ -15,7 +15,7 @@ use super::strength::weakness;
 use super::text_file::read_text;
 use super::tls;
 use super::tokens::{self, TokenFile};
-use super::{Config, NFS_LISTEN_MAX, NfsTlsMode, TlsPaths};
+use super::{Config, NFS_LISTEN_MAX, NfsTlsPolicy, TlsPaths};
 use crate::memory::{BUDGET_BYTES_MIN, MemoryPlan};
 use crate::options;
 
@@ -121,7 +121,7 @@ struct Checked {
     token_files: Vec<TokenFile>,
     data_dir: PathBuf,
     tls: Option<TlsPaths>,
-    nfs_tls: NfsTlsMode,
+    nfs_tls: NfsTlsPolicy,
     vmstore: Option<VmstoreCredentials>,
     memory: MemoryPlan,
     compaction_bytes_per_second: u64,
@@ -343,6 +343,7 @@ fn value(key: &'static str, got: &str, expected: &str) -> ConfigError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::NfsTlsMode;
 
     /// What is wrong with the default settings, a data directory, and `change`.
     fn fault(change: impl FnOnce(&mut Settings)) -> ConfigError {
@@ -450,7 +451,7 @@ mod tests {
         };
         assert!(matches!(tls(file("no pem")), Err(ConfigError::Empty { .. })));
         let config = tls(file("-----BEGIN X-----\n")).unwrap();
-        assert!(config.tls.is_some() && config.nfs_tls == NfsTlsMode::Offered);
+        assert!(config.tls.is_some() && config.nfs_tls == NfsTlsPolicy::Offered);
     }
 
     #[test]

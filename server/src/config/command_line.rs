@@ -8,6 +8,7 @@ use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand}
 
 use clap_complete::Shell;
 use slackwater_api::Role;
+use uuid::Uuid;
 
 use super::settings::Settings;
 
@@ -42,7 +43,9 @@ pub enum Command {
     /// Make a certificate for TLS, and an authority by which clients know it
     ///
     /// The directory then has cert.pem and key.pem for the server, ca.pem for clients, and ca-key.pem, which signs. An
-    /// authority that is there signs again, so clients need not be changed.
+    /// authority that is there signs again, so clients need not be changed. With --worker and --client it signs a
+    /// certificate by which a machine is known that mounts (--nfs-tls mutual): worker-ID.pem, or client-NAME.pem, and its
+    /// key beside it.
     Certificate(CertificateArguments),
     /// Verify, or repair, the store of --data-dir while no server has it open; exit code 6 if
     /// something is wrong (after a repair: still)
@@ -70,8 +73,16 @@ pub enum Command {
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
 pub struct CertificateArguments {
     /// Names and addresses by which clients reach the server; localhost, 127.0.0.1 and ::1 are added
-    #[arg(required = true, value_name = "NAME")]
+    #[arg(required_unless_present_any = ["worker", "client"], value_name = "NAME")]
     pub names: Vec<String>,
+
+    /// Id of a worker, for which a certificate is made instead; `slackwater worker list` shows it
+    #[arg(long, value_name = "ID", conflicts_with_all = ["names", "client"])]
+    pub worker: Option<Uuid>,
+
+    /// Name of a machine that mounts the whole export, for which a certificate is made instead
+    #[arg(long, value_name = "NAME", conflicts_with = "names")]
+    pub client: Option<String>,
 
     /// Where the files go; made if it is not there
     #[arg(long, value_name = "DIR")]

@@ -39,6 +39,7 @@ use slackwater_api::{Token, VmstoreCredentials};
 use slackwater_nfs::{ClientRule, Squash};
 pub use strength::DIFFERENT_CHARACTERS_MIN;
 pub use text_file::FILE_BYTES_MAX;
+pub use tls::NfsTlsPolicy;
 pub use tokens::{TOKEN_CHARACTERS_MIN, TOKENS_MAX, TokenFile};
 
 use crate::memory::MemoryPlan;
@@ -59,8 +60,8 @@ pub struct Config {
     pub api_listen: SocketAddr,
     /// Certificate and key, if the REST API speaks TLS, and NFS may.
     pub tls: Option<TlsPaths>,
-    /// Whether NFS speaks TLS; not [`NfsTlsMode::Off`] only with [`Self::tls`].
-    pub nfs_tls: NfsTlsMode,
+    /// Whether NFS speaks TLS; not [`NfsTlsPolicy::Off`] only with [`Self::tls`].
+    pub nfs_tls: NfsTlsPolicy,
     /// The file of the token that the server makes itself, if it has no token files.
     pub admin_token_file: Option<PathBuf>,
     /// Who may use the REST API; empty: the bearer of [`Self::admin_token_file`], or else all users on loopback.

@@ -63,9 +63,17 @@ pub struct Settings {
     /// RPC-with-TLS of NFS (RFC 9289) [default: offered with --tls-cert, else off]
     ///
     /// Clients that ask for it are encrypted: drivers that reach REST by https do, with the FUSE attach.
-    /// Linux with `xprtsec=tls` encrypts data, but mounts in plain text, which `required` refuses.
+    /// Linux with `xprtsec=tls` encrypts data, but mounts in plain text, which `required` refuses. With
+    /// `mutual` clients show a certificate of --nfs-tls-client-ca as well (`xprtsec=mtls`), and what they
+    /// mounted is of no use to others.
     #[arg(long, env = "SLACKWATER_NFS_TLS", value_name = "MODE")]
     pub nfs_tls: Option<NfsTlsMode>,
+
+    /// Certificates of the authorities (PEM) by which clients of NFS are known, with --nfs-tls mutual
+    ///
+    /// `slackwaterd certificate --worker ID` makes certificates of workers by the authority that it made, `ca.pem`.
+    #[arg(long, env = "SLACKWATER_NFS_TLS_CLIENT_CA", value_name = "FILE")]
+    pub nfs_tls_client_ca: Option<PathBuf>,
 
     /// Bearer tokens of the REST API, one a line: NAME ROLE blake3:HASH. May be given several times
     ///
@@ -239,7 +247,8 @@ impl Settings {
 
     /// The files that this layer names.
     pub(super) fn files(&self) -> impl Iterator<Item = PathBuf> {
-        let files = [&self.tls_cert, &self.tls_key, &self.vmstore_password_file];
+        let files =
+            [&self.tls_cert, &self.tls_key, &self.nfs_tls_client_ca, &self.vmstore_password_file];
         let tokens = self.token_file.iter().flatten();
         files.into_iter().flatten().chain(tokens).cloned()
     }
@@ -262,6 +271,7 @@ impl Settings {
             tls_cert: self.tls_cert.or(lower.tls_cert),
             tls_key: self.tls_key.or(lower.tls_key),
             nfs_tls: self.nfs_tls.or(lower.nfs_tls),
+            nfs_tls_client_ca: self.nfs_tls_client_ca.or(lower.nfs_tls_client_ca),
             token_file: self.token_file.or(lower.token_file),
             vmstore_user: self.vmstore_user.or(lower.vmstore_user),
             vmstore_password: self.vmstore_password.or(lower_password),
@@ -343,6 +353,8 @@ pub enum NfsTlsMode {
     Offered,
     /// With all but this machine's own: others are refused without
     Required,
+    /// The same with certificates of clients: without one others mount, and call nothing else
+    Mutual,
 }
 
 /// How a log line looks.

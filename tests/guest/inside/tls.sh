@@ -3,9 +3,12 @@
 # Their own loader, with their own libraries.
 TRIXIE="/trixie/lib/ld-linux-x86-64.so.2 --library-path /trixie/lib"
 
-# tlshd_start AUTHORITY: the daemon that makes the kernel's handshakes
+# tlshd_start AUTHORITY [CERTIFICATE KEY]: the daemon that makes the kernel's handshakes, and what it shows
 tlshd_start() {
     printf '[debug]\nloglevel=0\n[authenticate.client]\nx509.truststore=%s\n' "$1" >/run/tlshd.conf
+    if [ $# -eq 3 ]; then
+        printf 'x509.certificate=%s\nx509.private_key=%s\n' "$2" "$3" >>/run/tlshd.conf
+    fi
     $TRIXIE /trixie/tlshd -s -c /run/tlshd.conf >/run/tlshd.log 2>&1 &
     echo $! >/run/tlshd.process
     # While nobody listens for its handshakes, the kernel refuses a mount at once.

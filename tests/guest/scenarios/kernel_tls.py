@@ -18,6 +18,7 @@ import machine
 import recording_proxy
 import trixie
 from scenario import Failure, require, scenario
+from scenarios import kernel_mutual_tls
 
 # Names by which the guest knows its gateway, behind which the appliance is; the certificate has the first.
 NAME, OTHER_NAME = "appliance", "stranger"
@@ -52,6 +53,7 @@ class _Trial:
         for name in ("own", "foreign"):
             _certify(home / name)
         own = home / "own"
+        self.home, self.authority = home, own / "ca.pem"
         self._files = ["--tls-cert", str(own / "cert.pem"), "--tls-key", str(own / "key.pem")]
         self.server = world.appliance.another(home / "data", authority=own / "ca.pem")
         cleanup.callback(self.server.kill)
@@ -69,6 +71,14 @@ class _Trial:
     def start(self):
         """Starts the server, which offers TLS."""
         self.server.start(*self._files)
+
+    def ask_for_certificates(self):
+        """From the next start on, clients in TLS are asked for a certificate of the same authority."""
+        self._files += ["--nfs-tls", "mutual", "--nfs-tls-client-ca", str(self.authority)]
+
+    def put(self, path, text):
+        """Writes a text file in the guest."""
+        _put(self._machine, path, text)
 
     def guest(self, script):
         """Runs a script in the guest; a failure tells what tlshd and the kernel said."""
@@ -169,7 +179,7 @@ def _require_secrecy(world, trial):
     require(_has_data_of(trial.proxy.heard(), world.pool), "the recording shows no data in plain text either")
 
 
-@scenario("Debian 13's kernel and tlshd: xprtsec=tls through a restart of the server; no data in plain text", 180)
+@scenario("Debian 13's kernel and tlshd: xprtsec=tls and mtls through restarts; no data in plain text", 240)
 def kernel_in_tls(world):
     with contextlib.ExitStack() as cleanup:
         trial = _Trial(world, cleanup)
@@ -177,4 +187,5 @@ def kernel_in_tls(world):
         trial.proxy.forget()
         _write_through_a_restart(world, trial)
         _require_secrecy(world, trial)
+        kernel_mutual_tls.check(trial)
         trial.server.stop()

@@ -4,11 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rcgen::{BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair};
+use rustls::pki_types::CertificateDer;
 use slackwater_api::{ApiOptions, MetricsSource, Role, Secret, TlsFiles, Token, Tokens};
 use slackwater_blockstore::{Error, Options, Store};
 use slackwater_client::types::{CreateSnapshot, SnapshotId};
 use slackwater_client::{ByteRange, Client, DataSource};
-use slackwater_nfs::{NfsMetrics, NfsOptions, NfsTls, Squash};
+use slackwater_fuse::WorkerCertificate;
+use slackwater_nfs::{NfsMetrics, NfsOptions, NfsTls, Squash, TlsPolicy};
 use slackwater_server::gate::Gate;
 use tempfile::TempDir;
 use tokio::net::TcpListener;
@@ -83,12 +86,25 @@ impl Appliance {
 
     /// Starts it at [`ADDRESS_IN_TLS`]: REST by https, and NFS for none but those that ask for TLS.
     pub fn start_in_tls() -> Self {
+        Self::start_with(Certificate::new)
+    }
+
+    /// The same, and NFS for none but those that show a certificate of its authority, as [`Self::worker_certificate`] is.
+    pub fn start_with_client_certificates() -> Self {
+        Self::start_with(|folder| {
+            let authority = Authority::new();
+            authority.issue(&worker_files(folder));
+            Certificate { authority: Some(authority), ..Certificate::new(folder) }
+        })
+    }
+
+    fn start_with(certificate: impl FnOnce(&TempDir) -> Certificate) -> Self {
         let calls = runtime();
         // Of a namespace of the test's own.
         let [nfs_address, api_address] =
             [12_049, 18_049].map(|port| SocketAddr::new(ADDRESS_IN_TLS, port));
         let data = tempfile::tempdir().unwrap();
-        let certificate = Certificate::new(&data);
+        let certificate = certificate(&data);
         // Calls by a name or address other than loopback's need one.
         let tokens = vec![admin()];
         let (server, metrics) = serve(&data, nfs_address, api_address, tokens, Some(&certificate));
@@ -109,6 +125,30 @@ impl Appliance {
             metrics,
             _ports: ports,
         }
+    }
+
+    /// What a worker shows to it, if it asks for that.
+    pub fn worker_certificate(&self) -> Option<WorkerCertificate> {
+        self.certificate.as_ref()?.authority.as_ref()?;
+        Some(worker_files(&self.data))
+    }
+
+    /// Puts another certificate, with another key, into the place of the worker's.
+    pub fn renew_worker_certificate(&self) {
+        let authority = self.certificate.as_ref().and_then(|made| made.authority.as_ref());
+        authority.unwrap().issue(&worker_files(&self.data));
+    }
+
+    /// Has another authority from the next start on, of which the worker has a certificate now.
+    pub fn replace_authority(&mut self) {
+        let authority = Authority::new();
+        authority.issue(&worker_files(&self.data));
+        self.certificate.as_mut().unwrap().authority = Some(authority);
+    }
+
+    /// The same with one of an authority that the appliance does not know.
+    pub fn forge_worker_certificate(&self) {
+        Authority::new().issue(&worker_files(&self.data));
     }
 
     /// Ends it without a commit: what was not committed is lost, as when it is killed.
@@ -173,9 +213,40 @@ fn admin() -> Token {
     Token { name: "ops".to_owned(), role: Role::Admin, secret: Secret::new(TOKEN) }
 }
 
-/// The certificate of an appliance.
+fn worker_files(folder: &TempDir) -> WorkerCertificate {
+    let file = |name| folder.path().join(name);
+    WorkerCertificate { certificate: file("worker.pem"), key: file("worker-key.pem") }
+}
+
+/// An authority by which workers are known.
+struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    certificate: CertificateDer<'static>,
+}
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap().der().clone();
+        Self { issuer: Issuer::new(params, key), certificate }
+    }
+
+    fn issue(&self, files: &WorkerCertificate) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec!["node-1.example".to_owned()]).unwrap();
+        params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+        let made = params.signed_by(&key, &self.issuer).unwrap();
+        std::fs::write(&files.certificate, made.pem()).unwrap();
+        std::fs::write(&files.key, key.serialize_pem()).unwrap();
+    }
+}
+
+/// The certificate of an appliance, and the authority of those that it asks for.
 struct Certificate {
     files: TlsFiles,
+    authority: Option<Authority>,
 }
 
 impl Certificate {
@@ -185,12 +256,16 @@ impl Certificate {
         let files = TlsFiles { cert: file("cert.pem"), key: file("key.pem") };
         std::fs::write(&files.cert, made.cert.pem()).unwrap();
         std::fs::write(&files.key, made.signing_key.serialize_pem()).unwrap();
-        Self { files }
+        Self { files, authority: None }
     }
 
     fn nfs(&self) -> NfsTls {
         let (certificates, key) = self.files.read().unwrap();
-        NfsTls::new(certificates, key, true).unwrap()
+        let policy = match &self.authority {
+            Some(authority) => TlsPolicy::Mutual(vec![authority.certificate.clone()]),
+            None => TlsPolicy::Required,
+        };
+        NfsTls::new(certificates, key, policy).unwrap()
     }
 }
 

@@ -15,7 +15,7 @@ use rustix::fs::{Advice, fadvise};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 use slackwater_client::Client;
-use slackwater_fuse::{ServeError, ServeOptions, serve};
+use slackwater_fuse::{ServeError, ServeOptions, WorkerCertificate, serve};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tokio::task::JoinHandle;
@@ -58,6 +58,7 @@ pub struct Mount {
     _watchdog: mpsc::Sender<()>,
     client: Client,
     nfs_address: SocketAddr,
+    certificate: Option<WorkerCertificate>,
     directory: PathBuf,
     is_mounted: bool,
     pub folder: TempDir,
@@ -84,6 +85,7 @@ impl Mount {
             _watchdog: watchdog,
             client: appliance.client.clone(),
             nfs_address,
+            certificate: appliance.worker_certificate(),
             directory: folder.path().join("export"),
             is_mounted: false,
             folder,
@@ -115,6 +117,7 @@ impl Mount {
         let options = ServeOptions {
             client: self.client.clone(),
             nfs_address: self.nfs_address,
+            certificate: self.certificate.clone(),
             export: "/slackwater".to_owned(),
             cache_directory: self.folder.path().join("cache"),
             cache_size_bytes: 64 << 20,
