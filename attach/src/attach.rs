@@ -57,7 +57,8 @@ impl Attach {
     /// its mounts go on, what it had frozen is thawed, also if that freeze ends later, loop devices
     /// that it had not mounted yet are freed. An appliance that is away does not make it fail; mounting a disk does then.
     ///
-    /// A FUSE export that is adopted goes on with the command line it was started with.
+    /// A FUSE export that was started with another command line is mounted again, unless disks of it are in use: then it
+    /// goes on with that ([`Self::is_served_alike`]).
     pub async fn open(options: Options) -> Result<Self, AttachError> {
         to_the_end(async move { Ok(Self { export: Export::open(options).await? }) }).await
     }
@@ -76,6 +77,11 @@ impl Attach {
     /// By what the appliance lets this machine's mount of the export in; none while it is not mounted.
     pub fn mounted_by(&self) -> Option<MountedBy> {
         self.export.mounted_by()
+    }
+
+    /// Whether a FUSE export is served with the command line of the options, and not with that of an earlier daemon.
+    pub fn is_served_alike(&self) -> bool {
+        self.export.is_served_alike()
     }
 
     /// Where the export is visible.

@@ -154,7 +154,21 @@ impl Export {
                 None
             }
             Some(point) if !self.is_mounted_alike(&point).await => {
-                self.replace_if_idle(point).await?
+                let name = |mounts: Option<&str>| match mounts {
+                    Some(mounts) => format!("by a secret path below {mounts}"),
+                    None => "by the address of this machine".to_owned(),
+                };
+                let (is, should) = (name(self.mounted_below(&point)), name(self.mounts_below()));
+                self.replace_if_idle(
+                    point,
+                    &format!("it is mounted {is}, and {should} from now on"),
+                )
+                .await?
+            }
+            // Its server cannot be replaced below disks that are in use: before Linux 6.9 a request that it has taken
+            // would wait for ever.
+            Some(point) if !self.is_served_alike() => {
+                self.replace_if_idle(point, "it is served with earlier settings").await?
             }
             // Its disks could not go on by another mount either. FUSE mounts again by itself.
             Some(point)
@@ -162,7 +176,7 @@ impl Export {
                     && self.disks()?.is_empty()
                     && self.is_refused().await =>
             {
-                self.replace_if_idle(point).await?
+                self.replace_if_idle(point, "the appliance refuses its handles").await?
             }
             other => other,
         };
@@ -184,29 +198,33 @@ impl Export {
         }
     }
 
-    /// Mounts again what is mounted by another path than it would be now, or by one that the appliance refuses, unless
-    /// a disk of it is mounted or attached.
-    async fn replace_if_idle(&self, point: MountPoint) -> Result<Option<MountPoint>, AttachError> {
-        if self.is_idle().await? {
-            return match self.replace(&point).await {
-                Ok(()) => Ok(None),
-                // A program is in it, or the appliance is away.
-                Err(error) => {
-                    tracing::warn!(%error, "the export stays mounted as it is; restart the driver to mount it again");
-                    Ok(Some(point))
-                }
-            };
+    /// Mounts again what is mounted or served otherwise than it would be now, or refused by the appliance, unless a disk
+    /// of it is mounted or attached.
+    async fn replace_if_idle(
+        &self,
+        point: MountPoint,
+        reason: &str,
+    ) -> Result<Option<MountPoint>, AttachError> {
+        if !self.is_idle().await? {
+            tracing::warn!(
+                reason,
+                "the export stays mounted as it is, since disks of it are in use; restart the driver when none is"
+            );
+            return Ok(Some(point));
         }
-        let name = |mounts: Option<&str>| match mounts {
-            Some(mounts) => format!("by a secret path below {mounts}"),
-            None => "by the address of this machine".to_owned(),
-        };
-        tracing::warn!(
-            is = name(self.mounted_below(&point)),
-            should = name(self.mounts_below()),
-            "the export stays mounted as it is, since disks of it are in use; restart the driver when none is"
-        );
-        Ok(Some(point))
+        match self.replace(&point).await {
+            Ok(()) => Ok(None),
+            // A program is in it, or the appliance is away.
+            Err(error) => {
+                tracing::warn!(%error, reason, "the export stays mounted as it is; restart the driver to mount it again");
+                Ok(Some(point))
+            }
+        }
+    }
+
+    /// Whether a FUSE export is served with the settings that it would be served with now.
+    pub(crate) fn is_served_alike(&self) -> bool {
+        self.method == Method::Nfs || self.is_local || self.service().is_served_alike()
     }
 
     /// Whether no disk of the export is mounted or attached, once what is on its way out has gone.

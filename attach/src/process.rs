@@ -1,6 +1,6 @@
 //! Notes about processes that outlive us: a pid is used again, a pid with its start time is not.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -29,6 +29,20 @@ impl Process {
         // Read after the descriptor was opened: from then on the pid is this process.
         let is_same = start_time_of(pid).as_deref() == Some(start_time);
         is_same.then_some(process)
+    }
+
+    /// The words of the command line of the process that `record` names, if it is that one still.
+    pub(crate) fn recorded_words(record: &Path) -> Option<Vec<OsString>> {
+        let process = Self::recorded(record)?;
+        let text = fs::read_to_string(record).ok()?;
+        let (pid, _) = text.trim().split_once(' ')?;
+        let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        // Else the line may be that of another process with its pid. One that has just been started has none yet.
+        if process.has_ended() || line.is_empty() {
+            return None;
+        }
+        let words = line.strip_suffix(&[0]).unwrap_or(&line).split(|byte| *byte == 0);
+        Some(words.map(|word| OsStr::from_bytes(word).to_owned()).collect())
     }
 
     /// The process of this pid.
@@ -124,6 +138,7 @@ fn has_event(descriptor: BorrowedFd<'_>, event: PollFlags, limit: Option<Timespe
 mod tests {
     use super::*;
     use std::process::Command;
+    use std::time::{Duration, Instant};
 
     #[test]
     fn a_record_finds_its_process_only_and_only_while_it_lives() {
@@ -134,6 +149,12 @@ mod tests {
         record(&path, child.id()).unwrap();
         let process = Process::recorded(&path).unwrap();
         assert!(!process.has_ended());
+        let end = Instant::now() + Duration::from_secs(60);
+        while Process::recorded_words(&path).is_none() {
+            assert!(Instant::now() < end, "no command line");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(Process::recorded_words(&path).unwrap(), ["sleep", "1000"]);
         assert!(process.fuse_descriptor().is_none(), "its standard input is no FUSE");
 
         let text = fs::read_to_string(&path).unwrap();

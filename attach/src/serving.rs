@@ -105,6 +105,17 @@ impl Service {
         Ok(None)
     }
 
+    /// Whether what serves was started with the command line that it would be started with now. Where that cannot be
+    /// said, it was.
+    pub(crate) fn is_served_alike(&self) -> bool {
+        let Some(mut words) = Process::recorded_words(&self.keeper_record) else { return true };
+        // Of a keeper that replaced another one.
+        if words.last().is_some_and(|word| word == RESUME_FLAG) {
+            words.pop();
+        }
+        words == self.program
+    }
+
     fn start_keeper(&self, fuse: &OwnedFd, resume: bool) -> io::Result<()> {
         let mut command = keeper::command_of(&self.program)?;
         if resume {

@@ -106,6 +106,7 @@ async fn run_tests(filter: Option<&str>) {
         when_all_are_killed_the_disks_are_lost_and_it_begins_anew,
         an_export_of_another_appliance_is_not_taken_for_ours,
         a_machine_that_joined_mounts_again_once_no_disk_is_in_use,
+        other_settings_count_once_no_disk_is_in_use,
         a_server_that_cannot_start_is_a_clear_error,
         no_link_of_an_export_is_followed_also_of_one_that_was_mounted_before,
     );
@@ -379,6 +380,41 @@ async fn a_machine_that_joined_mounts_again_once_no_disk_is_in_use() {
     }
     let attach = Attach::open(options(of_worker)).await.unwrap();
     attach.mount(DISK, &target(&place), Access::ReadWrite).await.unwrap();
+    end(place, attach).await;
+}
+
+async fn other_settings_count_once_no_disk_is_in_use() {
+    let (place, attach) = place().await;
+    attach.make_file_system("disk").await.unwrap();
+    attach.mount(DISK, &target(&place), Access::ReadWrite).await.unwrap();
+    assert!(attach.is_served_alike());
+    drop(attach);
+    let options = || {
+        let mut program = keeper_program(&place.export);
+        program.push("another-setting".into());
+        place.options(program, tool_program())
+    };
+    let keeper = recorded(&place, "keeper").unwrap();
+    // With a disk it goes on as it is; also by a keeper that replaces another one.
+    let attach = Attach::open(options()).await.unwrap();
+    assert!(!attach.is_served_alike());
+    assert_eq!(recorded(&place, "keeper"), Some(keeper));
+    exercise(&place, &attach, "in use").await;
+    attach.unmount(&target(&place)).await.unwrap();
+    until("it is released", async || attach.is_released(DISK).await.unwrap()).await;
+    drop(attach);
+    let attach = Attach::open(options()).await.unwrap();
+    assert!(attach.is_served_alike() && !is_running(keeper));
+    attach.mount(DISK, &target(&place), Access::ReadWrite).await.unwrap();
+    // A keeper that replaces another one has one word more, and the same settings.
+    let keeper = kill(&place, "keeper").await;
+    until("it is replaced", async || recorded(&place, "keeper").is_some_and(|pid| pid != keeper))
+        .await;
+    assert!(attach.is_served_alike());
+    drop(attach);
+    let attach = Attach::open(options()).await.unwrap();
+    assert!(attach.is_served_alike());
+    exercise(&place, &attach, "adopted").await;
     end(place, attach).await;
 }
 

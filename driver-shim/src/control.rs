@@ -162,13 +162,14 @@ async fn status(State(control): State<Control>) -> Json<Value> {
             "available_bytes": stats.available_bytes }),
         Err(error) => json!({ "reachable": false, "reason": error.to_string() }),
     };
-    let (attach, mounted_by, mounts) = match worker.attached() {
+    let (attach, mounted_by, is_served_alike, mounts) = match worker.attached() {
         Some(attach) => {
             let mounts = attach.mounts().await.map(|mounts| mounts.len()).ok();
             let mounted_by = attach.mounted_by().map(|by| by.to_string());
-            (Some(attach.method().to_string()), mounted_by, mounts)
+            let is_served_alike = attach.is_served_alike();
+            (Some(attach.method().to_string()), mounted_by, Some(is_served_alike), mounts)
         }
-        None => (None, None, None),
+        None => (None, None, None, None),
     };
     let users = |engine| worker.list(engine).iter().filter(|volume| volume.users > 0).count();
     let volumes = |engine| json!({ "all": worker.list(engine).len(), "in_use": users(engine) });
@@ -182,6 +183,7 @@ async fn status(State(control): State<Control>) -> Json<Value> {
         "appliance": appliance,
         "attach": attach,
         "mounted_by": mounted_by,
+        "served_with_these_settings": is_served_alike,
         "mounts": mounts,
         "volumes": { "docker": volumes(Engine::Docker), "containerd": volumes(Engine::Containerd) },
         "cache": cache_statistics(worker).await,

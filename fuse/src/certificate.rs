@@ -83,7 +83,7 @@ impl WorkerCertificate {
 
 /// Shows the certificate in handshakes that ask for one.
 #[derive(Debug)]
-pub(crate) struct Shown {
+pub(crate) struct WorkerIdentity {
     files: WorkerCertificate,
     last: Mutex<Last>,
 }
@@ -97,7 +97,7 @@ struct Last {
     is_asked_for: bool,
 }
 
-impl Shown {
+impl WorkerIdentity {
     pub(crate) fn new(files: WorkerCertificate) -> Self {
         Self { files, last: Mutex::default() }
     }
@@ -108,7 +108,7 @@ impl Shown {
     }
 }
 
-impl ResolvesClientCert for Shown {
+impl ResolvesClientCert for WorkerIdentity {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         let mut last = self.last.lock();
         last.is_asked_for = true;
@@ -191,22 +191,22 @@ mod tests {
     #[test]
     fn a_renewed_certificate_is_shown_and_the_last_one_while_it_is_half_there() {
         let pair = Pair::new();
-        let shown = Shown::new(pair.files.clone());
-        assert!(!shown.is_asked_for());
-        let of = |shown: &Shown| shown.resolve(&[], &[]).unwrap().cert[0].clone();
-        let first = of(&shown);
-        assert_eq!(of(&shown), first);
+        let identity = WorkerIdentity::new(pair.files.clone());
+        assert!(!identity.is_asked_for());
+        let of = |identity: &WorkerIdentity| identity.resolve(&[], &[]).unwrap().cert[0].clone();
+        let first = of(&identity);
+        assert_eq!(of(&identity), first);
         let key = std::fs::read(&pair.files.key).unwrap();
         pair.renew();
         let other_key = std::fs::read(&pair.files.key).unwrap();
         // The new certificate with the old key.
         std::fs::write(&pair.files.key, key).unwrap();
         assert!(matches!(pair.files.check(), Err(WorkerCertificateError::Pair { .. })));
-        assert_eq!(of(&shown), first);
+        assert_eq!(of(&identity), first);
         std::fs::remove_file(&pair.files.key).unwrap();
-        assert_eq!(of(&shown), first);
+        assert_eq!(of(&identity), first);
         std::fs::write(&pair.files.key, other_key).unwrap();
-        assert!(of(&shown) != first && pair.files.check().is_ok() && shown.is_asked_for());
+        assert!(of(&identity) != first && pair.files.check().is_ok() && identity.is_asked_for());
     }
 
     #[test]
@@ -215,7 +215,7 @@ mod tests {
         std::fs::write(&pair.files.certificate, "no pem").unwrap();
         let error = pair.files.check().unwrap_err();
         assert!(error.to_string().contains("cert.pem"), "{error}");
-        assert!(Shown::new(pair.files.clone()).resolve(&[], &[]).is_none());
+        assert!(WorkerIdentity::new(pair.files.clone()).resolve(&[], &[]).is_none());
         let missing = WorkerCertificate {
             certificate: pair.directory.path().join("none.pem"),
             ..pair.files.clone()

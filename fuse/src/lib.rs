@@ -117,12 +117,17 @@ pub async fn encryption(
     let stream = tokio::net::TcpStream::connect(nfs_address).await?;
     let mut stream = security.begin(stream).await?;
     stream.confirm().await?;
-    if !stream.is_encrypted {
+    let is_encrypted = stream.is_encrypted;
+    // Its place is for another one.
+    drop(stream);
+    if !is_encrypted {
         return Ok(Encryption::None);
     }
     if !security.is_certificate_asked_for() {
         return Ok(Encryption::Tls);
     }
+    // Without a path it is not the certificate that is refused.
+    client.path_to_mount(export).await.map_err(io::Error::other)?;
     let path = MountPath::new(client, export);
     let nfs = Nfs::new(nfs_address, security, path, Arc::default());
     match nfs.status().await {

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use slackwater_client::{Client, ClientError, ProblemCode};
 use tokio::time::Instant;
 
-/// How long no path is asked for after the appliance gave none: a worker that was revoked would else use up the tries that
+/// How long no path is asked for after the appliance gave none, or took none: a worker that was revoked would else use up the tries that
 /// its address has, one at each `df`.
 const REFUSED_PAUSE: Duration = Duration::from_secs(10);
 
@@ -53,10 +53,14 @@ impl MountPath {
         }
         self.client.path_to_mount(&self.export).await.map_err(|error| {
             tracing::error!(%error, "the appliance gives this machine no path to mount");
-            let errno = errno_of(&error);
-            *self.refused.lock() = Some((errno, Instant::now() + REFUSED_PAUSE));
-            errno
+            self.refuse(errno_of(&error))
         })
+    }
+
+    /// Has it give no path for a while, as the appliance gives none, or lets nothing be mounted by those that it gives.
+    pub(crate) fn refuse(&self, errno: Errno) -> Errno {
+        *self.refused.lock() = Some((errno, Instant::now() + REFUSED_PAUSE));
+        errno
     }
 }
 

@@ -150,7 +150,7 @@ impl Nfs {
                          nfs-tls; where that is `mutual`, nfs-certificate has to be that of this worker, or of no worker where \
                          a token-file is given"
                     );
-                    return Err(Errno::ACCESS);
+                    return Err(self.path.refuse(Errno::ACCESS));
                 }
                 Err(errno) => return Err(errno),
             }

@@ -39,6 +39,8 @@ const CALLS_MAX: usize = 64;
 /// First and longest wait before the next try to connect.
 const RECONNECT_WAIT_MIN: Duration = Duration::from_millis(50);
 const RECONNECT_WAIT_MAX: Duration = Duration::from_secs(2);
+/// The longest where the appliance refuses this machine: each try is a handshake, and a line in its log.
+const REFUSED_WAIT_MAX: Duration = Duration::from_secs(15);
 /// A host that answers at all does so within a few round trips.
 const CONNECT_TIME_MAX: Duration = Duration::from_secs(5);
 /// The same for the handshake of TLS, and for what REST is asked about it.
@@ -267,8 +269,13 @@ impl Connection {
                 );
                 known = Some(reason);
             }
+            let wait_max = match lost.kind() {
+                io::ErrorKind::PermissionDenied => REFUSED_WAIT_MAX,
+                _ => RECONNECT_WAIT_MAX,
+            };
+            wait = wait.min(wait_max);
             sleep(wait).await;
-            wait = (wait * 2).min(RECONNECT_WAIT_MAX);
+            wait = (wait * 2).min(wait_max);
         }
     }
 

@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
-use crate::certificate::{Shown, WorkerCertificate, explained};
+use crate::certificate::{WorkerCertificate, WorkerIdentity, explained};
 use crate::rpc::read_record;
 use crate::xdr::Encoder;
 
@@ -79,10 +79,16 @@ impl Stream {
         let sent = sent.await;
         let reply = read_record(&mut self.reader).await.map_err(explained)?;
         sent?;
-        match reply.starts_with(&XID.to_be_bytes()) {
+        let (message_reply, accepted, no_verifier, success) = (1, 0, [0, 0], 0);
+        let mut expected = Encoder::default();
+        for word in [XID, message_reply, accepted].into_iter().chain(no_verifier) {
+            expected.u32(word);
+        }
+        expected.u32(success);
+        match reply == expected.bytes {
             true => Ok(()),
             false => {
-                let reason = "a reply to a call that was not made";
+                let reason = "another reply than that NULL was carried out";
                 Err(io::Error::new(io::ErrorKind::InvalidData, reason))
             }
         }
@@ -104,7 +110,7 @@ pub(crate) struct Trust {
     client: Client,
     tls: RpcTls,
     /// What is shown to it, if it asks for a certificate.
-    shown: Option<Arc<Shown>>,
+    identity: Option<Arc<WorkerIdentity>>,
     told: Arc<Mutex<Told>>,
 }
 
@@ -137,10 +143,10 @@ impl Security {
         client: &Client,
         certificate: Option<WorkerCertificate>,
     ) -> Result<Self, ClientError> {
-        let shown = certificate.map(|files| Arc::new(Shown::new(files)));
-        let resolver = shown.as_ref().map(|shown| Arc::clone(shown) as _);
+        let identity = certificate.map(|files| Arc::new(WorkerIdentity::new(files)));
+        let resolver = identity.as_ref().map(|identity| Arc::clone(identity) as _);
         Ok(match client.rpc_tls(resolver)? {
-            Some(tls) => Self::Tls(Box::new(Trust::new(client, tls, shown))),
+            Some(tls) => Self::Tls(Box::new(Trust::new(client, tls, identity))),
             None => Self::None,
         })
     }
@@ -149,7 +155,9 @@ impl Security {
     pub(crate) fn is_certificate_asked_for(&self) -> bool {
         match self {
             Self::None => false,
-            Self::Tls(trust) => trust.shown.as_ref().is_some_and(|shown| shown.is_asked_for()),
+            Self::Tls(trust) => {
+                trust.identity.as_ref().is_some_and(|identity| identity.is_asked_for())
+            }
         }
     }
 
@@ -173,8 +181,8 @@ impl Security {
 }
 
 impl Trust {
-    fn new(client: &Client, tls: RpcTls, shown: Option<Arc<Shown>>) -> Self {
-        Self { client: client.clone(), tls, shown, told: Arc::default() }
+    fn new(client: &Client, tls: RpcTls, identity: Option<Arc<WorkerIdentity>>) -> Self {
+        Self { client: client.clone(), tls, identity, told: Arc::default() }
     }
 
     /// Whether the appliance offers TLS. Where it does not, NFS refuses a worker that was revoked since.

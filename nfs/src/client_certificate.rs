@@ -66,7 +66,7 @@ impl Shown {
     }
 
     /// Whether a mount of this scope is answered. In plain text it is: what is mounted is reached by a certificate alone.
-    pub(crate) fn mounts(self, scope: Option<MountScope>) -> bool {
+    pub(crate) fn may_mount(self, scope: Option<MountScope>) -> bool {
         self == Self::Nothing || self.reaches(scope)
     }
 }
@@ -163,7 +163,7 @@ mod tests {
             (of(Named::Unclear), [false; 4], [false; 4]),
         ] {
             assert_eq!(scopes.map(|scope| shown.reaches(scope)), reached, "{shown:?}");
-            assert_eq!(scopes.map(|scope| shown.mounts(scope)), mounted, "{shown:?}");
+            assert_eq!(scopes.map(|scope| shown.may_mount(scope)), mounted, "{shown:?}");
         }
     }
 

@@ -184,7 +184,7 @@ pub struct NfsMetricsSnapshot {
     pub calls_in_flight: u64,
     /// Bytes that those calls are charged, now.
     pub bytes_in_flight: u64,
-    /// Calls refused before they ran: unknown programs and procedures, credentials, addresses.
+    /// Calls refused before they ran: unknown programs and procedures, credentials, addresses, no certificate.
     pub calls_refused: u64,
     /// Resent calls that were answered with the first reply.
     pub duplicates_replayed: u64,

@@ -67,7 +67,7 @@ pub(crate) fn run(
         MountProcedure::Dump => dump(call, reply),
         MountProcedure::Unmount => {
             let path = arguments.opaque(limits::MOUNT_PATH_BYTES_MAX)?;
-            call.shared.mounts.remove(client, &shown(call, path));
+            call.shared.mounts.remove(client, &listed_path(call, path));
         }
         MountProcedure::UnmountAll => call.shared.mounts.remove_all(client),
         MountProcedure::Export => export(call, reply),
@@ -90,7 +90,7 @@ fn mount(
     };
     match enter(call, mounter, names) {
         Ok(handle) => {
-            call.shared.mounts.add(mounter.address, &shown(call, path));
+            call.shared.mounts.add(mounter.address, &listed_path(call, path));
             put_status(reply, nfsstat3::NFS3_OK);
             reply.opaque(&handle);
             let flavors = [auth::FLAVOR_SYS];
@@ -130,7 +130,7 @@ fn check_certificate(
     mounter: Mounter,
     scope: Option<MountScope>,
 ) -> Result<(), nfsstat3> {
-    if call.shown.mounts(scope) {
+    if call.shown.may_mount(scope) {
         return Ok(());
     }
     let path_of = match scope {
@@ -148,7 +148,7 @@ fn is_of_secrets(name: &[u8]) -> bool {
 }
 
 /// The path as lists show it: without a secret, and what comes after it.
-fn shown<'p>(call: &Call<'_>, path: &'p [u8]) -> Cow<'p, [u8]> {
+fn listed_path<'p>(call: &Call<'_>, path: &'p [u8]) -> Cow<'p, [u8]> {
     let export = call.shared.options.export_path.as_str();
     let first = names_below(export, path).and_then(|mut names| names.next());
     match first.filter(|name| is_of_secrets(name)) {

@@ -108,6 +108,17 @@ async fn serve(
     servers.run(stop).await
 }
 
+/// Reads the files of TLS, as a start does.
+///
+/// # Errors
+/// One cannot be read or used.
+pub fn check_tls(config: &Config) -> Result<(), ServerError> {
+    if let Some(files) = options::tls(config) {
+        files.read().map_err(ServerError::Api)?;
+    }
+    options::nfs_tls(config).map(drop)
+}
+
 /// Opens the store, which may take seconds after a crash, beside the runtime.
 async fn open(config: &Config) -> Result<Arc<Store>, ServerError> {
     let options = options::store(config);

@@ -43,6 +43,7 @@ import scenarios.outage
 import scenarios.kill
 import scenarios.kill_layers
 import scenarios.identity
+import scenarios.upgrade
 import scenarios.end
 
 # Of each log that is shown after a failure.

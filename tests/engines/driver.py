@@ -34,7 +34,7 @@ class Driver:
     def __init__(self, program, directory, name, api_url, nfs_address, plugin, wrapper=(),
                  arguments=()):
         self._program = program
-        self.api_url = api_url
+        self.api_url, self.nfs_address = api_url, nfs_address
         self.state = directory / "state"
         self.cache = directory / "cache"
         self.docker_socket = f"/run/docker/plugins/{plugin}.sock"

@@ -47,6 +47,15 @@ class Server(appliance.Appliance):
         request = {"name": unique} | ({"worker_id": worker_id} if worker_id else {})
         return unique, self.call("POST", "/v1/workers", request)["join_token"]
 
+    @property
+    def token(self):
+        """The administrator's."""
+        return self._token
+
+    def use(self, program):
+        """Is another release from the next start on."""
+        self._program = program
+
     def revoke(self, name):
         """The worker reaches no REST call from now on."""
         self.call("DELETE", f"/v1/workers/{name}")
@@ -99,6 +108,8 @@ class Worker:
                 f"127.0.0.1:{port}", plugin, wrapper, arguments,
             )
             storage, socket = plugin, self.driver.containerd_socket
+            # A scenario may have another one run in its place.
+            self.own_process = self.driver.process
         self.containerd = Containerd(directory, name, control_group, socket, release, arguments)
         self.docker = None
         if release is DEBIAN:
@@ -173,22 +184,23 @@ class World:
         directory.mkdir(exist_ok=True)
         return directory
 
-    def server(self, name="appliance", capacity=CAPACITY):
+    def server(self, name="appliance", capacity=CAPACITY, program=None):
         """The appliance; another name makes another one."""
         for known, server in self._servers:
             if known == name:
                 return server
         server = Server(
-            os.environ["SLACKWATERD"], self._directory / name, self._directory / f"{name}.log",
+            program or os.environ["SLACKWATERD"], self._directory / name, self._directory / f"{name}.log",
             capacity=capacity,
         )
         server.start()
         self._servers.append((name, server))
         return server
 
-    def worker(self, name, server=None, wrapper=(), release=DEBIAN, arguments=()):
+    def worker(self, name, server=None, wrapper=(), release=DEBIAN, arguments=(), prepare=None):
         """The worker of that name, started when it is first asked for. The wrapper is a command
-        that the driver is started by, with more arguments; the release is containerd's."""
+        that the driver is started by, with more arguments; the release is containerd's; `prepare` is
+        called with a worker before it starts."""
         if name not in self._workers:
             if not self.stand_in:
                 server = server or self.server()
@@ -197,14 +209,16 @@ class World:
                 arguments,
             )
             self._workers[name] = worker
+            if prepare:
+                prepare(worker)
             worker.start()
         return self._workers[name]
 
     @contextlib.contextmanager
-    def fresh_worker(self, name, server=None, wrapper=(), release=DEBIAN, arguments=()):
+    def fresh_worker(self, name, server=None, wrapper=(), release=DEBIAN, arguments=(), prepare=None):
         """A worker for one scenario, with nothing in its caches."""
         require(name not in self._workers, f"worker {name} is not fresh")
-        worker = self.worker(name, server, wrapper, release, arguments)
+        worker = self.worker(name, server, wrapper, release, arguments, prepare)
         yield worker
         worker.clear()
         # One that was started in a crippled world cannot, and has nothing.

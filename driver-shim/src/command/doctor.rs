@@ -19,7 +19,7 @@ use crate::engine::containerd::Containerd;
 use crate::engine::daemon::Daemon;
 use crate::engine::docker::Docker;
 use crate::error::DriverError;
-use crate::settings::{CONTAINERD_API, Settings, Target};
+use crate::settings::{CONTAINERD_API, Settings, Target, attach_choice};
 
 /// Time to wait for each answer: a diagnosis is to be quick.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -102,20 +102,21 @@ pub(super) async fn run(
 
 /// The kernel and the tools, and how disks are attached.
 async fn machine(settings: &Settings) -> (Vec<Line>, Option<Method>) {
-    let wanted = settings.attach.and_then(crate::settings::AttachChoice::method);
+    let (wanted, wrong) = match attach_choice(settings) {
+        Ok(chosen) => (chosen.method(), None),
+        Err(error) => (None, Some(Line::new(Level::Fail, "settings", error.to_string()))),
+    };
     let probe = Attach::probe(wanted).await;
-    let mut lines: Vec<_> = probe
-        .findings
-        .into_iter()
-        .map(|finding| {
-            let level = match (finding.is_present, finding.is_required) {
-                (true, _) => Level::Ok,
-                (false, true) => Level::Fail,
-                (false, false) => Level::Warn,
-            };
-            Line::new(level, &finding.what, finding.advice)
-        })
-        .collect();
+    let mut lines: Vec<_> = wrong.into_iter().collect();
+    let findings = probe.findings.into_iter().map(|finding| {
+        let level = match (finding.is_present, finding.is_required) {
+            (true, _) => Level::Ok,
+            (false, true) => Level::Fail,
+            (false, false) => Level::Warn,
+        };
+        Line::new(level, &finding.what, finding.advice)
+    });
+    lines.extend(findings);
     lines.push(match probe.method {
         Some(method) => Line::new(Level::Ok, "disks are attached by", method.to_string()),
         None => Line::new(Level::Fail, "attaching", "no way works; see the lines above"),
@@ -281,6 +282,11 @@ async fn daemon(settings: &Settings) -> Vec<Line> {
     if let Some(socket) = settings.control_socket.clone().or(in_state) {
         let what = "daemon";
         lines.push(match Daemon::new(&socket).status().await {
+            Ok(status) if status["served_with_these_settings"] == false => Line::new(
+                Level::Warn,
+                what,
+                "its export is mounted with earlier settings, which count until no container uses it: then restart the driver",
+            ),
             Ok(status) => {
                 let worker = status["worker_id"].as_str().unwrap_or_default();
                 Line::new(Level::Ok, what, format!("worker {worker}"))

@@ -17,6 +17,7 @@ use crate::registry::Registries;
 use crate::trust::{PrivateRegistry, PrivateRegistryParseError, Trust, TrustedMakers};
 use crate::worker::{LayerKind, Push, WorkerOptions};
 
+use super::certificate;
 use super::{AttachChoice, LogFilter, LogFormat, Settings, SettingsError, Size, read_bounded};
 
 /// The port of NFS (RFC 1813 section 2.1).
@@ -58,7 +59,7 @@ impl Target {
         }
         let (token_file, ca) = (settings.token_file.clone(), settings.ca.clone());
         let credential = settings.state_dir.as_deref().map(credential::path);
-        let certificate = certificate(settings, &api)?;
+        let certificate = certificate::files(settings, &api)?;
         Ok(Self { api, nfs, export_path, token_file, credential, ca, certificate })
     }
 
@@ -222,7 +223,7 @@ impl Config {
                 settings.registry_ca.clone(),
             ),
             push: given(settings.push, "push")?,
-            attach: given(settings.attach, "attach")?,
+            attach: certificate::attach_choice(settings)?,
             docker_socket: settings.docker_socket.clone(),
             docker_api: docker_api(settings)?,
             containerd_socket: settings.containerd_socket.clone(),
@@ -320,25 +321,6 @@ impl Config {
     }
 }
 
-/// Both files of the certificate, or none.
-fn certificate(settings: &Settings, api: &str) -> Result<Option<WorkerCertificate>, SettingsError> {
-    let alone = |given, needed| Err(SettingsError::Alone { given, needed });
-    match (&settings.nfs_certificate, &settings.nfs_key) {
-        (None, None) => Ok(None),
-        (Some(_), None) => alone("nfs-certificate", "nfs-key"),
-        (None, Some(_)) => alone("nfs-key", "nfs-certificate"),
-        (Some(certificate), Some(_)) if !api.starts_with("https://") => {
-            let expected = format!("expected none, as NFS is not in TLS where api is {api}");
-            Err(value("nfs-certificate", &certificate.to_string_lossy(), &expected))
-        }
-        (Some(certificate), Some(key)) => {
-            // The process that serves the export has them for longer than this one.
-            let certificate = absolute("nfs-certificate", certificate.clone())?;
-            Ok(Some(WorkerCertificate { certificate, key: absolute("nfs-key", key.clone())? }))
-        }
-    }
-}
-
 /// The token in a file.
 pub(crate) fn read_token(path: &Path) -> Result<Token, SettingsError> {
     let text = String::from_utf8(read_bounded(path)?)
@@ -355,12 +337,12 @@ fn is_reached(path: &Path) -> bool {
 
 /// Paths outlive the directory that the daemon was started in: mounts and other processes
 /// have them.
-fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, SettingsError> {
+pub(super) fn absolute(key: &'static str, path: PathBuf) -> Result<PathBuf, SettingsError> {
     std::path::absolute(&path)
         .map_err(|error| value(key, &path.display().to_string(), &error.to_string()))
 }
 
-fn given<T>(setting: Option<T>, key: &'static str) -> Result<T, SettingsError> {
+pub(super) fn given<T>(setting: Option<T>, key: &'static str) -> Result<T, SettingsError> {
     setting.ok_or(SettingsError::Missing { key })
 }
 
@@ -397,7 +379,7 @@ fn private_registries(texts: Option<&[String]>) -> Result<Vec<PrivateRegistry>, 
     texts.unwrap_or_default().iter().map(parse).collect()
 }
 
-fn value(key: &'static str, got: &str, expected: &str) -> SettingsError {
+pub(super) fn value(key: &'static str, got: &str, expected: &str) -> SettingsError {
     SettingsError::Value { key, got: got.to_owned(), expected: expected.to_owned() }
 }
 
@@ -573,21 +555,5 @@ mod tests {
         assert!(follows("--cache-size", "10GiB"));
         assert!(follows("--token-file", "/token"));
         assert!(follows("--nfs-certificate", "/worker.pem") && follows("--nfs-key", "/key.pem"));
-    }
-
-    #[test]
-    fn a_certificate_goes_with_its_key_and_with_https() {
-        for alone in [
-            checked(|settings| settings.nfs_certificate = Some("/worker.pem".into())),
-            checked(|settings| settings.nfs_key = Some("/key.pem".into())),
-        ] {
-            assert!(matches!(alone, Err(SettingsError::Alone { .. })));
-        }
-        let plain = checked(|settings| {
-            settings.nfs_certificate = Some("/worker.pem".into());
-            settings.nfs_key = Some("/key.pem".into());
-        });
-        let error = plain.unwrap_err().to_string();
-        assert!(error.contains("nfs-certificate") && error.contains("http://"), "{error}");
     }
 }

@@ -9,6 +9,7 @@
 //! Invariants: a [`Config`] can be worked with as it is, but for what only the machine and the
 //! appliance know. No error and no text shows the token.
 
+mod certificate;
 mod config;
 mod size;
 
@@ -25,6 +26,7 @@ use tracing_subscriber::EnvFilter;
 use crate::small_file;
 use crate::worker::{LayerKind, Push};
 
+pub(crate) use certificate::attach_choice;
 pub(crate) use config::read_token;
 pub use config::{Config, Target};
 pub use size::{Size, SizeError};

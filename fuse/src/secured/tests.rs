@@ -175,7 +175,10 @@ async fn what_is_offered_is_taken_and_rest_is_not_asked() {
 async fn a_handshake_is_confirmed_by_the_answer_to_a_call() {
     let identity = Identity::new();
     let other = [XID + 1, 1, 0, 0, 0, 0];
-    for (answer, is_confirmed) in [(&SILENT[..], true), (&other, false), (&[], false)] {
+    let (denied, unknown) = ([XID, 1, 1, 1, 5], [XID, 1, 0, 0, 0, 1]);
+    for (answer, is_confirmed) in
+        [(&SILENT[..], true), (&other, false), (&denied, false), (&unknown, false), (&[], false)]
+    {
         let security = identity.rest(&[]).await;
         let acceptor = identity.acceptor.clone();
         let serve = async |stream| {

@@ -88,7 +88,7 @@ fn reached(appliance: &Appliance, shown: Option<WorkerCertificate>) -> Result<En
 }
 
 #[test]
-fn a_worker_is_known_by_its_certificate_across_restarts_and_renewals() {
+fn a_certificate_is_shown_across_restarts_and_renewals() {
     namespace().run(|| {
         let mut appliance = Appliance::start_with_client_certificates();
         assert_that_plain_text_reaches_nothing(&appliance);

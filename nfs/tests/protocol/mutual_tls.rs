@@ -7,16 +7,16 @@ use rcgen::{
     BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
     date_time_ymd,
 };
+use rustls::ClientConfig;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::version::TLS13;
-use rustls::{ClientConfig, RootCertStore};
 use slackwater_blockstore::{FilePath, Result as StoreResult, SnapshotId};
 use slackwater_nfs::{MountGate, MountScope, Mounter, NfsOptions, NfsTls, TlsPolicy};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::timeout;
 use uuid::Uuid;
 
-use super::tls::{handshake_with, tunnel_with};
+use super::tls::{Pair, handshake_with, trusting, tunnel_with};
 use super::workers::all_calls;
 use crate::common::client::{Client, Cred, FILE_SYNC, MOUNT, NFS, UNSTABLE, call, proc, record};
 use crate::common::server::LIMIT;
@@ -53,8 +53,6 @@ struct Authority {
     issuer: Issuer<'static, KeyPair>,
     certificate: CertificateDer<'static>,
 }
-
-type Pair = (CertificateDer<'static>, PrivateKeyDer<'static>);
 
 impl Authority {
     fn new() -> Self {
@@ -117,21 +115,7 @@ impl Asking {
 
     /// A client that shows this certificate, or none.
     fn config(&self, shown: Option<Pair>) -> Arc<ClientConfig> {
-        let mut roots = RootCertStore::empty();
-        roots.add(self.authority.certificate.clone()).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let builder = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&TLS13])
-            .unwrap()
-            .with_root_certificates(roots);
-        let mut config = match shown {
-            Some((certificate, key)) => {
-                builder.with_client_auth_cert(vec![certificate], key).unwrap()
-            }
-            None => builder.with_no_client_auth(),
-        };
-        config.alpn_protocols = vec![b"sunrpc".to_vec()];
-        Arc::new(config)
+        Arc::new(trusting(&self.authority.certificate, &[&TLS13], b"sunrpc", shown))
     }
 
     /// Where the server is reached with a certificate of this name.

@@ -69,23 +69,30 @@ async fn handshake(
     versions: &[&'static SupportedProtocolVersion],
     protocol: &[u8],
 ) -> std::io::Result<TlsStream<TcpStream>> {
-    handshake_with(address, Arc::new(trusting(trusted, versions, protocol))).await
+    handshake_with(address, Arc::new(trusting(trusted, versions, protocol, None))).await
 }
 
-/// A client that shows no certificate.
-fn trusting(
+/// A certificate and its key.
+pub(super) type Pair = (CertificateDer<'static>, PrivateKeyDer<'static>);
+
+/// A client that shows a certificate, or none.
+pub(super) fn trusting(
     trusted: &CertificateDer<'static>,
     versions: &[&'static SupportedProtocolVersion],
     protocol: &[u8],
+    shown: Option<Pair>,
 ) -> ClientConfig {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.clone()).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider)
+    let builder = ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(versions)
         .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
+        .with_root_certificates(roots);
+    let mut config = match shown {
+        Some((certificate, key)) => builder.with_client_auth_cert(vec![certificate], key).unwrap(),
+        None => builder.with_no_client_auth(),
+    };
     config.alpn_protocols = vec![protocol.to_vec()];
     config
 }
@@ -101,7 +108,7 @@ pub(super) async fn handshake_with(
 /// An address at which the server is reached in plain text: what comes there goes on in TLS, cut into records of at most
 /// so many bytes.
 async fn tunnel(server: SocketAddr, trusted: CertificateDer<'static>, cut: usize) -> SocketAddr {
-    tunnel_with(server, Arc::new(trusting(&trusted, &[&TLS13], b"sunrpc")), cut).await
+    tunnel_with(server, Arc::new(trusting(&trusted, &[&TLS13], b"sunrpc", None)), cut).await
 }
 
 pub(super) async fn tunnel_with(
