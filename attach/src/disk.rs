@@ -441,6 +441,7 @@ pub(crate) mod tests {
                 state_directory: self.target.parent().unwrap().to_owned(),
                 fuse_program: Vec::new(),
                 tool_program: crate::test_tool::program("sandbox::tests::as_a_tool"),
+                prefers_fuse: false,
                 rights: Rights::default(),
             };
             Export::local(options, &self.files).await.unwrap()

@@ -91,6 +91,7 @@ impl Export {
             (Some(method), _) => method,
             (None, Some(point)) if point.kind == serving::FILE_SYSTEM => Method::Fuse,
             (None, Some(_)) => Method::Nfs,
+            (None, None) if options.prefers_fuse => Method::Fuse,
             (None, None) => choose_method(&tools).await,
         };
         let snapshots = match method {
@@ -214,10 +215,10 @@ impl Export {
         }
         match self.replace(&point).await {
             Ok(()) => Ok(None),
-            // A program is in it, or the appliance is away.
+            // A program is in it, or the appliance is away. What is mounted may have gone all the same.
             Err(error) => {
                 tracing::warn!(%error, reason, "the export stays mounted as it is; restart the driver to mount it again");
-                Ok(Some(point))
+                kernel::mounted_at(&self.directory)
             }
         }
     }
@@ -564,6 +565,7 @@ mod tests {
             state_directory: directory.join("state"),
             fuse_program: Vec::new(),
             tool_program: Vec::new(),
+            prefers_fuse: false,
             rights: Rights::default(),
         };
         Export::local(options, &directory.join("export")).await.unwrap()

@@ -166,6 +166,7 @@ mod tests {
             state_directory: folder.path().join("state"),
             fuse_program: Vec::new(),
             tool_program: Vec::new(),
+            prefers_fuse: false,
             rights: Rights::default(),
         };
         tokio::runtime::Runtime::new().unwrap().block_on(async {

@@ -13,6 +13,7 @@
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -69,12 +70,30 @@ pub fn keep_serving(program: &[OsString], fuse: OwnedFd) -> Result<ExitStatus, A
     Ok(ExitStatus::default())
 }
 
+/// Where the words of the keeper stand that started the server of this record.
+pub(crate) fn words_of(record: &Path) -> PathBuf {
+    record.with_extension("words")
+}
+
+/// Writes down the command line of this keeper, by which its server has its settings: a keeper that replaces another
+/// one first waits for the end of the server that is there.
+fn record_words(record: &Path) -> io::Result<()> {
+    let words: Vec<_> = std::env::args_os().filter(|word| word != RESUME_FLAG).collect();
+    let words = words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>().join(&0);
+    let new = record.with_extension("words.new");
+    std::fs::write(&new, words)?;
+    std::fs::rename(&new, words_of(record))
+}
+
 fn serve_once(
     program: &[OsString],
     fuse: &OwnedFd,
     resume: bool,
     record: Option<&Path>,
 ) -> io::Result<ExitStatus> {
+    if let Some(Err(error)) = record.map(record_words) {
+        tracing::warn!(%error, "the settings of the server cannot be written down");
+    }
     let mut command = command_of(program)?;
     if resume && !program.iter().any(|word| word == RESUME_FLAG) {
         command.arg(RESUME_FLAG);

@@ -107,7 +107,7 @@ impl FromStr for Method {
 /// What is attached, and from where.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// How; `None` takes NFS where the kernel has it, else FUSE.
+    /// How; `None` goes on with what is mounted, else takes NFS where the kernel has it, else FUSE.
     pub method: Option<Method>,
     /// Where the appliance serves NFS and MOUNT.
     pub nfs_address: SocketAddr,
@@ -124,6 +124,8 @@ pub struct Options {
     /// The command line of a program that calls `run_tool` with the words that are appended: to become a tool
     /// in its sandbox, or to mount images.
     pub tool_program: Vec<OsString>,
+    /// Where no method is given, and nothing is mounted, take FUSE.
+    pub prefers_fuse: bool,
     /// What the files of a disk may do on this machine.
     pub rights: Rights,
 }

@@ -4,10 +4,11 @@
 //! replaced. A daemon that was killed finds keeper and server by their records and takes a copy
 //! of the descriptor from either.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::sync::Arc;
@@ -105,14 +106,22 @@ impl Service {
         Ok(None)
     }
 
-    /// Whether what serves was started with the command line that it would be started with now. Where that cannot be
-    /// said, it was.
+    /// Whether the server has the settings that it would be started with now, by the command line of the keeper that
+    /// started it. Where that cannot be said, it has.
     pub(crate) fn is_served_alike(&self) -> bool {
-        let Some(mut words) = Process::recorded_words(&self.keeper_record) else { return true };
+        let words = match fs::read(keeper::words_of(&self.server_record)) {
+            Ok(line) => line
+                .split(|byte| *byte == 0)
+                .map(|word| OsStr::from_bytes(word).to_owned())
+                .collect(),
+            // A keeper of an earlier release writes none.
+            Err(_) => match Process::recorded_words(&self.keeper_record) {
+                Some(words) => words,
+                None => return true,
+            },
+        };
         // Of a keeper that replaced another one.
-        if words.last().is_some_and(|word| word == RESUME_FLAG) {
-            words.pop();
-        }
+        let words: Vec<_> = words.into_iter().filter(|word| word != RESUME_FLAG).collect();
         words == self.program
     }
 
@@ -215,6 +224,7 @@ impl Service {
                 }
                 // A record without a process says nothing; it may stay.
                 let _removed = fs::remove_file(record);
+                let _none = fs::remove_file(keeper::words_of(record));
             }
         };
         if let Err(error) = tokio::task::spawn_blocking(wait).await {

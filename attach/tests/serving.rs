@@ -76,6 +76,7 @@ async fn open_at(state: &Path, folder: &Path) -> Result<Attach, AttachError> {
         state_directory: state.to_owned(),
         fuse_program: keeper_program(folder),
         tool_program: tool_program(),
+        prefers_fuse: false,
         rights: slackwater_attach::Rights::CONTAINER,
     };
     Attach::open(options).await
@@ -395,11 +396,20 @@ async fn other_settings_count_once_no_disk_is_in_use() {
         place.options(program, tool_program())
     };
     let keeper = recorded(&place, "keeper").unwrap();
-    // With a disk it goes on as it is; also by a keeper that replaces another one.
+    // With a disk it goes on as it is.
     let attach = Attach::open(options()).await.unwrap();
     assert!(!attach.is_served_alike());
     assert_eq!(recorded(&place, "keeper"), Some(keeper));
     exercise(&place, &attach, "in use").await;
+    // A keeper that replaces another one has the new settings, and the server still those of before.
+    kill(&place, "keeper").await;
+    until("the keeper is replaced", async || {
+        recorded(&place, "keeper").is_some_and(|pid| pid != keeper)
+    })
+    .await;
+    assert!(!attach.is_served_alike());
+    let keeper = recorded(&place, "keeper").unwrap();
+    exercise(&place, &attach, "by another keeper").await;
     attach.unmount(&target(&place)).await.unwrap();
     until("it is released", async || attach.is_released(DISK).await.unwrap()).await;
     drop(attach);

@@ -270,7 +270,10 @@ impl Connection {
                 known = Some(reason);
             }
             let wait_max = match lost.kind() {
-                io::ErrorKind::PermissionDenied => REFUSED_WAIT_MAX,
+                // Not where this machine's own kernel refuses.
+                io::ErrorKind::PermissionDenied if lost.raw_os_error().is_none() => {
+                    REFUSED_WAIT_MAX
+                }
                 _ => RECONNECT_WAIT_MAX,
             };
             wait = wait.min(wait_max);

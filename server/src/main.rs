@@ -44,13 +44,12 @@ fn carry_out(parsed: &ParsedCommandLine) -> Result<(), ServerError> {
         Some(Command::Check(arguments)) => check::run(&config::load(parsed)?.config, *arguments),
         Some(Command::Config(ConfigCommand::Check)) => {
             let loaded = config::load(parsed)?;
-            run::check_tls(&loaded.config)?;
             // A reader that closed its end early, such as `head`, wants no more.
             let _ = write!(std::io::stdout(), "{}", loaded.shown);
             for finding in &loaded.config.findings {
                 let _ = writeln!(std::io::stderr(), "slackwaterd: warning: {finding}");
             }
-            Ok(())
+            run::check_tls(&loaded.config)
         }
     }
 }

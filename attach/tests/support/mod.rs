@@ -42,6 +42,7 @@ impl Place {
             state_directory: self.state.clone(),
             fuse_program,
             tool_program,
+            prefers_fuse: false,
             rights: slackwater_attach::Rights::CONTAINER,
         }
     }

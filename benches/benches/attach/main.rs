@@ -58,6 +58,7 @@ fn options(state: &Path, nfs: std::net::SocketAddr, fuse_program: Vec<OsString>)
         state_directory: state.to_owned(),
         fuse_program,
         tool_program: vec![driver().into(), "run-tool".into()],
+        prefers_fuse: false,
         rights: Rights::CONTAINER,
     }
 }

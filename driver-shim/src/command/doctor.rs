@@ -19,7 +19,7 @@ use crate::engine::containerd::Containerd;
 use crate::engine::daemon::Daemon;
 use crate::engine::docker::Docker;
 use crate::error::DriverError;
-use crate::settings::{CONTAINERD_API, Settings, Target, attach_choice};
+use crate::settings::{AttachChoice, CONTAINERD_API, Settings, Target, attach_choice};
 
 /// Time to wait for each answer: a diagnosis is to be quick.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -103,6 +103,7 @@ pub(super) async fn run(
 /// The kernel and the tools, and how disks are attached.
 async fn machine(settings: &Settings) -> (Vec<Line>, Option<Method>) {
     let (wanted, wrong) = match attach_choice(settings) {
+        Ok(AttachChoice::Auto) if settings.nfs_certificate.is_some() => (Some(Method::Fuse), None),
         Ok(chosen) => (chosen.method(), None),
         Err(error) => (None, Some(Line::new(Level::Fail, "settings", error.to_string()))),
     };
@@ -282,14 +283,19 @@ async fn daemon(settings: &Settings) -> Vec<Line> {
     if let Some(socket) = settings.control_socket.clone().or(in_state) {
         let what = "daemon";
         lines.push(match Daemon::new(&socket).status().await {
-            Ok(status) if status["served_with_these_settings"] == false => Line::new(
-                Level::Warn,
-                what,
-                "its export is mounted with earlier settings, which count until no container uses it: then restart the driver",
-            ),
             Ok(status) => {
                 let worker = status["worker_id"].as_str().unwrap_or_default();
-                Line::new(Level::Ok, what, format!("worker {worker}"))
+                match status["served_with_these_settings"] == false {
+                    true => Line::new(
+                        Level::Warn,
+                        what,
+                        format!(
+                            "worker {worker}: its export is served with earlier settings, until the driver is \
+                             restarted while none of its disks is mounted"
+                        ),
+                    ),
+                    false => Line::new(Level::Ok, what, format!("worker {worker}")),
+                }
             }
             Err(error) => Line::new(Level::Warn, what, error.to_string()),
         });

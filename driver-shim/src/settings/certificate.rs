@@ -30,19 +30,18 @@ pub(super) fn files(
     }
 }
 
-/// How disks are attached: with a certificate by FUSE, as the kernel's NFS client would not show it.
+/// How disks are attached. With a certificate `auto` prefers FUSE, as the kernel's NFS client would not show it.
 ///
 /// # Errors
-/// The kernel's client is asked for by name.
+/// The kernel's client is asked for by name beside a certificate.
 pub(crate) fn attach_choice(settings: &Settings) -> Result<AttachChoice, SettingsError> {
     match (given(settings.attach, "attach")?, &settings.nfs_certificate) {
-        (chosen, None) => Ok(chosen),
-        (AttachChoice::Auto | AttachChoice::Fuse, Some(_)) => Ok(AttachChoice::Fuse),
         (AttachChoice::Nfs, Some(_)) => {
             let expected =
                 "expected fuse or auto, as the kernel's NFS client does not show nfs-certificate";
             Err(value("attach", "nfs", expected))
         }
+        (chosen, _) => Ok(chosen),
     }
 }
 
@@ -75,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_certificate_disks_are_attached_by_fuse() {
+    fn the_kernels_client_does_not_go_with_a_certificate() {
         use AttachChoice::{Auto, Fuse, Nfs};
         let choice = |attach, certificate| {
             let settings = settings("https://appliance", certificate, certificate);
@@ -85,7 +84,7 @@ mod tests {
             assert_eq!(choice(attach, None).unwrap(), attach);
         }
         for attach in [Auto, Fuse] {
-            assert_eq!(choice(attach, Some("/worker.pem")).unwrap(), Fuse);
+            assert_eq!(choice(attach, Some("/worker.pem")).unwrap(), attach);
         }
         let error = choice(Nfs, Some("/worker.pem")).unwrap_err().to_string();
         assert!(error.contains("attach is `nfs`") && error.contains("nfs-certificate"), "{error}");

@@ -254,6 +254,8 @@ impl Config {
             state_directory: self.attach_directory(),
             fuse_program: self.export_program(&program),
             tool_program: vec![program.into(), "run-tool".into()],
+            // The kernel's NFS client does not show it.
+            prefers_fuse: self.target.certificate.is_some(),
             rights: Rights::default(),
         })
     }

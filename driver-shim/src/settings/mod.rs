@@ -300,7 +300,7 @@ fn read_bounded(path: &Path) -> Result<Vec<u8>, SettingsError> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttachChoice {
-    /// By the kernel's NFS client where there is one, else by FUSE
+    /// As it is mounted, else by the kernel's NFS client where there is one, else by FUSE; with --nfs-certificate by FUSE
     Auto,
     /// By the kernel's NFS client
     Nfs,

@@ -454,6 +454,7 @@ pub(super) mod tests {
             state_directory: "/nonexistent".into(),
             fuse_program: Vec::new(),
             tool_program: Vec::new(),
+            prefers_fuse: false,
             rights: slackwater_attach::Rights::CONTAINER,
         };
         let options = WorkerOptions {

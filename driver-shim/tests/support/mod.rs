@@ -464,6 +464,7 @@ async fn open_worker(
         state_directory: state_directory.clone(),
         fuse_program: serve_export(appliance, directory),
         tool_program: vec![env!("CARGO_BIN_EXE_slackwater-driver").into(), "run-tool".into()],
+        prefers_fuse: false,
         rights: slackwater_attach::Rights::CONTAINER,
     };
     let options = WorkerOptions {

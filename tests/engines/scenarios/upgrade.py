@@ -29,7 +29,7 @@ NAMES = ("first", "second")
 
 def program(name):
     """A program of the earlier release."""
-    return str(pathlib.Path(EARLIER) / name)
+    return str(pathlib.Path(EARLIER).resolve() / name)
 
 
 def run_earlier(worker):
@@ -141,6 +141,7 @@ def upgrade(world):
         worker.docker("rm", "--force", *NAMES)
     report = server.call("POST", "/v1/check", {"data": True})
     require_equal("problems of the store", report["problems"], [])
+    server.stop()
     return f"{lines} synced lines, mounted by {mounted_by}"
 
 
