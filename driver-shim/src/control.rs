@@ -10,7 +10,7 @@
 //! | `GET /volumes?engine=` | all volumes of an engine |
 //! | `GET /volumes/{engine}/{name}` | one and what it was made above, with their snapshots |
 //! | `GET /layers/{namespace}/{chain id}` | the snapshot of a layer of containerd |
-//! | `POST /capture` | a snapshot of a container's disk |
+//! | `POST /capture` | a snapshot of a container's disk; of containerd's, without what Docker put into an init layer |
 //! | `POST /publish`, `/unpublish`, `/unpublish-image`, `GET /published` | snapshots kept for images elsewhere |
 //! | `POST /view` | a mount of a snapshot, for as long as the connection lasts |
 //! | `POST /reconcile` | finishes what was interrupted, now |
@@ -38,11 +38,12 @@ use slackwater_archive::Reference;
 use slackwater_client::exposition;
 use slackwater_client::types::SnapshotId;
 
+use crate::containerd::docker_init;
 use crate::daemon::Stop;
 use crate::settings::Config;
 use crate::trust::unpacking;
 use crate::worker::{
-    Engine, Extra, Key, Kind, Reconciled, SnapshotRef, Volume, Worker, WorkerError,
+    BelowContainer, Engine, Extra, Key, Kind, Reconciled, SnapshotRef, Volume, Worker, WorkerError,
 };
 
 /// What the calls work with.
@@ -301,7 +302,14 @@ async fn capture(
     Json(request): Json<CaptureRequest>,
 ) -> Answer<SnapshotRef> {
     let key = Key { engine: request.engine, name: request.name };
-    Ok(Json(control.worker.capture(&key).await?))
+    let worker = &control.worker;
+    // Before the capture: the container may go at any time. Those of Docker's plugin are committed by that.
+    let below = match key.engine {
+        Engine::Containerd => docker_init::below_container(worker, &key).await?,
+        Engine::Docker => BelowContainer::default(),
+    };
+    let captured = worker.capture(&key).await?;
+    Ok(Json(worker.without_init(captured, below).await?))
 }
 
 /// Answers where the snapshot is mounted, and then nothing more until the caller goes away or

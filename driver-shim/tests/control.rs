@@ -217,6 +217,68 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
     assert_eq!(status["mounted_by"], "address", "{status}");
 }
 
+fn of_containerd(kind: Kind) -> Extra {
+    Extra::Containerd(ContainerdExtra {
+        kind,
+        labels: [].into(),
+        updated_at: Timestamp::from_nanos(1),
+        is_shared: false,
+        own_disk: None,
+        chain: None,
+        is_private: false,
+        blob_digest: None,
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_capture_has_nothing_of_dockers_init_layer() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let (daemon, _stop) = serve(&appliance, &machine).await;
+    let worker = &machine.worker;
+    let image = Key::containerd(format!("moby/1/sha256:{}", "c".repeat(64)));
+    written(worker, &image, None, of_containerd(Kind::Committed)).await;
+    worker.seal(&image, None).await.unwrap();
+    let init = Key::containerd("moby/2/0123-init");
+    worker.create(init.clone(), Some(image), of_containerd(Kind::Committed)).await.unwrap();
+    let root = worker.acquire(&init, Access::ReadWrite).await.unwrap();
+    std::fs::write(root.join(".dockerenv"), "").unwrap();
+    worker.release(&init).await.unwrap();
+    worker.seal(&init, None).await.unwrap();
+    // One whose init layer is another's: by its name it is none.
+    for (name, has_init_layer) in [("moby/3/0123", true), ("moby/4/4567", false)] {
+        let container = Key::containerd(name);
+        written(worker, &container, Some(&init), of_containerd(Kind::Active)).await;
+        let captured = daemon.capture(Engine::Containerd, name).await.unwrap();
+        let view = daemon.view(captured).await.unwrap();
+        assert_eq!(std::fs::read(view.path().join("file")).unwrap(), name.as_bytes());
+        let is_there = view.path().join(".dockerenv").exists();
+        assert_eq!(is_there, !has_init_layer, "{name}");
+    }
+    assert_eq!(worker.list(Engine::Docker), []);
+    let gone = daemon.capture(Engine::Containerd, "moby/5/89ab").await.unwrap_err();
+    assert!(matches!(gone, EngineError::Refused { status: 404, .. }), "{gone}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_dead_process_left_of_a_commit_is_removed_at_the_next_start() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let worker = &machine.worker;
+    let container = Key::containerd("moby/3/0123");
+    written(worker, &container, None, of_containerd(Kind::Active)).await;
+    let captured = worker.capture(&container).await.unwrap();
+    let [held, disk] = ["held", "disk"].map(|end| Key::docker(format!("commit:x:{end}")));
+    let extra = || Extra::Docker(DockerExtra { is_container: true, ..DockerExtra::default() });
+    worker.create(held.clone(), None, extra()).await.unwrap();
+    worker.bind(&held, captured.id).await.unwrap();
+    worker.create(disk.clone(), Some(held), extra()).await.unwrap();
+    worker.acquire(&disk, Access::ReadWrite).await.unwrap();
+    let machine = machine.restart(&appliance).await;
+    assert_eq!(machine.worker.list(Engine::Docker), []);
+    assert!(machine.worker.get(&container).is_some());
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_count_calls_and_volumes() {
     let appliance = Appliance::start();

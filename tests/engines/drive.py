@@ -32,6 +32,7 @@ import scenarios.chain
 import scenarios.conformance
 import scenarios.blobs
 import scenarios.differ
+import scenarios.docker_containerd
 import scenarios.layers
 import scenarios.hostile
 import scenarios.password

@@ -173,9 +173,10 @@ class Containerd:
 
 
 class Docker:
-    """A dockerd with the given storage driver, on a containerd of the test's."""
+    """A dockerd with the given storage driver, on a containerd of the test's; a newer one by its configuration."""
 
-    def __init__(self, directory, name, storage, containerd, control_group):
+    def __init__(self, directory, name, storage, containerd, control_group, release=DEBIAN, configuration=None):
+        self._release = release
         self.directory = directory / "docker"
         self.directory.mkdir(parents=True)
         self.socket = directory / "docker.sock"
@@ -183,8 +184,10 @@ class Docker:
         self._client = next(
             client for client in CLIENTS if "/" not in client or os.access(client, os.X_OK)
         )
-        nothing = self.directory / "daemon.json"
-        nothing.write_text("{}")
+        file = self.directory / "daemon.json"
+        file.write_text(configuration or "{}")
+        # dockerd 29 does not start without a docker-proxy, unless it is not asked to have one.
+        own = ["--userland-proxy=false"] if configuration else ["--experimental", "--storage-driver", storage]
         self._settings = {
             "DOCKER_HOST": f"unix://{self.socket}",
             # No credential helpers, no contexts.
@@ -192,8 +195,7 @@ class Docker:
         }
         self.process = Process(
             f"dockerd {name}",
-            ["dockerd", "--experimental", "--log-level", "warn", "--storage-driver", storage,
-             "--config-file", nothing,
+            [release.program("dockerd"), *own, "--log-level", "warn", "--config-file", file,
              "--data-root", self.directory / "root", "--exec-root", self.directory / "run",
              "--pidfile", self.directory / "pid", "--host", f"unix://{self.socket}",
              "--containerd", containerd.socket, "--bridge=none", "--iptables=false",
@@ -203,7 +205,7 @@ class Docker:
 
     def start(self):
         """Starts it and returns when it answers."""
-        self.process.start()
+        self.process.start(self._release.settings)
         self.process.wait_ready(
             START_LIMIT_SECONDS,
             lambda: self.attempt("info", "--format", "{{.Driver}}", limit_seconds=10).output.strip()

@@ -5,15 +5,16 @@
 
 ```
 the machine's go --fetches--> the pinned Go, sources --build--> CACHE/containerd-v2.4.2-HASH/
-                              (each held against `versions`)
+                              (each held against `versions`)    CACHE/dockerd-v2.0.0-beta.24-HASH/
 ```
 
 The programs of one version are one directory, which is complete: it is renamed there when all is
-compiled. The hash is that of the versions, the flags and the suite's sources. What the compilation needs (Go, modules,
-objects: about 2 GB) is below CACHE/compiling, and removed at the end, or by the next run.
+compiled. The hash is that of the pinned module and Go, the flags and the suite's sources. What the compilation needs
+(Go, modules, objects: about 4 GB) is below CACHE/compiling, and removed at the end, or by the next run.
 """
 
 import contextlib
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -27,18 +28,67 @@ import sys
 VERSIONS = pathlib.Path(__file__).with_name("versions")
 # It takes seconds, or minutes over a slow network.
 FETCH_LIMIT_SECONDS = 1800
-# Two cores take three minutes.
+# Two cores take three minutes for containerd, and five for dockerd.
 COMPILE_LIMIT_SECONDS = 3600
 # Of what a compilation said that failed.
 SHOWN_CHARACTERS = 2000
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
-CONTAINERD = "github.com/containerd/containerd/v2"
-CONTAINERD_PROGRAMS = ("containerd", "containerd-shim-runc-v2", "ctr")
+GO = "golang.org/toolchain"
 # containerd's suite of a snapshotter: what calls it, and the program that is made of both.
 SUITE_SOURCES, SUITE_PROGRAM = pathlib.Path(__file__).with_name("conformance"), "snapshotter.test"
-# Without the snapshotters that need libraries of C, or devices: they are not tried.
-CONTAINERD_FLAGS = ("-trimpath", "-buildvcs=false", "-tags", "no_btrfs no_devmapper no_zfs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Engine:
+    """What is compiled of one module."""
+
+    # Of its directory in the cache.
+    name: str
+    module: str
+    programs: tuple[str, ...]
+    # Without storage that needs libraries of C, or devices: it is not tried.
+    tags: str
+    # The variable that says its version.
+    version_variable: str
+    # Sources of a test that are put into the module, and its program.
+    suite: tuple[pathlib.Path, str] | None = None
+
+    @property
+    def flags(self):
+        """What all commands of the compiler are given."""
+        version = f"-s -w -X {self.module}/{self.version_variable}={pinned(self.module)[0]}"
+        return ("-trimpath", "-buildvcs=false", "-tags", self.tags, "-ldflags", version)
+
+    @property
+    def directory_name(self):
+        """Where its programs are in the cache."""
+        suite = [path.read_text("utf-8") for path in sorted(SUITE_SOURCES.glob("*.go"))] if self.suite else []
+        # All of Go's: also a machine for which there is none has names, and can run what is Debian's.
+        go_lines = [line for line in VERSIONS.read_text("utf-8").splitlines() if line.startswith(GO)]
+        parts = (pinned(self.module), go_lines, self.flags, self.programs, suite)
+        digest = hashlib.sha256(repr(parts).encode()).hexdigest()
+        return f"{self.name}-{pinned(self.module)[0]}-{digest[:12]}"
+
+    @property
+    def commands(self):
+        """The compiler's, as far as what they make; `{}` is the directory for the programs."""
+        yield ("build", *self.flags, "-o", "{}/", *(f"./cmd/{program}" for program in self.programs))
+        if self.suite:
+            sources, program = self.suite
+            yield ("test", "-c", *self.flags, "-o", f"{{}}/{program}", f"./{sources.name}")
+
+
+CONTAINERD = Engine(
+    "containerd", "github.com/containerd/containerd/v2", ("containerd", "containerd-shim-runc-v2", "ctr"),
+    "no_btrfs no_devmapper no_zfs", "version.Version", (SUITE_SOURCES, SUITE_PROGRAM),
+)
+# Docker 29 is this module's version 2.
+DOCKERD = Engine(
+    "dockerd", "github.com/moby/moby/v2", ("dockerd",), "exclude_graphdriver_btrfs exclude_graphdriver_zfs",
+    "dockerversion.Version",
+)
+ENGINES = (CONTAINERD, DOCKERD)
 
 
 class Trouble(Exception):
@@ -74,10 +124,14 @@ def fetch(module, suffix, compiler, environment):
     return pathlib.Path(fetched["Dir"])
 
 
+def go_suffix():
+    """How the version of the Go for this machine ends."""
+    return f"linux-{MACHINES.get(platform.machine(), platform.machine())}"
+
+
 def go(environment):
     """The Go compiler that is pinned, fetched by the machine's."""
-    machine = MACHINES.get(platform.machine(), platform.machine())
-    root = fetch("golang.org/toolchain", f"linux-{machine}", "go", environment)
+    root = fetch(GO, go_suffix(), "go", environment)
     # The archives of modules have no rights.
     for program in (*root.glob("bin/*"), *root.glob("pkg/tool/*/*")):
         program.chmod(0o755)
@@ -96,61 +150,57 @@ def settings(directory):
     }
 
 
-def compile_containerd(version, directory):
-    """The directory with containerd's programs."""
+def compiled(engine, directory):
+    """The directory with an engine's programs."""
     environment = settings(directory)
     compiler = go(environment)
-    sources, programs = directory / "sources", directory / "programs"
+    sources, programs = directory / f"{engine.name}-sources", directory / f"{engine.name}-programs"
     # Go builds nothing in its cache of modules.
-    shutil.copytree(fetch(CONTAINERD, "", compiler, environment), sources)
-    shutil.copytree(SUITE_SOURCES, sources / SUITE_SOURCES.name)
-    flags = (*CONTAINERD_FLAGS, "-ldflags", f"-s -w -X {CONTAINERD}/version.Version={version}")
-    for command in (
-        ("build", *flags, "-o", f"{programs}/", *(f"./cmd/{program}" for program in CONTAINERD_PROGRAMS)),
-        ("test", "-c", *flags, "-o", programs / SUITE_PROGRAM, f"./{SUITE_SOURCES.name}"),
-    ):
+    shutil.copytree(fetch(engine.module, "", compiler, environment), sources)
+    if engine.suite:
+        shutil.copytree(engine.suite[0], sources / engine.suite[0].name)
+    for command in engine.commands:
+        words = [word.format(programs) if word.startswith("{}") else word for word in command]
         done = subprocess.run(
-            [compiler, *command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+            [compiler, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
             cwd=sources, env=environment, timeout=COMPILE_LIMIT_SECONDS,
         )
         if done.returncode != 0:
-            raise Trouble(f"cannot compile containerd {version}: {done.stdout[-SHOWN_CHARACTERS:]}")
+            raise Trouble(f"cannot compile {engine.directory_name}: {done.stdout[-SHOWN_CHARACTERS:]}")
     return programs
 
 
-def directory_name():
-    """Where containerd's programs are in the cache."""
-    suite = [path.read_text("utf-8") for path in sorted(SUITE_SOURCES.glob("*.go"))]
-    parts = (VERSIONS.read_text("utf-8"), CONTAINERD_FLAGS, CONTAINERD_PROGRAMS, SUITE_PROGRAM, suite)
-    return f"containerd-{pinned(CONTAINERD)[0]}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:12]}"
-
-
 def make(cache):
-    """Compiles what the cache lacks, and removes other versions that no run uses. Returns a descriptor:
-    as long as it is open, no other run removes the programs."""
-    version, _ = pinned(CONTAINERD)
-    target = cache / directory_name()
+    """Compiles what the cache lacks, and removes other versions that no run uses. Returns descriptors:
+    as long as they are open, no other run removes the programs."""
     cache.mkdir(parents=True, exist_ok=True)
+    directory = cache / "compiling"
     with (cache / "compiling.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not target.exists():
-            print(f"engines: compiling containerd {version}, once: some minutes", file=sys.stderr, flush=True)
-            directory = cache / "compiling"
+        missing = [engine for engine in ENGINES if not (cache / engine.directory_name).exists()]
+        if missing:
+            names = ", ".join(f"{engine.name} {pinned(engine.module)[0]}" for engine in missing)
+            print(f"engines: compiling {names}, once: some minutes", file=sys.stderr, flush=True)
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
             try:
-                compile_containerd(version, directory).rename(target)
+                for engine in missing:
+                    compiled(engine, directory).rename(cache / engine.directory_name)
             finally:
                 shutil.rmtree(directory, ignore_errors=True)
-            remove_unused(cache, target)
-        used = os.open(target, os.O_RDONLY)
-        fcntl.flock(used, fcntl.LOCK_SH)
+        used = []
+        for engine in ENGINES:
+            target = cache / engine.directory_name
+            used.append(os.open(target, os.O_RDONLY))
+            fcntl.flock(used[-1], fcntl.LOCK_SH)
+            if engine in missing:
+                remove_unused(cache, engine, target)
         return used
 
 
-def remove_unused(cache, target):
-    """Removes the programs of other versions, unless a run of another clone has them."""
-    for other in cache.glob("containerd-*"):
+def remove_unused(cache, engine, target):
+    """Removes the programs of other versions of an engine, unless a run of another clone has them."""
+    for other in cache.glob(f"{engine.name}-*"):
         if other != target:
             descriptor = os.open(other, os.O_RDONLY)
             with contextlib.suppress(BlockingIOError):

@@ -1,6 +1,7 @@
-"""Releases of containerd: where their programs are, and how they are configured."""
+"""Releases of containerd and Docker: where their programs are, and how they are configured."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import shutil
@@ -64,58 +65,74 @@ _ANNOTATIONS = """
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """One containerd."""
+    """One containerd, and maybe a Docker on it."""
 
     title: str
-    # Below the engines' cache, as newer.py makes it; None: Debian's, on the path.
-    directory: str | None
+    # Below the engines' cache, as newer.py makes them; none: Debian's, on the path.
+    directories: tuple[str, ...]
     _configuration: str
     # How the driver is its snapshotter.
     _snapshotter: str = ""
     # What is added to the driver's plugin.
     _exports: str = ""
-    # The driver prints the tables of both.
-    _is_printed: bool = False
+    # What `engine-config` is asked for, to print the tables of both.
+    _printed: str = ""
+    # Its Docker keeps its images in containerd; else Docker is Debian's, which Debian's containerd alone has.
+    has_docker: bool = False
 
     def program(self, name):
         """What is run by that name."""
-        if self.directory is None:
+        if not self.directories:
             return name
-        path = shutil.which(name, path=str(self._programs))
+        path = shutil.which(name, path=self._programs)
         require(path, f"no {name} in {self._programs}: tests/engines/run makes it")
         return path
 
     @property
     def _programs(self):
-        return pathlib.Path(os.environ["SLACKWATER_ENGINES_CACHE"]) / self.directory
+        cache = pathlib.Path(os.environ["SLACKWATER_ENGINES_CACHE"])
+        return ":".join(str(cache / directory) for directory in self.directories)
 
     @property
     def settings(self):
         """Of its environment: it looks for its shim on the path first, where Debian's is."""
-        if self.directory is None:
+        if not self.directories:
             return {}
         return {"PATH": f"{self._programs}:{os.environ['PATH']}"}
+
+    def docker_configuration(self, driver_socket, driver_arguments, socket):
+        """The text of daemon.json of its own Docker, with the driver."""
+        settings = json.loads(printed(driver_socket, driver_arguments, socket, self._printed, "daemon.json"))
+        # Debian's runc knows no namespaces of time.
+        settings["features"]["time-namespaces"] = False
+        return json.dumps(settings)
 
     def configuration(self, driver_socket, driver_arguments, **values):
         """The text of its configuration; with a driver's socket, that is a snapshotter."""
         text = self._configuration.format(**values)
-        if self._is_printed:
-            return text + printed(driver_socket, driver_arguments, values["socket"])
+        if self._printed and driver_socket:
+            tables = printed(driver_socket, driver_arguments, values["socket"], self._printed, "config.toml")
+            require("version = 3" in tables.splitlines(), f"engine-config prints another version: {tables}")
+            return text + tables.replace("version = 3\n", "")
         text += self._snapshotter.format(**values)
         return text + _PLUGIN.format(address=driver_socket) + self._exports if driver_socket else text
 
 
-def printed(driver_socket, driver_arguments, socket):
-    """What `engine-config cri` says of containerd 2, to be pasted, without its version."""
+def printed(driver_socket, driver_arguments, socket, engine, file):
+    """What `engine-config` says of a file, to be pasted. Where there are several, that of containerd 2."""
     said = run(os.environ["SLACKWATER_DRIVER"], *driver_arguments, "--containerd-socket", driver_socket,
-               "--containerd-api", socket, "engine-config", "cri")
-    part = next(part for part in said.split("# ---- ") if "containerd 2" in part.splitlines()[0])
-    lines = part.splitlines()[1:]
-    require("version = 3" in lines, f"engine-config prints another version: {part}")
-    return "\n".join(line for line in lines if line != "version = 3") + "\n"
+               "--containerd-api", socket, "engine-config", engine)
+    parts = [part for part in said.split("# ---- ") if file in part.splitlines()[0]]
+    require(parts, f"engine-config {engine} prints no {file}: {said}")
+    chosen = next((part for part in parts if "containerd 2" in part.splitlines()[0]), parts[0])
+    return "\n".join(chosen.splitlines()[1:]) + "\n"
 
 
-DEBIAN = Release("containerd 1.6", None, _CONFIGURATION_2)
-NEWER = Release("containerd 2.4", newer.directory_name(), _CONFIGURATION_3, _SNAPSHOTTER_3)
-NEWER_AS_PRINTED = dataclasses.replace(NEWER, _is_printed=True)
+DEBIAN = Release("containerd 1.6", (), _CONFIGURATION_2)
+NEWER = Release("containerd 2.4", (newer.CONTAINERD.directory_name,), _CONFIGURATION_3, _SNAPSHOTTER_3)
+NEWER_AS_PRINTED = dataclasses.replace(NEWER, _printed="cri")
+NEWER_DOCKER = dataclasses.replace(
+    NEWER, directories=(*NEWER.directories, newer.DOCKERD.directory_name), _printed="docker-containerd",
+    has_docker=True,
+)
 NEWER_WITH_SOURCES = dataclasses.replace(NEWER, _exports=_ANNOTATIONS)

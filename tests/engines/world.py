@@ -19,7 +19,7 @@ import time
 import appliance
 import leftover
 from driver import Driver
-from engine import Containerd, Docker
+from engine import SNAPSHOTTER, Containerd, Docker
 from images import Images
 from ports import held_port
 from process import kill_strangers, processes
@@ -85,8 +85,8 @@ class Server(appliance.Appliance):
 
 
 class Worker:
-    """One worker: its engines, and with them the driver unless the engines stand in for it. A newer
-    containerd is alone: Debian's Docker goes with Debian's."""
+    """One worker: its engines, and with them the driver unless the engines stand in for it. Debian's Docker goes
+    with Debian's containerd, a newer one with a newer, which may also be alone."""
 
     def __init__(self, directory, name, server, control_group, wrapper=(), release=DEBIAN,
                  arguments=()):
@@ -114,6 +114,11 @@ class Worker:
         self.docker = None
         if release is DEBIAN:
             self.docker = Docker(directory, name, storage, self.containerd, control_group)
+        elif release.has_docker:
+            self.docker = Docker(
+                directory, name, SNAPSHOTTER, self.containerd, control_group, release,
+                release.docker_configuration(socket, arguments, self.containerd.socket),
+            )
 
     @property
     def engines(self):

@@ -140,6 +140,9 @@ docker info --format '{{{{.Driver}}}}'     # slackwater
 
 # Docker fetches all layers of what it pulls, so that it can save and push them. On a host that only
 # runs images, layers-without-blobs = ["k8s.io", "moby"] of the driver spares that.
+#
+# Commit in constant time, by reference:
+#   slackwater-driver image commit --docker-host unix:///var/run/docker.sock CONTAINER IMAGE
 
 # Size of a disk: the driver's disk-size. `docker run --storage-opt size=...` does nothing on a
 # containerd image store, and Docker says nothing.

@@ -23,7 +23,10 @@ pub(super) enum ImageCommand {
     /// It is pushed and pulled as any image is, in at most 3 KiB a layer, by workers of this
     /// appliance.
     Convert(ConvertArguments),
-    /// Make an image of a container of containerd, by reference, in constant time
+    /// Make an image of a container, by reference, in constant time
+    ///
+    /// The container is one of containerd, or of a Docker that keeps its images in containerd. With this driver's plugin
+    /// for Docker up to 27 `docker commit` does the same.
     Commit(CommitArguments),
     /// Write an image with ordinary layers to an archive, for any engine and any machine
     Export(ExportArguments),
@@ -64,13 +67,9 @@ pub(super) struct ConvertArguments {
 /// Arguments of commit.
 #[derive(Clone, Debug, Args)]
 pub(super) struct CommitArguments {
-    /// containerd, such as /run/containerd/containerd.sock
-    #[arg(long, value_name = "PATH")]
-    containerd: PathBuf,
-    /// Namespace of containerd
-    #[arg(long, value_name = "NAME", default_value = "default")]
-    namespace: String,
-    /// The container: its id, the beginning of it, or the name that nerdctl gave it
+    #[command(flatten)]
+    engine: EngineArguments,
+    /// The container: its id, the beginning of it, or the name that Docker or nerdctl gave it
     container: String,
     /// The image that is made
     target: String,
@@ -165,10 +164,7 @@ pub(super) async fn run(
             json!({ "image": arguments.target })
         }
         ImageCommand::Commit(arguments) => {
-            let namespace = arguments.namespace.as_str();
-            let containerd = Containerd::connect(&arguments.containerd, namespace).await?;
-            let images = Images { containerd: &containerd, namespace, daemon: &daemon };
-            let id = images.commit(&arguments.container, &arguments.target).await?;
+            let id = commit(&arguments, &daemon).await?;
             json!({ "image": arguments.target, "container": id })
         }
         ImageCommand::Export(arguments) => {
@@ -195,6 +191,28 @@ async fn convert(arguments: &ConvertArguments, daemon: &Daemon) -> Result<(), Dr
         Engine::Containerd(store) => {
             let source = store.name_of(source).await?;
             store.images(daemon).convert(&source, &store.target(target)?).await
+        }
+    }
+}
+
+/// Returns the container's whole id.
+async fn commit(arguments: &CommitArguments, daemon: &Daemon) -> Result<String, DriverError> {
+    let (container, target) = (&arguments.container, &arguments.target);
+    match arguments.engine.connect().await? {
+        Engine::Docker(_) => {
+            let reason = "this Docker does not keep its images in containerd: use docker commit, which with this driver's \
+                          plugin makes an image by reference, unless push = \"ordinary\" is set";
+            Err(DriverError::image(container, reason))
+        }
+        Engine::Containerd(store) => {
+            let (images, target) = (store.images(daemon), store.target(target)?);
+            match &store.docker {
+                Some(docker) => {
+                    let details = docker.container(container).await?;
+                    images.commit_of_docker(container, &details, &target).await
+                }
+                None => images.commit(container, &target).await,
+            }
         }
     }
 }

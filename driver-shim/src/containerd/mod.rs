@@ -23,6 +23,7 @@
 
 mod apply;
 mod diff;
+pub(crate) mod docker_init;
 mod error;
 mod filter;
 mod labels;

@@ -1,12 +1,10 @@
 //! Layers and containers of Docker as volumes: made, mounted, released, removed, described.
 
-use std::collections::HashSet;
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use uuid::Uuid;
 
 use super::error::DockerError;
@@ -39,8 +37,6 @@ pub(super) struct Inner {
     pub(super) marking: tokio::sync::Mutex<()>,
     /// Held while the init layer of an image is remembered.
     pub(super) remembering: tokio::sync::Mutex<()>,
-    /// The passing volumes of commits that are running.
-    pub(super) commits: Mutex<HashSet<Key>>,
     /// How the tar of what a commit or a build made is given.
     pub(super) push: Push,
     /// Held while what BuildKit wrote becomes a layer: its recording is written once.
@@ -61,7 +57,6 @@ impl GraphDriver {
             session: Uuid::new_v4(),
             marking: tokio::sync::Mutex::default(),
             remembering: tokio::sync::Mutex::default(),
-            commits: Mutex::default(),
             push,
             freezing: KeyedLocks::default(),
             pushed: Arc::default(),
@@ -82,12 +77,10 @@ impl GraphDriver {
         self
     }
 
-    /// Removes what calls left that a dead process did not finish: passing volumes of commits,
-    /// init layers of images that are gone, recordings of layers that are gone. Harmless at any
-    /// time.
+    /// Removes what calls left that a dead process did not finish: init layers of images that are gone, recordings of
+    /// layers that are gone. Harmless at any time.
     pub(super) async fn tidy(&self) {
         self.forget_init_layers().await;
-        self.forget_commits().await;
         let known = |id: &LayerId| self.worker().get(&id.key()).is_some();
         let Ok(entries) = std::fs::read_dir(self.worker().recordings_directory()) else {
             return;

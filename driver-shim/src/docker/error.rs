@@ -123,14 +123,6 @@ pub enum DockerError {
         /// How it ended.
         source: axum::Error,
     },
-    /// A file of the driver, or of a layer that it prepares, cannot be used.
-    #[error("{what}: {source}")]
-    Local {
-        /// What was being done.
-        what: String,
-        /// What failed.
-        source: std::io::Error,
-    },
     /// A task of the driver ended without an answer.
     #[error("the driver gave up an operation ({source}): see its log")]
     Task {

@@ -17,16 +17,9 @@ use slackwater_client::types::SnapshotId;
 use super::driver::GraphDriver;
 use super::error::DockerError;
 use super::types::LayerId;
-use crate::worker::{Content, DockerExtra, Engine, Extra, Key, SnapshotRef, Volume, WorkerError};
-
-/// What a container is made from.
-#[derive(Debug, Default)]
-pub(super) struct BelowContainer {
-    /// Its init layer, if that is other than the image.
-    pub(super) init: Option<SnapshotRef>,
-    /// The image; none if that has no content.
-    pub(super) image: Option<SnapshotRef>,
-}
+use crate::worker::{
+    BelowContainer, Content, DockerExtra, Engine, Extra, Key, SnapshotRef, Volume, WorkerError,
+};
 
 /// Begins the names of the volumes that are remembered; no layer's name has a colon.
 const REMEMBERED: &str = "init:";

@@ -119,7 +119,7 @@ impl GraphDriver {
                 self.remove_recording(id);
                 // A file system whose disk takes no more says so in many ways.
                 Err(match &error {
-                    DockerError::Archive { .. } | DockerError::Local { .. } => {
+                    DockerError::Archive { .. } => {
                         let full = self.worker().full(&error.to_string()).await;
                         full.map_or(error, DockerError::from)
                     }

@@ -12,7 +12,6 @@
 //!   commit     the snapshot of a container, for a reference or an ordinary tar
 //!   ordinary   what a commit or a build made as an ordinary tar
 //!   pushed     for which images layers leave, as far as dockerd tells it
-//!   restore    what dockerd put into the init layer, taken out of a commit again
 //!   stream     a body as a blocking reader, a blocking writer as a body
 //!      |
 //!   worker/
@@ -33,7 +32,6 @@ mod layers;
 mod ordinary;
 mod pushed;
 mod repeats;
-mod restore;
 mod routes;
 mod stream;
 mod types;

@@ -21,6 +21,23 @@ const SOCKET_DEFAULT: &str = "/var/run/docker.sock";
 /// What Docker says of its disks where containerd keeps them (moby, `LayerStoreStatus`).
 const CONTAINERD_STORE: [&str; 2] = ["driver-type", "io.containerd.snapshotter.v1"];
 
+/// What of a container's configuration is one of an image.
+const CONFIG_OF_IMAGES: [&str; 13] = [
+    "User",
+    "ExposedPorts",
+    "Env",
+    "Entrypoint",
+    "Cmd",
+    "Volumes",
+    "WorkingDir",
+    "Labels",
+    "StopSignal",
+    "ArgsEscaped",
+    "Healthcheck",
+    "OnBuild",
+    "Shell",
+];
+
 /// Longest event: one has the labels of its image.
 const EVENT_BYTES_MAX: usize = 1 << 20;
 
@@ -167,6 +184,66 @@ pub struct GraphDriverInfo {
     pub data: Option<BTreeMap<String, String>>,
 }
 
+/// A container as `docker inspect` shows it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "PascalCase")]
+pub struct ContainerDetails {
+    /// Its whole id.
+    pub id: String,
+    /// The id of its image.
+    #[serde(default)]
+    pub image: String,
+    /// What keeps its disk.
+    #[serde(default)]
+    pub driver: String,
+    /// The manifest that it was made from; told from version 1.48 of the API on.
+    #[serde(default)]
+    pub image_manifest_descriptor: Option<DescriptorInfo>,
+    /// How it runs.
+    #[serde(default)]
+    pub config: Value,
+}
+
+/// A descriptor in Docker's answers.
+#[derive(Clone, Debug, Deserialize)]
+pub struct DescriptorInfo {
+    /// Of what it describes.
+    pub digest: String,
+}
+
+impl ContainerDetails {
+    /// The digest of the manifest, or index, of its image; none if it was made from none.
+    #[must_use]
+    pub fn image_digest(&self) -> Option<&str> {
+        let manifest = self.image_manifest_descriptor.as_ref();
+        let digest = manifest.map_or(self.image.as_str(), |told| told.digest.as_str());
+        (!digest.is_empty()).then_some(digest)
+    }
+
+    /// What of its configuration an image of it has, as `docker commit` takes it (moby,
+    /// `daemon/containerd/imagespec.go`).
+    #[must_use]
+    pub fn image_config(&self) -> Value {
+        let kept = CONFIG_OF_IMAGES.iter().filter_map(|key| {
+            let value = self.config.get(key).filter(|value| !is_empty(value))?;
+            Some(((*key).to_owned(), value.clone()))
+        });
+        Value::Object(kept.collect())
+    }
+}
+
+/// Go leaves out of an image what is empty.
+fn is_empty(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(items) => items.is_empty(),
+        Value::Number(_) => false,
+    }
+}
+
 /// A step of an image's making.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "PascalCase")]
@@ -239,8 +316,9 @@ impl DaemonInfo {
         };
         let told = self.containerd.as_ref().filter(is_told);
         told.map(Some).ok_or_else(|| {
-            let reason = "it keeps its images in containerd, and does not tell in which: in the place of --docker-host \
-                          give --containerd, and --namespace moby";
+            let reason = "it keeps its images in containerd, and does not tell in which (Docker before 27.0): give \
+                          --containerd and --namespace moby in the place of --docker-host to convert or export, and \
+                          commit by `docker commit`";
             EngineError::unexpected(PEER, reason)
         })
     }
@@ -311,6 +389,14 @@ impl Docker {
         self.http.get(&format!("/images/{}/json", checked(name)?)).await
     }
 
+    /// A container, by its id, the beginning of it, or its name.
+    ///
+    /// # Errors
+    /// [`EngineError`].
+    pub async fn container(&self, name: &str) -> Result<ContainerDetails, EngineError> {
+        self.http.get(&format!("/containers/{}/json", checked_container(name)?)).await
+    }
+
     /// How it was made, the last step first.
     ///
     /// # Errors
@@ -351,9 +437,53 @@ pub(crate) fn checked(name: &str) -> Result<&str, EngineError> {
     Ok(name)
 }
 
+/// The name of a container as Docker takes it; it stands in a path as it is.
+fn checked_container(name: &str) -> Result<&str, EngineError> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte);
+    let begins_well = name.starts_with(|first: char| first.is_ascii_alphanumeric());
+    match begins_well && name.bytes().all(is_allowed) {
+        true => Ok(name),
+        false => {
+            let reason = format!("`{}` is no name of a container", name.escape_debug());
+            Err(EngineError::unexpected(PEER, reason))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_of_containers_are_checked() {
+        for good in ["a", "0123abcd", "big_hopper.1-x"] {
+            assert!(checked_container(good).is_ok(), "{good}");
+        }
+        for bad in ["", ".a", "-a", "/a", "a/b", "a?b", "a b", "..", "\u{fc}"] {
+            assert!(checked_container(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn what_an_image_has_of_its_container() {
+        // As Docker 29 answers; 27 and before have no descriptor.
+        let text = r#"{"Id":"0123","Image":"sha256:1","Driver":"slackwater",
+            "ImageManifestDescriptor":{"mediaType":"x","digest":"sha256:2","size":3},
+            "Config":{"Hostname":"h","Domainname":"","User":"","Tty":true,"Env":["A=b"],"Cmd":["sh"],
+                "Image":"a:1","Volumes":null,"WorkingDir":"/w","Entrypoint":null,"Labels":{},
+                "Healthcheck":{"Test":["CMD","x"]},"ExposedPorts":{"80/tcp":{}}}}"#;
+        let details: ContainerDetails = serde_json::from_str(text).unwrap();
+        assert_eq!(details.image_digest(), Some("sha256:2"));
+        let expected = serde_json::json!({ "Env": ["A=b"], "Cmd": ["sh"], "WorkingDir": "/w",
+            "Healthcheck": { "Test": ["CMD", "x"] }, "ExposedPorts": { "80/tcp": {} } });
+        assert_eq!(details.image_config(), expected);
+        let older: ContainerDetails =
+            serde_json::from_str(r#"{"Id":"0123","Image":"sha256:1"}"#).unwrap();
+        assert_eq!(older.image_digest(), Some("sha256:1"));
+        let of_none: ContainerDetails =
+            serde_json::from_str(r#"{"Id":"0123","Image":""}"#).unwrap();
+        assert_eq!(of_none.image_digest(), None);
+    }
 
     #[test]
     fn names_of_images_are_checked() {

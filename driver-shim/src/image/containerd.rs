@@ -14,6 +14,7 @@ use super::reference::{self, ReferenceLayer, diff_ids};
 use crate::engine::EngineError;
 use crate::engine::containerd::{Containerd, LEASE_DURATION, Target};
 use crate::engine::daemon::Daemon;
+use crate::engine::docker::ContainerDetails;
 use crate::error::DriverError;
 use crate::trust::annotation;
 use crate::worker::{Engine, Extra, Kind, SnapshotRef, now};
@@ -30,6 +31,14 @@ pub struct Images<'a> {
     pub namespace: &'a str,
     /// The driver's daemon.
     pub daemon: &'a Daemon,
+}
+
+/// What a container writes to.
+#[derive(Clone, Copy)]
+struct Disk<'a> {
+    container_id: &'a str,
+    snapshot_key: &'a str,
+    snapshotter: &'a str,
 }
 
 /// An image as containerd has it.
@@ -55,9 +64,63 @@ impl Images<'_> {
     /// The container's disk or a layer is not on the appliance, or a call failed.
     pub async fn commit(&self, container: &str, target: &str) -> Result<String, DriverError> {
         let info = self.containerd.container(container).await?;
-        let mut image = self.source(&info.image).await?;
-        let volume = self.active_volume(&info.snapshot_key).await?.ok_or_else(|| {
-            let snapshotter = &info.snapshotter;
+        if info.snapshot_key.is_empty() {
+            let reason = "containerd does not know its disk, as it is Docker's container: give --docker-host in the place \
+                          of --containerd";
+            return Err(DriverError::image(container, reason));
+        }
+        let image = self.source(&info.image).await?;
+        let disk = Disk {
+            container_id: &info.id,
+            snapshot_key: &info.snapshot_key,
+            snapshotter: &info.snapshotter,
+        };
+        self.commit_disk(container, disk, image, target).await?;
+        Ok(info.id)
+    }
+
+    /// The same for a container of a Docker that keeps its images in this containerd; as with `docker commit`, the
+    /// image's configuration is that of the container.
+    ///
+    /// # Errors
+    /// As [`Self::commit`].
+    pub async fn commit_of_docker(
+        &self,
+        container: &str,
+        details: &ContainerDetails,
+        target: &str,
+    ) -> Result<String, DriverError> {
+        let digest = details.image_digest().ok_or_else(|| {
+            DriverError::image(container, "it was made from no image: use docker commit")
+        })?;
+        let mut image = self.source_at(container, digest).await.map_err(|error| match error {
+            DriverError::Engine(EngineError::NotFound { .. }) => {
+                let reason = format!("its image is gone ({error}): pull that again by docker pull");
+                DriverError::image(container, reason)
+            }
+            other => other,
+        })?;
+        image.config["config"] = details.image_config();
+        // Docker names the snapshot of a container by its id.
+        let disk = Disk {
+            container_id: &details.id,
+            snapshot_key: &details.id,
+            snapshotter: &details.driver,
+        };
+        self.commit_disk(container, disk, image, target).await?;
+        Ok(details.id.clone())
+    }
+
+    /// Makes `target` the image and, above it, what the disk holds now.
+    async fn commit_disk(
+        &self,
+        container: &str,
+        disk: Disk<'_>,
+        mut image: Source,
+        target: &str,
+    ) -> Result<(), DriverError> {
+        let volume = self.active_volume(disk.snapshot_key).await?.ok_or_else(|| {
+            let snapshotter = disk.snapshotter;
             DriverError::image(
                 container,
                 format!("its disk is not this driver's; its snapshotter is {snapshotter}"),
@@ -70,14 +133,13 @@ impl Images<'_> {
         image.snapshots.push(snapshot);
         let created = now().to_string();
         let step = json!({ "created": created,
-            "created_by": format!("slackwater-driver image commit {}", info.id) });
+            "created_by": format!("slackwater-driver image commit {}", disk.container_id) });
         match image.config.get_mut("history").and_then(Value::as_array_mut) {
             Some(history) => history.push(step),
             None => image.config["history"] = json!([step]),
         }
         image.config["created"] = created.into();
-        self.write(target, image.config, &image.snapshots).await?;
-        Ok(info.id)
+        self.write(target, image.config, &image.snapshots).await
     }
 
     /// Writes `image` with ordinary layers to an archive.
@@ -107,7 +169,13 @@ impl Images<'_> {
 
     /// The image's configuration, and the snapshots of its layers.
     async fn source(&self, image: &str) -> Result<Source, DriverError> {
-        let manifest = self.manifest(image).await?;
+        let digest = self.containerd.image(image).await?.digest;
+        self.source_at(image, &digest).await
+    }
+
+    /// The same of the image whose manifest, or index, has this digest.
+    async fn source_at(&self, image: &str, digest: &str) -> Result<Source, DriverError> {
+        let manifest = self.manifest(image, digest).await?;
         let digest = manifest["config"]["digest"].as_str().unwrap_or_default();
         let config = self.json(image, digest).await?;
         let listed = config["rootfs"]["diff_ids"].as_array().into_iter().flatten();
@@ -125,8 +193,8 @@ impl Images<'_> {
             snapshots.push(found.ok_or_else(|| {
                 let number = index + 1;
                 let reason = format!(
-                    "layer {number} of {count} ({chain_id}) is not on the appliance; unpack the \
-                     image first: ctr images pull --snapshotter slackwater"
+                    "layer {number} of {count} ({chain_id}) is not on the appliance; unpack the image first, by \
+                     ctr images pull --snapshotter slackwater, or docker pull"
                 );
                 DriverError::image(image, reason)
             })?);
@@ -176,15 +244,16 @@ impl Images<'_> {
         }
     }
 
-    /// The manifest for this machine.
-    async fn manifest(&self, image: &str) -> Result<Value, DriverError> {
-        let mut target = self.containerd.image(image).await?;
+    /// The manifest for this machine; the digest is of that, or of an index.
+    async fn manifest(&self, image: &str, digest: &str) -> Result<Value, DriverError> {
+        let mut digest = digest.to_owned();
         for _ in 0..INDEX_DEPTH_MAX {
-            let value = self.json(image, &target.digest).await?;
-            if ![media::INDEX, media::DOCKER_LIST].contains(&target.media_type.as_str()) {
+            let value = self.json(image, &digest).await?;
+            // An index alone has a list of these (image-spec, image-index.md).
+            if value["manifests"].is_null() {
                 return Ok(value);
             }
-            target = for_this_machine(&value).ok_or_else(|| {
+            digest = for_this_machine(&value).ok_or_else(|| {
                 let platform = format!("linux/{}", architecture());
                 DriverError::image(image, format!("it has no manifest for {platform}"))
             })?;
@@ -272,8 +341,8 @@ fn manifest_labels(config: &[u8], layers: &[ReferenceLayer]) -> HashMap<String, 
     labels
 }
 
-/// The manifest of an index that this machine runs.
-fn for_this_machine(index: &Value) -> Option<Target> {
+/// The digest of the manifest of an index that this machine runs.
+fn for_this_machine(index: &Value) -> Option<String> {
     let manifests = index["manifests"].as_array()?;
     let fits = |entry: &&Value| {
         let platform = &entry["platform"];
@@ -282,11 +351,7 @@ fn for_this_machine(index: &Value) -> Option<Target> {
     // A list of one may leave out for which machine it is.
     let only = (manifests.len() == 1).then(|| manifests.first()).flatten();
     let entry = manifests.iter().find(fits).or(only.filter(|only| only["platform"].is_null()))?;
-    Some(Target {
-        media_type: entry["mediaType"].as_str()?.to_owned(),
-        digest: entry["digest"].as_str()?.to_owned(),
-        size_bytes: entry["size"].as_u64()?,
-    })
+    entry["digest"].as_str().map(str::to_owned)
 }
 
 /// This machine's processor in the words of images.
@@ -336,7 +401,7 @@ mod tests {
                 "platform": { "os": "linux", "architecture": architecture } })
         };
         let index = json!({ "manifests": [entry("other", "a"), entry(architecture(), "b")] });
-        assert_eq!(for_this_machine(&index).unwrap().digest, "b");
+        assert_eq!(for_this_machine(&index).unwrap(), "b");
         assert!(for_this_machine(&json!({ "manifests": [entry("other", "a")] })).is_none());
     }
 }

@@ -25,9 +25,6 @@ pub(crate) mod media {
     pub(crate) const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
     /// A list of manifests, one a platform.
     pub(crate) const INDEX: &str = "application/vnd.oci.image.index.v1+json";
-    /// The same in Docker's words.
-    pub(crate) const DOCKER_LIST: &str =
-        "application/vnd.docker.distribution.manifest.list.v2+json";
     /// A configuration.
     pub(crate) const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
     /// A layer that is not compressed.

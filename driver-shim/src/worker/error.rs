@@ -205,6 +205,16 @@ pub enum WorkerError {
         /// The volume.
         key: Key,
     },
+    /// What dockerd put into the init layer of a container cannot be taken out of a commit of it.
+    #[error(
+        "the commit cannot be given without `{path}` of Docker's init layer ({source}): see that the appliance has room, and commit again"
+    )]
+    InitLayer {
+        /// Which; `.` is the root directory.
+        path: String,
+        /// What failed.
+        source: std::io::Error,
+    },
     /// A file or directory of this worker cannot be used.
     #[error("{}: {source}", path.display())]
     Local {

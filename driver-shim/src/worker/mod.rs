@@ -42,6 +42,7 @@ mod chains;
 mod empty_disk;
 mod error;
 mod imaging;
+mod init_layer;
 mod keyed;
 mod layers;
 mod lease;
@@ -58,6 +59,7 @@ mod trees;
 mod uppers;
 mod usage;
 mod volume;
+mod without_init;
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -90,6 +92,7 @@ pub use self::volume::{
     Access, Archive, ContainerdExtra, Content, DockerExtra, Engine, Extra, Key, Kind, LayerKind,
     MountedAs, OwnDisk, Push, SnapshotRef, Usage, Volume,
 };
+pub use self::without_init::BelowContainer;
 
 use self::state::{Change, State};
 use crate::credential;
@@ -248,6 +251,8 @@ impl Worker {
         let worker_id = identity(&state, &options.state_directory, &machine_id())?;
         forget_users_of_another_boot(&state)?;
         let worker = Self { inner: Arc::new(Inner::new(options, worker_id, state)) };
+        // A dead process may have been in the middle of one.
+        worker.forget_commits().await;
         worker.start_reaping();
         worker.start_lease();
         worker.start_reconciling();
@@ -456,6 +461,7 @@ impl Worker {
             Err(
                 error @ (WorkerError::Attach { .. }
                 | WorkerError::Image { .. }
+                | WorkerError::InitLayer { .. }
                 | WorkerError::Local { .. }),
             ) => Err(self.full(&error.to_string()).await.unwrap_or(error)),
             other => other,

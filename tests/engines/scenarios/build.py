@@ -98,16 +98,15 @@ def described(docker, image):
     return entries
 
 
-def compare(world, buildkit):
-    """The same build on the worker and on overlay2."""
+def compare(world, docker, buildkit, tag):
+    """The same build on a worker's Docker and on overlay2; it is pushed by that tag."""
     expected = built(world, world.plain, buildkit)
     world.plain("image", "rm", "ten:1")
-    docker = world.worker("a").docker
     got = built(world, docker, buildkit)
     require(CAPABILITY in expected["added/plain"]["attributes"].values(), "the capability is lost")
     require("data/gone" not in expected and "data/opaque/new" in expected, "the steps did not work")
     tree.require_same(got, expected, "the worker's build", "overlay2's")
-    name = world.registry.name(f"ten-{'buildkit' if buildkit else 'legacy'}:1")
+    name = world.registry.name(f"ten-{'buildkit' if buildkit else 'legacy'}:{tag}")
     docker("tag", "ten:1", name)
     docker("push", name)
     return f"{len(got)} entries"
@@ -115,12 +114,12 @@ def compare(world, buildkit):
 
 @scenario("docker build: 10 steps, legacy builder, equal to overlay2's", 400, stand_in=True)
 def legacy(world):
-    return compare(world, buildkit=False)
+    return compare(world, world.worker("a").docker, buildkit=False, tag="1")
 
 
 @scenario("docker build: 10 steps, BuildKit, equal to overlay2's", 400, stand_in=True)
 def buildkit(world):
-    return compare(world, buildkit=True)
+    return compare(world, world.worker("a").docker, buildkit=True, tag="1")
 
 
 @scenario("docker build: pushed as ordinary layers, which overlay2 pulls and runs", 500)

@@ -14,7 +14,7 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::error::DockerError;
+use super::WorkerError;
 
 /// What dockerd sets up (its daemon/initlayer), and the directories that it thereby changes;
 /// those after what is in them.
@@ -111,12 +111,12 @@ pub(super) fn restore(
     image: Option<&Path>,
     init: &Path,
     container: &Path,
-) -> Result<(), DockerError> {
-    let failed = |path: &str, error: Errno| DockerError::Local {
-        what: format!("take /{path} of the init layer out of the commit"),
+) -> Result<(), WorkerError> {
+    let failed = |path: &str, error: Errno| WorkerError::InitLayer {
+        path: path.to_owned(),
         source: error.into(),
     };
-    let open = |path| Tree::open(path).map_err(|error| failed("", error));
+    let open = |path| Tree::open(path).map_err(|error| failed(ROOT, error));
     let image = image.map(open).transpose()?;
     let (init, container) = (open(init)?, open(container)?);
     let look = |path| {
