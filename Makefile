@@ -149,10 +149,12 @@ image: build ## Build the container image slackwater
 		SLACKWATER_IMAGE_TARGET=prebuilt $(COMPOSE) build slackwater'
 
 up: image ## Start the appliance and a registry with docker-compose
+	# Users of containers read these, also of a clone that was made with umask 077.
+	chmod -R go+rX deploy/prometheus deploy/grafana
 	SLACKWATER_IMAGE_TARGET=prebuilt $(COMPOSE) up -d
 
 down: ## Stop what `make up` started
-	$(COMPOSE) down
+	COMPOSE_PROFILES=monitoring $(COMPOSE) down
 
 clean-data: ## Delete the storage under ./data
 	rm -rf $(DATA_DIR)

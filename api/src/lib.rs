@@ -104,7 +104,7 @@ pub use readable::worker_reads;
 #[cfg(feature = "server")]
 pub use references::ReferenceKey;
 #[cfg(feature = "server")]
-pub use router::router;
+pub use router::{router, router_and_metrics};
 #[cfg(feature = "server")]
 pub use token_id::TokenId;
 #[cfg(feature = "server")]

@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::extract::{MatchedPath, Request, State};
 use axum::handler::Handler;
-use axum::http::{Method, header};
+use axum::http::{Method, StatusCode, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodFilter, on};
+use axum::routing::{MethodFilter, get, on};
 use slackwater_blockstore::Store;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -73,7 +73,24 @@ pub(crate) fn mount(with_vmstore: bool) -> Mount {
 
 /// The REST face of `store`.
 pub fn router(store: Arc<Store>, options: ApiOptions, metrics: Arc<dyn MetricsSource>) -> Router {
+    rest(ApiState::new(store, options, metrics))
+}
+
+/// The REST face of `store`, and its page of metrics alone, for a listener of its own: that asks for no token.
+pub fn router_and_metrics(
+    store: Arc<Store>,
+    options: ApiOptions,
+    metrics: Arc<dyn MetricsSource>,
+) -> (Router, Router) {
     let state = ApiState::new(store, options, metrics);
+    let page = Router::new()
+        .route(paths::METRICS, get(routes::stats::open_metrics))
+        .fallback(only_metrics)
+        .with_state(Arc::new(routes::stats::OpenPage::new(Arc::clone(&state))));
+    (rest(state), page)
+}
+
+fn rest(state: Shared) -> Router {
     if let Some(age_max) = state.options.published_age_max {
         publishing::age::start(&state, age_max);
     }
@@ -88,6 +105,11 @@ pub fn router(store: Arc<Store>, options: ApiOptions, metrics: Arc<dyn MetricsSo
         .layer(from_fn_with_state(Arc::clone(&state), admit))
         .layer(from_fn_with_state(Arc::clone(&state), observe))
         .with_state(state)
+}
+
+/// What the address of the metrics says of all else.
+async fn only_metrics() -> (StatusCode, &'static str) {
+    (StatusCode::NOT_FOUND, "GET /metrics is all that is here\n")
 }
 
 async fn unknown_route(request: Request) -> Failure {

@@ -3,6 +3,8 @@
 
 #[path = "../../tests/described_metrics.rs"]
 mod described_metrics;
+#[path = "support/files.rs"]
+mod files;
 mod support;
 
 use std::path::Path;
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
+use files::await_files;
 use slackwater_archive::Reference;
 use slackwater_client::types::{ChainId, ImageName, Timestamp};
 use slackwater_driver::control::{self, Control};
@@ -258,6 +261,8 @@ async fn a_capture_has_nothing_of_dockers_init_layer() {
     assert_eq!(worker.list(Engine::Docker), []);
     let gone = daemon.capture(Engine::Containerd, "moby/5/89ab").await.unwrap_err();
     assert!(matches!(gone, EngineError::Refused { status: 404, .. }), "{gone}");
+    // Those of the containers; nothing is unmounted any more when the machine ends.
+    await_files(&appliance, &machine, "disks", 2).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -277,6 +282,8 @@ async fn what_a_dead_process_left_of_a_commit_is_removed_at_the_next_start() {
     let machine = machine.restart(&appliance).await;
     assert_eq!(machine.worker.list(Engine::Docker), []);
     assert!(machine.worker.get(&container).is_some());
+    await_files(&appliance, &machine, "disks", 1).await;
+    await_files(&appliance, &machine, "holds", 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,6 +2,8 @@
 //! in the sequences of real daemons, over a real appliance with a real FUSE attach.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
+#[path = "support/files.rs"]
+mod files;
 #[path = "docker/ordinary.rs"]
 mod ordinary;
 #[path = "support/plugin.rs"]
@@ -12,18 +14,15 @@ mod support;
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use serde_json::json;
-use slackwater_client::query::{ListFiles, ListSnapshots};
+use slackwater_client::query::ListSnapshots;
 use slackwater_client::types::SnapshotId;
 use slackwater_driver::worker::{Chosen, Engine, Key};
 
+use self::files::{await_files, files};
 use self::plugin::{Plugin, layer, set_up_init};
 use self::support::{Appliance, DISK_BYTES, Machine};
-
-/// Longest time in which the background takes back what was removed.
-const REAP_TIME: Duration = Duration::from_secs(60);
 
 /// Names of layers as Docker makes them.
 fn id(letter: char) -> String {
@@ -43,29 +42,6 @@ fn create_container(plugin: &Plugin, name: &str, image: &str) {
     plugin.create_read_write(name, &init);
     plugin.get(name);
     plugin.put(name);
-}
-
-/// The files of a worker on the appliance, below this folder.
-async fn files(appliance: &Appliance, machine: &Machine, folder: &str) -> Vec<String> {
-    let prefix = format!("workers/{}/{folder}", machine.worker.worker_id());
-    let query = ListFiles { prefix: Some(prefix), ..ListFiles::default() };
-    let page = appliance.client().files(&query).await.unwrap();
-    // The lease lives as long as the worker.
-    page.items.into_iter().map(|file| file.path).filter(|path| !path.ends_with("/lease")).collect()
-}
-
-/// Waits until a worker has that many files in a folder.
-async fn await_files(appliance: &Appliance, machine: &Machine, folder: &str, count: usize) {
-    let deadline = Instant::now() + REAP_TIME;
-    loop {
-        machine.worker.clean_up().await;
-        let files = files(appliance, machine, folder).await;
-        if files.len() == count {
-            return;
-        }
-        assert!(Instant::now() < deadline, "expected {count} in {folder}: {files:?}");
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
 }
 
 fn read(root: &Path, name: &str) -> String {

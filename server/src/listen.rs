@@ -14,6 +14,8 @@ use crate::error::ServerError;
 pub(crate) struct Listeners {
     pub(crate) nfs: slackwater_nfs::Listeners,
     pub(crate) api: TcpListener,
+    /// For the page of metrics alone.
+    pub(crate) metrics: Option<TcpListener>,
     pub(crate) addresses: Addresses,
 }
 
@@ -26,6 +28,7 @@ pub(crate) struct Addresses {
     pub(crate) more_nfs: Vec<SocketAddr>,
     pub(crate) portmap: Option<SocketAddr>,
     pub(crate) api: SocketAddr,
+    pub(crate) metrics: Option<SocketAddr>,
 }
 
 impl Addresses {
@@ -52,7 +55,12 @@ pub(crate) async fn bind(config: &Config) -> Result<Listeners, ServerError> {
         None => None,
     };
     let (api, api_address) = bind_one(config.api_listen, "api-listen").await?;
+    let metrics = match config.metrics_listen {
+        Some(address) => Some(bind_one(address, "metrics-listen").await?),
+        None => None,
+    };
     let (portmap, portmap_address) = portmap.unzip();
+    let (metrics, metrics_address) = metrics.unzip();
     let mut nfs_addresses = nfs_addresses.into_iter();
     let addresses = Addresses {
         // The configuration has one at least.
@@ -60,8 +68,10 @@ pub(crate) async fn bind(config: &Config) -> Result<Listeners, ServerError> {
         more_nfs: nfs_addresses.collect(),
         portmap: portmap_address,
         api: api_address,
+        metrics: metrics_address,
     };
-    Ok(Listeners { nfs: slackwater_nfs::Listeners { nfs, portmap }, api, addresses })
+    let nfs = slackwater_nfs::Listeners { nfs, portmap };
+    Ok(Listeners { nfs, api, metrics, addresses })
 }
 
 /// Tries to find a port that is free by TCP and by UDP.

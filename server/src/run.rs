@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Invariants: no data is touched before all addresses are bound. The store is closed on
-//! every way out on which it was opened, after both servers have let go of it.
+//! every way out on which it was opened, after all servers have let go of it.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::{
     admin_token, audit, data_dir, logs, open_files, options, reference_key, systemd, workers,
 };
 
-/// Time for calls that are under way when the stop begins. Both servers bound their own
+/// Time for calls that are under way when the stop begins. The servers bound their own
 /// drain below this; what outlives it waits for a disk that does not answer, and the client
 /// will send it again to the next server.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
@@ -164,6 +164,7 @@ fn announce(config: &Config, addresses: &Addresses, store: &Arc<Store>) {
         nfs = %addresses.nfs_text(),
         portmap = addresses.portmap.map(tracing::field::display),
         api = %addresses.api,
+        metrics = addresses.metrics.map(tracing::field::display),
         files = stats.file_count,
         snapshots = stats.snapshot_count,
         used_bytes = stats.used_bytes,
@@ -182,7 +183,7 @@ struct Servers {
 type Ended = (&'static str, Result<(), ServerError>);
 
 impl Servers {
-    /// Starts both servers, and feeds systemd's watchdog if there is one.
+    /// Starts the servers, and feeds systemd's watchdog if there is one.
     fn start(
         config: &Config,
         listeners: Listeners,
@@ -194,7 +195,8 @@ impl Servers {
         let mut page = Page::new(Arc::clone(store), Arc::clone(&nfs_metrics));
         let gate = Gate::new(&api_options, store);
         follow_token_files(config, &api_options, store, &mut page);
-        let router = slackwater_api::router(Arc::clone(store), api_options, Arc::new(page));
+        let (router, metrics) =
+            slackwater_api::router_and_metrics(Arc::clone(store), api_options, Arc::new(page));
         let tls = options::tls(config);
 
         let nfs_options = options::nfs(config, Arc::new(gate), nfs_tls);
@@ -207,6 +209,13 @@ impl Servers {
                 slackwater_nfs::run(listeners.nfs, nfs_store, nfs_options, nfs_metrics, nfs_stop);
             ("NFS", served.await.map_err(ServerError::Nfs))
         });
+        if let Some(listener) = listeners.metrics {
+            let metrics_stop = stop.clone().asked();
+            tasks.spawn(async move {
+                let served = slackwater_api::run(listener, metrics, None, metrics_stop);
+                ("metrics", served.await.map_err(ServerError::Api))
+            });
+        }
         tasks.spawn(async move {
             let served = slackwater_api::run(listeners.api, router, tls, stop.asked());
             ("REST", served.await.map_err(ServerError::Api))
@@ -215,14 +224,14 @@ impl Servers {
         Self { tasks, stop: sender }
     }
 
-    /// Serves until the stop is asked for or a server ends, then drains both.
+    /// Serves until the stop is asked for or a server ends, then drains all.
     async fn run(mut self, stop: Stop) -> Result<(), ServerError> {
         let outcome = tokio::select! {
             Some(joined) = self.tasks.join_next() => Err(early_end(joined)),
             () = stop.asked() => Ok(()),
         };
         systemd::stopping();
-        // An error means that both servers have ended already.
+        // An error means that all servers have ended already.
         let _ = self.stop.send(true);
         if tokio::time::timeout(DRAIN_LIMIT, self.drain()).await.is_err() {
             let limit_seconds = DRAIN_LIMIT.as_secs();

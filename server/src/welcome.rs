@@ -141,6 +141,9 @@ impl fmt::Display for Welcome<'_> {
             writeln!(f, "PORTMAP  {portmap}")?;
         }
         writeln!(f, "API  {url}")?;
+        if let Some(address) = self.addresses.metrics {
+            writeln!(f, "METRICS  http://{address}/metrics")?;
+        }
         let is_by_path = !self.config.insecure_address_only;
         if is_by_path {
             self.token_lines(f)?;
@@ -252,6 +255,7 @@ mod tests {
             more_nfs: nfs.collect(),
             portmap: config.portmap_listen,
             api: config.api_listen,
+            metrics: config.metrics_listen,
         };
         let (command, driver) = ("slackwater".to_owned(), "slackwater-driver".to_owned());
         let addresses = &addresses;

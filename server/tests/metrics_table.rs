@@ -9,9 +9,12 @@ use std::io::{Read as _, Write as _};
 
 use common::{Server, connect, slackwaterd, with_its_token};
 use described_metrics::{differences, document, named, of_page, of_table};
+use serde_json::Value;
 use tempfile::TempDir;
 
 const RULES: &str = "deploy/prometheus/alerts.yml";
+
+const DASHBOARD: &str = "deploy/grafana/dashboards/slackwater.json";
 
 /// The secret of a token of the role read-only, as METRICS.md gives Prometheus one.
 const TOKEN: &str = "prometheus-0123456789abcdef";
@@ -87,11 +90,22 @@ fn names_in(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn alerts_use_metrics_that_are_described() {
+fn alerts_and_the_dashboard_use_metrics_that_are_described() {
     let (appliance, driver) = (of_table("The appliance"), of_table("The driver"));
     let rules = document(RULES);
     let is_described =
         |name: &str| named(&appliance, name).or_else(|| named(&driver, name)).is_some();
+    let dashboard: Value = serde_json::from_str(&document(DASHBOARD)).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.flat_map(|panel| panel["targets"].as_array().into_iter().flatten());
+    let expressions: Vec<_> = targets.map(|target| target["expr"].as_str().unwrap()).collect();
+    assert!(expressions.len() > 20, "{} expressions were found", expressions.len());
+    for expression in expressions {
+        let names = names_in(expression);
+        assert!(!names.is_empty() || expression.starts_with("up{"), "{expression}");
+        let unknown: Vec<_> = names.into_iter().filter(|name| !is_described(name)).collect();
+        assert_eq!(unknown, [""; 0], "these are in {DASHBOARD}, and not in METRICS.md");
+    }
     let alerts = alerts(&rules);
     assert!(alerts.len() > 20, "{} alerts were found in {RULES}", alerts.len());
     let mut missing = Vec::new();

@@ -11,7 +11,9 @@ use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::{PATIENCE, Server, connect, on_free_ports, run_to_end, slackwaterd, with_its_token};
+use common::{
+    PATIENCE, Server, connect, http_at, on_free_ports, run_to_end, slackwaterd, with_its_token,
+};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -287,6 +289,24 @@ fn nfs_is_served_at_several_addresses_and_portmap_tells_the_first() {
     let port = [7, 1, 0, 0, 0, 0, u32::from(nfs[0].port())];
     let expected: Vec<u8> = port.iter().flat_map(|word: &u32| word.to_be_bytes()).collect();
     assert_eq!(reply[..length], expected);
+}
+
+#[test]
+fn the_address_of_the_metrics_asks_for_no_token_and_has_nothing_else() {
+    let directory = TempDir::new().unwrap();
+    let mut command = slackwaterd();
+    command.args(with_its_token(directory.path())).args(["--metrics-listen", "127.0.0.1:0"]);
+    let server = Server::start_with(&mut command);
+    let told = server.welcome.lines().find_map(|line| line.strip_prefix("METRICS  http://"));
+    let address: SocketAddr = told.unwrap().strip_suffix("/metrics").unwrap().parse().unwrap();
+    let (status, page) = http_at(address, "GET", "/metrics", "");
+    assert!(status == 200 && page.contains("\nslackwater_store_files "), "{status} {page}");
+    assert_eq!(http_at(server.api, "GET", "/metrics", "").0, 401);
+    for path in ["/", "/v1/stats", "/v1/files", "/openapi.json", "/healthz"] {
+        assert_eq!(http_at(address, "GET", path, "").0, 404, "{path}");
+    }
+    assert_eq!(http_at(address, "POST", "/metrics", "").0, 405);
+    assert!(server.stop().success());
 }
 
 #[test]

@@ -61,6 +61,18 @@ http:
 END
     docker import "$cache/registry-2-$architecture.tar" registry-packages
     docker build --tag registry:2 "$scratch/registry"
+    make_image prometheus --variant=extract --include=prometheus
+    mkdir -p "$scratch/prometheus/data"
+    cat >"$scratch/prometheus/Dockerfile" <<'END'
+FROM prometheus-packages
+ENV PATH=/usr/bin:/bin
+COPY --chown=65534:65534 data /prometheus
+USER 65534
+VOLUME /prometheus
+ENTRYPOINT ["/usr/bin/prometheus"]
+END
+    docker import "$cache/prometheus-$architecture.tar" prometheus-packages
+    docker build --tag "$(sed -n 's/^ *image: \(prom.*\)/\1/p' "$root/docker-compose.yml")" "$scratch/prometheus"
 }
 
 # ---- up and down
@@ -77,12 +89,16 @@ default_ports() {
     grep -E 'SLACKWATER_NFS_LISTEN: .?127\.0\.0\.1:2049' "$scratch/config.yml"
     grep -E 'SLACKWATER_API_LISTEN: .?127\.0\.0\.1:8049' "$scratch/config.yml"
     grep -E 'REGISTRY_HTTP_ADDR: .?127\.0\.0\.1:5000' "$scratch/config.yml"
+    grep -E 'SLACKWATER_METRICS_LISTEN: .?127\.0\.0\.1:9049' "$scratch/config.yml"
+    COMPOSE_PROFILES=monitoring compose config >"$scratch/config.yml"
+    grep -E 'web.listen-address=127\.0\.0\.1:9090' "$scratch/config.yml"
+    grep -E 'GF_SERVER_HTTP_ADDR: .?127\.0\.0\.1' "$scratch/config.yml"
 }
 
 # The programs are there; whether they are new is for `make test-compose`, which builds first.
 make_target() {
     SLACKWATER_NFS_LISTEN=127.0.0.1:$nfs_port SLACKWATER_API_LISTEN=127.0.0.1:$api_port \
-        REGISTRY_LISTEN=127.0.0.1:$registry_port \
+        REGISTRY_LISTEN=127.0.0.1:$registry_port SLACKWATER_METRICS_LISTEN=127.0.0.1:$metrics_port \
         timeout 1500 make --no-print-directory --directory "$root" --old-file=build "$1"
 }
 
@@ -106,6 +122,8 @@ make_up() {
     make_target up
     [ "$(inspect slackwater '{{.State.Running}}')" = true ]
     [ "$(inspect registry '{{.State.Running}}')" = true ]
+    # Prometheus and Grafana are started by their profile alone.
+    [ "$(docker ps --quiet | wc -l)" = 2 ]
 }
 
 appliance_healthy() {
@@ -145,6 +163,67 @@ health_check_fails() {
     done
 }
 
+# ---- monitoring
+
+prometheus_up() {
+    sed "s/127\.0\.0\.1:9049/127.0.0.1:$metrics_port/" "$root/deploy/prometheus/compose.yml" >"$scratch/prometheus.yml"
+    chmod 644 "$scratch/prometheus.yml"
+    monitored up -d prometheus
+    wait_until "$HEALTHY_LIMIT_SECONDS" "Prometheus is healthy" is_prometheus_healthy || {
+        compose logs --tail=20 prometheus
+        inspect prometheus '{{json .State.Health}}'
+        return 1
+    }
+    docker exec "$(container prometheus)" promtool check config /etc/prometheus/prometheus.yml
+}
+
+# As `compose`, with the addresses of this run.
+monitored() {
+    SLACKWATER_NFS_LISTEN=127.0.0.1:$nfs_port SLACKWATER_API_LISTEN=127.0.0.1:$api_port \
+        REGISTRY_LISTEN=127.0.0.1:$registry_port SLACKWATER_METRICS_LISTEN=127.0.0.1:$metrics_port \
+        PROMETHEUS_CONFIG=$scratch/prometheus.yml PROMETHEUS_LISTEN=127.0.0.1:$prometheus_port compose "$@"
+}
+
+is_prometheus_healthy() {
+    [ "$(inspect prometheus '{{.State.Health.Status}}')" = healthy ]
+}
+
+query() {
+    curl --silent --show-error --fail --max-time 60 --get --data-urlencode "query=$1" \
+        "http://127.0.0.1:$prometheus_port/api/v1/query"
+}
+
+is_read() {
+    query 'up{job="slackwater"}' | grep '"value":\[[0-9.]*,"1"\]'
+}
+
+prometheus_reads() {
+    wait_until "$HEALTHY_LIMIT_SECONDS" "Prometheus reads the appliance" is_read
+    curl --silent --fail --max-time 60 "http://127.0.0.1:$prometheus_port/api/v1/rules" | grep SlackwaterStorePoisoned
+    # Each expression of the dashboard is one that Prometheus can compute.
+    python3 - "$root/deploy/grafana/dashboards/slackwater.json" >"$scratch/expressions" <<'END'
+import json, sys
+for panel in json.load(open(sys.argv[1]))["panels"]:
+    for target in panel.get("targets", []):
+        print(target["expr"].replace("$appliance", ".*").replace("$worker", ".*"))
+END
+    [ "$(wc -l <"$scratch/expressions")" -gt 20 ]
+    local expression
+    while read -r expression; do
+        query "$expression" | grep '"status":"success"' >/dev/null || {
+            echo "not computed: $expression"
+            return 1
+        }
+    done <"$scratch/expressions"
+    # Those of the appliance that need no two readings have a value, and so the labels that they should.
+    while read -r expression; do
+        query "$expression" | grep '"result":\[{' >/dev/null || {
+            echo "without a value: $expression"
+            return 1
+        }
+    done < <(grep -v 'rate(\|driver\|> 0' "$scratch/expressions")
+}
+
 # An NFSv3 NULL call in one record; the reply must be an accepted success of the same number.
 nfs_answers() {
     local call='\x80\x00\x00\x28\x00\x00\x10\x49\x00\x00\x00\x00\x00\x00\x00\x02'
@@ -161,13 +240,18 @@ nfs_answers() {
 
 # ---- data
 
+# The command, with the token that `token_read` has written.
+cli() {
+    "$slackwater" --token-file "$scratch/token" "$@"
+}
+
 import_disk() {
     head --bytes="$DISK_DATA_BYTES" /dev/urandom >"$scratch/original.img"
     truncate --size="$DISK_BYTES" "$scratch/original.img"
-    "$slackwater" file create /empty.img 1GiB
-    [ "$("$slackwater" --json file stat /empty.img | grep -o '"size_bytes": *[0-9]*' \
+    cli file create /empty.img 1GiB
+    [ "$(cli --json file stat /empty.img | grep -o '"size_bytes": *[0-9]*' \
         | grep -o '[0-9]*$')" = $((1024 * 1024 * 1024)) ]
-    "$slackwater" import --verify "$scratch/original.img" /disk.img
+    cli import --verify "$scratch/original.img" /disk.img
 }
 
 # change PATH COPY OFFSET: new bytes into the file, and into the copy that says what it must hold.
@@ -180,13 +264,13 @@ change() {
 }
 
 take_snapshot() {
-    "$slackwater" snapshot create /disk.img --name before >"$scratch/snapshot"
+    cli snapshot create /disk.img --name before >"$scratch/snapshot"
     cp --sparse=always "$scratch/original.img" "$scratch/source.img"
     change disk.img "$scratch/source.img" "$SOURCE_CHANGE_OFFSET"
 }
 
 make_clone() {
-    "$slackwater" clone before /clone.img
+    cli clone before /clone.img
     cp --sparse=always "$scratch/original.img" "$scratch/clone.img"
     change clone.img "$scratch/clone.img" "$CLONE_CHANGE_OFFSET"
 }
@@ -197,11 +281,11 @@ all_equal() {
         --header "@$scratch/authorization" \
         "$SLACKWATER_API/v1/snapshots/$(cat "$scratch/snapshot")/data"
     cmp "$scratch/original.img" "$scratch/read.img"
-    "$slackwater" export --force before "$scratch/read.img"
+    cli export --force before "$scratch/read.img"
     cmp "$scratch/original.img" "$scratch/read.img"
-    "$slackwater" export --force --file /disk.img "$scratch/read.img"
+    cli export --force --file /disk.img "$scratch/read.img"
     cmp "$scratch/source.img" "$scratch/read.img"
-    "$slackwater" export --force --file /clone.img "$scratch/read.img"
+    cli export --force --file /clone.img "$scratch/read.img"
     cmp "$scratch/clone.img" "$scratch/read.img"
     not cmp --silent "$scratch/clone.img" "$scratch/original.img"
     not cmp --silent "$scratch/source.img" "$scratch/original.img"
@@ -246,8 +330,9 @@ restart_keeps() {
 # Both volumes, and no container in any state.
 only_volumes_left() {
     [ -z "$(docker ps --all --quiet)" ]
-    [ "$(docker volume ls --quiet --filter name=slackwater- | sort | tr '\n' ' ')" \
-        = "slackwater-data slackwater-registry " ]
+    # docker-compose 1.29 makes those of services that are not started, too.
+    [ "$(docker volume ls --quiet --filter name=slackwater- | grep -v 'slackwater-\(grafana\|prometheus\)' | sort \
+        | tr '\n' ' ')" = "slackwater-data slackwater-registry " ]
 }
 
 make_down() {
@@ -260,7 +345,7 @@ up_again() {
     make_target up
     appliance_healthy
     all_equal
-    "$slackwater" check
+    cli check
     timeout 300 docker pull "127.0.0.1:$registry_port/probe:1"
 }
 
@@ -268,7 +353,7 @@ down_again() {
     make_target down
     only_volumes_left
     local port
-    for port in "$nfs_port" "$api_port" "$registry_port"; do
+    for port in "$nfs_port" "$api_port" "$registry_port" "$metrics_port" "$prometheus_port"; do
         not listens "$port"
     done
 }

@@ -1,10 +1,13 @@
 //! How the appliance is: figures, metrics, health, and the care of the store.
 
 use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, Method, header};
+use parking_lot::Mutex;
 use slackwater_blockstore::InodeId;
 
 use crate::convert;
@@ -103,12 +106,54 @@ pub(crate) async fn metrics(
     State(state): State<Shared>,
     headers: HeaderMap,
 ) -> ([(HeaderName, &'static str); 2], String) {
-    let page = state.api_metrics.render_after(&state.metrics.render());
+    answer(state.api_metrics.render_after(&state.metrics.render()), &headers)
+}
+
+/// A page in the format that the caller asks for.
+fn answer(page: String, headers: &HeaderMap) -> ([(HeaderName, &'static str); 2], String) {
     // Lists in several lines are one list (RFC 9110 section 5.3).
     let accept: Vec<_> =
         headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
     let (media_type, page) = exposition::answer(page, Some(&accept.join(",")));
     ([(header::CONTENT_TYPE, media_type), (header::VARY, "accept")], page)
+}
+
+/// How long a page stands that asks for no token: the numbers are gathered under locks that calls need, and nothing
+/// bounds how often a program asks.
+const OPEN_PAGE_AGE_MAX: Duration = Duration::from_secs(1);
+
+/// The page of metrics that all may read who reach it.
+#[derive(Debug)]
+pub(crate) struct OpenPage {
+    state: Shared,
+    /// The last one, and when it was made.
+    last: Mutex<Option<(Instant, String)>>,
+}
+
+impl OpenPage {
+    pub(crate) fn new(state: Shared) -> Self {
+        Self { state, last: Mutex::default() }
+    }
+
+    fn text(&self) -> String {
+        let mut last = self.last.lock();
+        match &*last {
+            Some((made, text)) if made.elapsed() < OPEN_PAGE_AGE_MAX => text.clone(),
+            _ => {
+                let text = self.state.api_metrics.render_after(&self.state.metrics.render());
+                *last = Some((Instant::now(), text.clone()));
+                text
+            }
+        }
+    }
+}
+
+/// The same as [`metrics`], made at most once a second.
+pub(crate) async fn open_metrics(
+    State(page): State<Arc<OpenPage>>,
+    headers: HeaderMap,
+) -> ([(HeaderName, &'static str); 2], String) {
+    answer(page.text(), &headers)
 }
 
 /// Tells that the process is up

@@ -96,6 +96,7 @@ impl TryFrom<Settings> for Config {
             nfs_listen,
             portmap_listen: settings.portmap_listen,
             api_listen: given(settings.api_listen, "api-listen")?,
+            metrics_listen: settings.metrics_listen,
             compress: given(settings.compress, "compress")?,
             squash: *given(settings.squash, "squash")?.value(),
             anonymous_uid: given(settings.anonymous_uid, "anonymous-uid")?,

@@ -58,6 +58,8 @@ pub struct Config {
     pub portmap_listen: Option<SocketAddr>,
     /// Where the REST API listens.
     pub api_listen: SocketAddr,
+    /// Where the page of metrics alone is served, to all who reach it.
+    pub metrics_listen: Option<SocketAddr>,
     /// Certificate and key, if the REST API speaks TLS, and NFS may.
     pub tls: Option<TlsPaths>,
     /// Whether NFS speaks TLS; not [`NfsTlsPolicy::Off`] only with [`Self::tls`].

@@ -52,6 +52,13 @@ pub struct Settings {
     #[arg(long, env = "SLACKWATER_API_LISTEN", value_name = "ADDRESS:PORT")]
     pub api_listen: Option<SocketAddr>,
 
+    /// Address of the page of metrics alone, without TLS and without a token; off by default
+    ///
+    /// For Prometheus on this machine, such as 127.0.0.1:9049. The page has numbers, and no names of files, images or
+    /// users. With a token it is at the address of the REST API as well.
+    #[arg(long, env = "SLACKWATER_METRICS_LISTEN", value_name = "ADDRESS:PORT")]
+    pub metrics_listen: Option<SocketAddr>,
+
     /// Certificate chain of the REST API and of NFS (PEM): turns on TLS, together with --tls-key
     #[arg(long, env = "SLACKWATER_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
@@ -268,6 +275,7 @@ impl Settings {
             nfs_listen: self.nfs_listen.or(lower.nfs_listen),
             portmap_listen: self.portmap_listen.or(lower.portmap_listen),
             api_listen: self.api_listen.or(lower.api_listen),
+            metrics_listen: self.metrics_listen.or(lower.metrics_listen),
             tls_cert: self.tls_cert.or(lower.tls_cert),
             tls_key: self.tls_key.or(lower.tls_key),
             nfs_tls: self.nfs_tls.or(lower.nfs_tls),

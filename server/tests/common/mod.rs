@@ -44,6 +44,23 @@ pub fn with_its_token(data_dir: &Path) -> Vec<String> {
         .to_vec()
 }
 
+/// One HTTP request without a token; answers status and body.
+pub fn http_at(address: SocketAddr, method: &str, path: &str, body: &str) -> (u16, String) {
+    let mut stream = connect(address);
+    let length = body.len();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
+         Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+    (status, body.to_owned())
+}
+
 /// A running server; killed when dropped.
 pub struct Server {
     child: Child,
@@ -160,19 +177,7 @@ impl Server {
 
     /// One HTTP request; answers status and body.
     pub fn http(&self, method: &str, path: &str, body: &str) -> (u16, String) {
-        let mut stream = connect(self.api);
-        let length = body.len();
-        write!(
-            stream,
-            "{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\
-             Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        (status, body.to_owned())
+        http_at(self.api, method, path, body)
     }
 
     /// A NULL call of NFSv3 (RFC 1813 section 3.3.0); answers the bytes of the reply.
