@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! types chain image_name worker change block_map error paths query exposition  what goes over the wire; shared with the client crate
+//! certificate                           when certificates end; shared, too
 //! ------------------------------------- feature `server` -------------------------------------
 //! listen crowd patient                  the socket: TLS, HTTP/1.1 and 2, bounded waits
 //! router auth attempts foreign_pages idempotency extract  what happens to a request before its handler
@@ -16,6 +17,7 @@
 //! make a [`router`], give it to [`run`].
 
 pub mod block_map;
+pub mod certificate;
 mod chain;
 pub mod change;
 pub mod error;

@@ -32,6 +32,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_rustls::TlsAcceptor;
 use tower::ServiceExt;
 
+use crate::certificate;
 use crate::crowd::{Crowd, Standing, UnderWay};
 use crate::patient::Patient;
 
@@ -98,6 +99,15 @@ impl TlsFiles {
         let key = PrivateKeyDer::from_pem_file(&self.key)
             .map_err(|source| unreadable("private key", &self.key, source))?;
         Ok((certificates, key))
+    }
+
+    /// When the first of the certificates ends, in seconds since 1970; none if that cannot be told.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn ends_at_seconds(&self) -> Result<Option<u64>, ApiServerError> {
+        let (certificates, _) = self.read()?;
+        Ok(certificate::ends_at_seconds(certificates.iter().map(AsRef::as_ref)))
     }
 
     /// The failure that they do not serve together.

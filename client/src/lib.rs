@@ -52,6 +52,6 @@ pub use retry::RetryPolicy;
 pub use rpc_tls::RpcTls;
 pub use slackwater_api::block_map::{BlockHash, BlockMap};
 pub use slackwater_api::error::ProblemCode;
-pub use slackwater_api::{change, exposition, query, types, worker};
+pub use slackwater_api::{certificate, change, exposition, query, types, worker};
 pub use token::{Token, TokenError};
 pub use transport::Client;

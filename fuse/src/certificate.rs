@@ -13,6 +13,7 @@ use rustls::client::ResolvesClientCert;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::sign::CertifiedKey;
+use slackwater_client::certificate;
 
 /// The files of a certificate, with those that lead from it to a root, and of its private key; both PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +60,15 @@ impl WorkerCertificate {
     /// They cannot be read, or are no pair.
     pub fn check(&self) -> Result<(), WorkerCertificateError> {
         self.load().map(drop)
+    }
+
+    /// When the first of the certificates ends, in seconds since 1970; none if that cannot be told.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn ends_at_seconds(&self) -> Result<Option<u64>, WorkerCertificateError> {
+        let loaded = self.load()?;
+        Ok(certificate::ends_at_seconds(loaded.cert.iter().map(AsRef::as_ref)))
     }
 
     fn load(&self) -> Result<CertifiedKey, WorkerCertificateError> {
@@ -196,6 +206,8 @@ mod tests {
         let of = |identity: &WorkerIdentity| identity.resolve(&[], &[]).unwrap().cert[0].clone();
         let first = of(&identity);
         assert_eq!(of(&identity), first);
+        // `date -ud 4096-01-01 +%s`, which is what rcgen makes.
+        assert_eq!(pair.files.ends_at_seconds().unwrap(), Some(67_090_118_400));
         let key = std::fs::read(&pair.files.key).unwrap();
         pair.renew();
         let other_key = std::fs::read(&pair.files.key).unwrap();
@@ -221,6 +233,7 @@ mod tests {
             ..pair.files.clone()
         };
         assert!(missing.check().unwrap_err().to_string().contains("none.pem"));
+        assert!(missing.ends_at_seconds().is_err());
     }
 
     #[test]

@@ -10,7 +10,7 @@
 
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use slackwater_api::{ApiOptions, AuditLog, Tokens, Workers};
 use slackwater_blockstore::Store;
@@ -34,6 +34,11 @@ use crate::{
 /// drain below this; what outlives it waits for a disk that does not answer, and the client
 /// will send it again to the next server.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+
+/// A certificate with less time left is told of at the start; the alerts of deploy/prometheus are for less.
+const CERTIFICATE_DAYS_MIN: u64 = 30;
+
+const SECONDS_A_DAY: u64 = 24 * 60 * 60;
 
 /// Time for threads that still run after the store was closed; nothing that matters is left.
 const RUNTIME_END_LIMIT: Duration = Duration::from_secs(1);
@@ -193,6 +198,7 @@ impl Servers {
     ) -> Self {
         let nfs_metrics = Arc::new(NfsMetrics::default());
         let mut page = Page::new(Arc::clone(store), Arc::clone(&nfs_metrics));
+        page.certificate_ends(certificate_ends(config));
         let gate = Gate::new(&api_options, store);
         follow_token_files(config, &api_options, store, &mut page);
         let (router, metrics) =
@@ -251,6 +257,26 @@ impl Servers {
             }
         }
     }
+}
+
+/// When the certificate of TLS ends, in seconds since 1970; 0 without one, or if that cannot be told. Says so if it is soon.
+fn certificate_ends(config: &Config) -> u64 {
+    // Files that cannot be read end the start where they are used.
+    let files = options::tls(config);
+    let ends = files.as_ref().and_then(|files| files.ends_at_seconds().ok().flatten());
+    let Some(certificate) = files.as_ref().map(|files| files.cert.display()) else { return 0 };
+    let Some(ends) = ends else {
+        tracing::warn!(%certificate, "when the certificate of TLS ends cannot be told");
+        return 0;
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    let days = ends.saturating_sub(now) / SECONDS_A_DAY;
+    if ends <= now {
+        tracing::error!(%certificate, "the certificate of TLS, or one behind it in the file, has ended, and clients may refuse it: make another one and restart");
+    } else if days < CERTIFICATE_DAYS_MIN {
+        tracing::warn!(%certificate, days, "the certificate of TLS ends soon: make another one and restart");
+    }
+    ends
 }
 
 /// Reads the token files again when they change, if there are any.

@@ -6,8 +6,9 @@ mod common;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use common::{Server, on_free_ports, run_to_end, slackwaterd};
+use common::{Server, http_at, on_free_ports, run_to_end, slackwaterd};
 use tempfile::TempDir;
 
 fn certificate(directory: &Path, arguments: &[&str]) -> Output {
@@ -35,6 +36,43 @@ fn serve(data_dir: &Path, tls: &Path) -> Server {
     command.args(on_free_ports(data_dir));
     command.arg("--tls-cert").arg(tls.join("cert.pem")).arg("--tls-key").arg(tls.join("key.pem"));
     Server::start_with(&mut command)
+}
+
+/// What the page of metrics says of the end of the certificate.
+fn told_end(server: &Server) -> u64 {
+    let address = server.welcome.lines().find_map(|line| line.strip_prefix("METRICS  http://"));
+    let address = address.unwrap().strip_suffix("/metrics").unwrap().parse().unwrap();
+    let (_, page) = http_at(address, "GET", "/metrics", "");
+    let mut lines = page.lines();
+    let name = "slackwater_tls_certificate_expires_at_seconds ";
+    lines.find_map(|line| line.strip_prefix(name)).unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_end_of_the_certificate_is_told_before() {
+    const DAY_SECONDS: u64 = 24 * 60 * 60;
+    let directory = TempDir::new().unwrap();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    for (days, is_soon) in [(20_u64, true), (100, false)] {
+        let tls = directory.path().join(format!("tls-{days}"));
+        let made = certificate(&tls, &["appliance.example", "--days", &days.to_string()]);
+        assert!(made.status.success(), "{}", text(&made.stderr));
+        let mut command = slackwaterd();
+        command.args(on_free_ports(&directory.path().join("data")));
+        command.arg("--tls-cert").arg(tls.join("cert.pem"));
+        command.arg("--tls-key").arg(tls.join("key.pem"));
+        let server = Server::start_with(command.args(["--metrics-listen", "127.0.0.1:0"]));
+        let left_seconds = told_end(&server) - now;
+        // An hour is room for the test.
+        let expected = days * DAY_SECONDS..days * DAY_SECONDS + 3600;
+        assert!(expected.contains(&left_seconds), "{left_seconds} s of {days} days");
+        assert_eq!(server.log().contains("the certificate of TLS ends soon"), is_soon);
+        assert!(server.stop().success());
+    }
+    let mut command = slackwaterd();
+    command.args(on_free_ports(&directory.path().join("data")));
+    let server = Server::start_with(command.args(["--metrics-listen", "127.0.0.1:0"]));
+    assert_eq!(told_end(&server), 0, "without TLS");
 }
 
 #[test]

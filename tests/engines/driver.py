@@ -113,7 +113,7 @@ class Driver:
         return [
             pid for pid, words in processes().items()
             if "serve-export" in words and "--keep" not in words
-            and any(str(self.state.parent) in word for word in words)
+            and str(self.state) in words
         ]
 
     def mounts(self):

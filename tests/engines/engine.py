@@ -7,14 +7,16 @@ import pathlib
 import re
 import subprocess
 
+import newer
 from process import Process, attempt, environment, run
 from releases import DEBIAN
-from scenario import PATIENCE, Failure, require, wait_until
+from scenario import PATIENCE, Failure, require, require_equal, wait_until
 
 START_LIMIT_SECONDS = 60
 RECONNECT_LIMIT_SECONDS = 20
 # Debian's client goes with Debian's daemon; a newer one may be first on the path.
 CLIENTS = ("/usr/bin/docker", "docker")
+CONTAINER_ID = re.compile("[0-9a-f]{64}")
 # The name of the proxy plugin in containerd's configuration.
 SNAPSHOTTER = "slackwater"
 
@@ -48,6 +50,10 @@ class Containerd:
         self.process.wait_ready(
             START_LIMIT_SECONDS, lambda: self.attempt("version", limit_seconds=10).code == 0
         )
+        said, wanted = self.ctr("version"), self._release.version
+        versions = re.findall(r"^\s*Version:\s*(\S+)", said, re.MULTILINE)
+        are_wanted = len(versions) == 2 and all(version.startswith(wanted) for version in versions)
+        require(are_wanted, f"expected client and server {wanted}, got {said}")
         # The request is empty.
         self.process.wait_ready(START_LIMIT_SECONDS, lambda: not self.cri("RuntimeService/Status", b"", 10))
 
@@ -177,6 +183,7 @@ class Docker:
 
     def __init__(self, directory, name, storage, containerd, control_group, release=DEBIAN, configuration=None):
         self._release = release
+        self._containerd = containerd
         self.directory = directory / "docker"
         self.directory.mkdir(parents=True)
         self.socket = directory / "docker.sock"
@@ -211,6 +218,9 @@ class Docker:
             lambda: self.attempt("info", "--format", "{{.Driver}}", limit_seconds=10).output.strip()
             == self.storage,
         )
+        if self._release.has_docker:
+            got = self("version", "--format", "{{.Server.Version}}")
+            require_equal("version of dockerd", got, newer.DOCKERD.version)
 
     def attempt(self, *words, settings=None, **options):
         """Runs the client, however it ends."""
@@ -273,3 +283,13 @@ class Docker:
             left = self("image", "ls", "--all", "--quiet", "--no-trunc").split()
             require(len(left) < len(images), f"images that cannot be removed: {left}")
             images = left
+        if self._release.has_docker:
+            self._end_leases()
+
+    def _end_leases(self):
+        """Ends the leases of containers that are no more. dockerd leaves that of one which it could not make, as when the
+        driver was killed, and with it the snapshots (moby, `daemon/containerd/image_snapshot.go`)."""
+        leases = ("--namespace", "moby", "leases")
+        for lease in self._containerd.ctr(*leases, "list", "-q").split():
+            if CONTAINER_ID.fullmatch(lease):
+                self._containerd.ctr(*leases, "delete", "--sync", lease)

@@ -5,7 +5,8 @@
 
 ```
 the machine's go --fetches--> the pinned Go, sources --build--> CACHE/containerd-v2.4.2-HASH/
-                              (each held against `versions`)    CACHE/dockerd-v2.0.0-beta.24-HASH/
+                              (each held against `versions`)    CACHE/containerd-v2.2.9-HASH/
+                                                                CACHE/dockerd-v2.0.0-beta.24-HASH/
 ```
 
 The programs of one version are one directory, which is complete: it is renamed there when all is
@@ -28,7 +29,7 @@ import sys
 VERSIONS = pathlib.Path(__file__).with_name("versions")
 # It takes seconds, or minutes over a slow network.
 FETCH_LIMIT_SECONDS = 1800
-# Two cores take three minutes for containerd, and five for dockerd.
+# Two cores take five minutes for all.
 COMPILE_LIMIT_SECONDS = 3600
 # Of what a compilation said that failed.
 SHOWN_CHARACTERS = 2000
@@ -46,6 +47,7 @@ class Engine:
     # Of its directory in the cache.
     name: str
     module: str
+    version: str
     programs: tuple[str, ...]
     # Without storage that needs libraries of C, or devices: it is not tried.
     tags: str
@@ -57,7 +59,7 @@ class Engine:
     @property
     def flags(self):
         """What all commands of the compiler are given."""
-        version = f"-s -w -X {self.module}/{self.version_variable}={pinned(self.module)[0]}"
+        version = f"-s -w -X {self.module}/{self.version_variable}={self.version}"
         return ("-trimpath", "-buildvcs=false", "-tags", self.tags, "-ldflags", version)
 
     @property
@@ -66,9 +68,9 @@ class Engine:
         suite = [path.read_text("utf-8") for path in sorted(SUITE_SOURCES.glob("*.go"))] if self.suite else []
         # All of Go's: also a machine for which there is none has names, and can run what is Debian's.
         go_lines = [line for line in VERSIONS.read_text("utf-8").splitlines() if line.startswith(GO)]
-        parts = (pinned(self.module), go_lines, self.flags, self.programs, suite)
+        parts = (pinned(self.module, self.version), go_lines, self.flags, self.programs, suite)
         digest = hashlib.sha256(repr(parts).encode()).hexdigest()
-        return f"{self.name}-{pinned(self.module)[0]}-{digest[:12]}"
+        return f"{self.name}-{self.version}-{digest[:12]}"
 
     @property
     def commands(self):
@@ -80,15 +82,17 @@ class Engine:
 
 
 CONTAINERD = Engine(
-    "containerd", "github.com/containerd/containerd/v2", ("containerd", "containerd-shim-runc-v2", "ctr"),
+    "containerd", "github.com/containerd/containerd/v2", "v2.4.2", ("containerd", "containerd-shim-runc-v2", "ctr"),
     "no_btrfs no_devmapper no_zfs", "version.Version", (SUITE_SOURCES, SUITE_PROGRAM),
 )
+# The one with long support.
+CONTAINERD_2_2 = dataclasses.replace(CONTAINERD, version="v2.2.9", suite=None)
 # Docker 29 is this module's version 2.
 DOCKERD = Engine(
-    "dockerd", "github.com/moby/moby/v2", ("dockerd",), "exclude_graphdriver_btrfs exclude_graphdriver_zfs",
-    "dockerversion.Version",
+    "dockerd", "github.com/moby/moby/v2", "v2.0.0-beta.24", ("dockerd",),
+    "exclude_graphdriver_btrfs exclude_graphdriver_zfs", "dockerversion.Version",
 )
-ENGINES = (CONTAINERD, DOCKERD)
+ENGINES = (CONTAINERD, CONTAINERD_2_2, DOCKERD)
 
 
 class Trouble(Exception):
@@ -154,9 +158,9 @@ def compiled(engine, directory):
     """The directory with an engine's programs."""
     environment = settings(directory)
     compiler = go(environment)
-    sources, programs = directory / f"{engine.name}-sources", directory / f"{engine.name}-programs"
+    sources, programs = (directory / f"{engine.directory_name}-{end}" for end in ("sources", "programs"))
     # Go builds nothing in its cache of modules.
-    shutil.copytree(fetch(engine.module, "", compiler, environment), sources)
+    shutil.copytree(fetch(engine.module, engine.version, compiler, environment), sources)
     if engine.suite:
         shutil.copytree(engine.suite[0], sources / engine.suite[0].name)
     for command in engine.commands:
@@ -179,7 +183,7 @@ def make(cache):
         fcntl.flock(lock, fcntl.LOCK_EX)
         missing = [engine for engine in ENGINES if not (cache / engine.directory_name).exists()]
         if missing:
-            names = ", ".join(f"{engine.name} {pinned(engine.module)[0]}" for engine in missing)
+            names = ", ".join(f"{engine.name} {engine.version}" for engine in missing)
             print(f"engines: compiling {names}, once: some minutes", file=sys.stderr, flush=True)
             shutil.rmtree(directory, ignore_errors=True)
             directory.mkdir()
@@ -193,15 +197,16 @@ def make(cache):
             target = cache / engine.directory_name
             used.append(os.open(target, os.O_RDONLY))
             fcntl.flock(used[-1], fcntl.LOCK_SH)
-            if engine in missing:
-                remove_unused(cache, engine, target)
+        if missing:
+            remove_unused(cache)
         return used
 
 
-def remove_unused(cache, engine, target):
-    """Removes the programs of other versions of an engine, unless a run of another clone has them."""
-    for other in cache.glob(f"{engine.name}-*"):
-        if other != target:
+def remove_unused(cache):
+    """Removes the programs of other versions, unless a run of another clone has them."""
+    wanted = {engine.directory_name for engine in ENGINES}
+    for other in (path for engine in ENGINES for path in cache.glob(f"{engine.name}-*")):
+        if other.name not in wanted and other.exists():
             descriptor = os.open(other, os.O_RDONLY)
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

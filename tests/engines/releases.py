@@ -68,6 +68,8 @@ class Release:
     """One containerd, and maybe a Docker on it."""
 
     title: str
+    # As containerd's client and server say it, or the beginning.
+    version: str
     # Below the engines' cache, as newer.py makes them; none: Debian's, on the path.
     directories: tuple[str, ...]
     _configuration: str
@@ -75,8 +77,10 @@ class Release:
     _snapshotter: str = ""
     # What is added to the driver's plugin.
     _exports: str = ""
-    # What `engine-config` is asked for, to print the tables of both.
+    # What `engine-config` is asked for, to print the tables of containerd.
     _printed: str = ""
+    # Tells its workers and its appliance from Debian's.
+    suffix: str = ""
     # Its Docker keeps its images in containerd; else Docker is Debian's, which Debian's containerd alone has.
     has_docker: bool = False
 
@@ -102,7 +106,8 @@ class Release:
 
     def docker_configuration(self, driver_socket, driver_arguments, socket):
         """The text of daemon.json of its own Docker, with the driver."""
-        settings = json.loads(printed(driver_socket, driver_arguments, socket, self._printed, "daemon.json"))
+        text = printed(driver_socket, driver_arguments, socket, "docker-containerd", "daemon.json")
+        settings = json.loads(text)
         # Debian's runc knows no namespaces of time.
         settings["features"]["time-namespaces"] = False
         return json.dumps(settings)
@@ -128,11 +133,20 @@ def printed(driver_socket, driver_arguments, socket, engine, file):
     return "\n".join(chosen.splitlines()[1:]) + "\n"
 
 
-DEBIAN = Release("containerd 1.6", (), _CONFIGURATION_2)
-NEWER = Release("containerd 2.4", (newer.CONTAINERD.directory_name,), _CONFIGURATION_3, _SNAPSHOTTER_3)
+DEBIAN = Release("containerd 1.6", "1.6.", (), _CONFIGURATION_2)
+NEWER = Release(
+    "containerd 2.4", newer.CONTAINERD.version, (newer.CONTAINERD.directory_name,), _CONFIGURATION_3, _SNAPSHOTTER_3,
+)
 NEWER_AS_PRINTED = dataclasses.replace(NEWER, _printed="cri")
+LONG_SUPPORTED = dataclasses.replace(
+    NEWER_AS_PRINTED, title="containerd 2.2", version=newer.CONTAINERD_2_2.version, directories=(newer.CONTAINERD_2_2.directory_name,), suffix="-22",
+)
 NEWER_DOCKER = dataclasses.replace(
     NEWER, directories=(*NEWER.directories, newer.DOCKERD.directory_name), _printed="docker-containerd",
     has_docker=True,
+)
+# For Docker, and for Kubernetes and ctr, too.
+NEWER_FOR_ALL = dataclasses.replace(
+    NEWER_DOCKER, title="containerd 2.4 and Docker 29", _printed="cri", suffix="-29",
 )
 NEWER_WITH_SOURCES = dataclasses.replace(NEWER, _exports=_ANNOTATIONS)

@@ -27,17 +27,22 @@ class Scenario:
     stand_in: bool
     # Whether it takes engines that are newer than Debian's.
     newer: bool
+    # Those that its workers have, where it does not say itself; None: Debian's.
+    release: typing.Any
     action: typing.Callable
 
 
 SCENARIOS = []
 
 
-def scenario(title, limit_seconds, stand_in=False, newer=False):
-    """Registers a function as a scenario."""
+def scenario(title, limit_seconds, stand_in=False, newer=False, also=()):
+    """Registers a function as a scenario, and once more for each release of the engines in `also`."""
 
     def register(action):
-        SCENARIOS.append(Scenario(title, limit_seconds * PATIENCE, stand_in, newer, action))
+        limit = limit_seconds * PATIENCE
+        SCENARIOS.append(Scenario(title, limit, stand_in, newer, None, action))
+        for release in also:
+            SCENARIOS.append(Scenario(f"{title}, by {release.title}", limit, False, True, release, action))
         return action
 
     return register

@@ -142,6 +142,10 @@ class Worker:
         for engine in reversed(self.engines):
             engine.start()
 
+    def wait_connected(self):
+        """Returns once containerd, which a newer Docker asks too, reaches the driver again."""
+        self.containerd.wait_connected()
+
     def clear(self):
         """Removes what scenarios left in the engines."""
         for engine in self.engines:
@@ -174,6 +178,9 @@ class World:
         )
         self.images = Images(self)
         self._generation = 0
+        # Of the workers that are asked for next.
+        self.release = DEBIAN
+        # By the engines that were in use, and their name.
         self._workers = {}
         self._servers = []
 
@@ -189,8 +196,13 @@ class World:
         directory.mkdir(exist_ok=True)
         return directory
 
+    def use(self, release):
+        """Workers have these engines, where nothing else is said, and an appliance of their own; None: Debian's."""
+        self.release = release or DEBIAN
+
     def server(self, name="appliance", capacity=CAPACITY, program=None):
         """The appliance; another name makes another one."""
+        name += self.release.suffix
         for known, server in self._servers:
             if known == name:
                 return server
@@ -202,27 +214,29 @@ class World:
         self._servers.append((name, server))
         return server
 
-    def worker(self, name, server=None, wrapper=(), release=DEBIAN, arguments=(), prepare=None):
+    def worker(self, name, server=None, wrapper=(), release=None, arguments=(), prepare=None):
         """The worker of that name, started when it is first asked for. The wrapper is a command
-        that the driver is started by, with more arguments; the release is containerd's; `prepare` is
-        called with a worker before it starts."""
-        if name not in self._workers:
+        that the driver is started by, with more arguments; the release is the engines', in place of the one that is
+        in use; `prepare` is called with a worker before it starts."""
+        known_as, name = (self.release, name), name + self.release.suffix
+        if known_as not in self._workers:
             if not self.stand_in:
                 server = server or self.server()
             worker = Worker(
-                self._directory / name, name, server, self.scratch.name, wrapper, release,
+                self._directory / name, name, server, self.scratch.name, wrapper, release or self.release,
                 arguments,
             )
-            self._workers[name] = worker
+            self._workers[known_as] = worker
             if prepare:
                 prepare(worker)
             worker.start()
-        return self._workers[name]
+        return self._workers[known_as]
 
     @contextlib.contextmanager
-    def fresh_worker(self, name, server=None, wrapper=(), release=DEBIAN, arguments=(), prepare=None):
+    def fresh_worker(self, name, server=None, wrapper=(), release=None, arguments=(), prepare=None):
         """A worker for one scenario, with nothing in its caches."""
-        require(name not in self._workers, f"worker {name} is not fresh")
+        known_as = (self.release, name)
+        require(known_as not in self._workers, f"worker {name} is not fresh")
         worker = self.worker(name, server, wrapper, release, arguments, prepare)
         yield worker
         worker.clear()
@@ -234,18 +248,18 @@ class World:
         worker.stop()
         self._end_all_below(worker.directory)
         worker.directory.rename(f"{worker.directory}-{time.monotonic_ns()}")
-        del self._workers[name]
+        del self._workers[known_as]
 
     def clear(self):
         """Empties the engines; the images' cache in the registry and the plain Docker stays."""
-        for worker in self._workers.values():
+        for worker in self.workers:
             worker.clear()
         self.plain("container", "prune", "--force")
 
     @property
     def workers(self):
-        """The workers that run."""
-        return list(self._workers.values())
+        """The workers that run with the engines in use: no others have done anything since they were cleared."""
+        return [worker for (release, _), worker in self._workers.items() if release == self.release]
 
     def throw_away(self):
         """Ends workers and appliance with all that hangs on them, in whatever state they are."""

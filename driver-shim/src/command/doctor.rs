@@ -4,7 +4,7 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use serde::Serialize;
@@ -27,6 +27,13 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// Clocks may differ by this much. The appliance takes back a new snapshot that nothing keeps
 /// when the worker said so, by the worker's clock: an hour behind would be at once.
 const CLOCK_DIFFERENCE_MAX: Duration = Duration::from_secs(300);
+
+/// A certificate with less time left is warned of.
+const CERTIFICATE_DAYS_MIN: u64 = 30;
+
+const SECONDS_A_DAY: u64 = 24 * 60 * 60;
+
+const WORKER_CERTIFICATE: &str = "certificate of this worker";
 
 /// The first release of Docker without graphdriver plugins.
 const DOCKER_WITHOUT_PLUGINS: u32 = 28;
@@ -153,6 +160,9 @@ async fn appliance(target: &Target, client: &Client, method: Option<Method>) -> 
             "tokens and credentials are sent unencrypted; use https:// beyond this machine";
         lines.push(Line::new(Level::Warn, "appliance, TLS", format!("{}: {advice}", target.api)));
     }
+    if let Some(certificate) = &target.certificate {
+        lines.push(worker_certificate(certificate));
+    }
     if reached {
         lines.push(mount_path(target, client).await);
         lines.push(clock(client).await);
@@ -203,6 +213,32 @@ async fn nfs_tls(
         }
         Err(_) => Line::new(Level::Warn, what, "the appliance takes long to answer"),
     }
+}
+
+/// Whether the certificate of this worker can be used, and for how long.
+fn worker_certificate(certificate: &WorkerCertificate) -> Line {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    match certificate.ends_at_seconds() {
+        Ok(Some(ends_at)) => certificate_end(ends_at, now),
+        Ok(None) => Line::new(Level::Warn, WORKER_CERTIFICATE, "when it ends cannot be told"),
+        Err(error) => Line::new(Level::Fail, WORKER_CERTIFICATE, error.to_string()),
+    }
+}
+
+/// For how long it is good, both in seconds since 1970. An appliance that asks for it refuses one that has ended, which
+/// another line tells.
+fn certificate_end(ends_at: u64, now: u64) -> Line {
+    let days = ends_at.saturating_sub(now) / SECONDS_A_DAY;
+    if days >= CERTIFICATE_DAYS_MIN {
+        return Line::new(Level::Ok, WORKER_CERTIFICATE, format!("good for {days} days"));
+    }
+    let when = match ends_at <= now {
+        true => "it, or one behind it in the file, has ended".to_owned(),
+        false => format!("it ends in {days} days"),
+    };
+    let advice = "have another one made where the authority's key is kept, such as by slackwaterd certificate --worker ID \
+                  --renew --directory DIR, and take it here";
+    Line::new(Level::Warn, WORKER_CERTIFICATE, format!("{when}: {advice}"))
 }
 
 /// Whether the appliance gives this machine a path to mount.
@@ -403,6 +439,22 @@ mod tests {
     fn a_plugin_is_called_by_its_socket() {
         assert_eq!(plugin_name(Some(Path::new("/run/docker/plugins/mine.sock"))), "mine");
         assert_eq!(plugin_name(None), "slackwater");
+    }
+
+    #[test]
+    fn the_end_of_a_certificate_is_told_before() {
+        let day = |days: u64| days * SECONDS_A_DAY;
+        let told = |ends_at, now| {
+            let line = certificate_end(ends_at, now);
+            (line.level, line.detail)
+        };
+        assert_eq!(told(day(130), day(100)), (Level::Ok, "good for 30 days".to_owned()));
+        let (level, detail) = told(day(130) - 1, day(100));
+        assert!(level == Level::Warn && detail.contains("in 29 days"), "{detail}");
+        for ended in [day(100), day(99)] {
+            let (level, detail) = told(ended, day(100));
+            assert!(level == Level::Warn && detail.contains("has ended"), "{detail}");
+        }
     }
 
     #[test]

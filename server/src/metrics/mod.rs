@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Nothing is counted here: every number is read when the page is asked for, so that only a
-//! page that is read costs something. Whether the token files are valid is set by what reads them.
+//! page that is read costs something. Whether the token files are valid, and when the certificate ends, is set by what
+//! reads them.
 
 mod nfs;
 mod plain;
@@ -15,6 +16,7 @@ mod process;
 mod store;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::metrics::gauge::Gauge;
@@ -44,6 +46,17 @@ impl Page {
         registry.register_collector(Box::new(nfs::NfsCollector::new(nfs)));
         registry.register_collector(Box::new(process::ProcessCollector::new()));
         Self { registry }
+    }
+
+    /// Adds when the certificate of TLS ends, in seconds since 1970; 0 without one, or if that cannot be told.
+    pub fn certificate_ends(&mut self, at_seconds: u64) {
+        let ends: Gauge<u64, AtomicU64> = Gauge::default();
+        ends.set(at_seconds);
+        self.registry.register(
+            "slackwater_tls_certificate_expires_at_seconds",
+            "When the certificate of TLS ends, as it was read at the start, in seconds since 1970; 0 without TLS, or if it cannot be told",
+            ends,
+        );
     }
 
     /// Adds whether the token files can be used, which is for the caller to set.

@@ -56,8 +56,9 @@ const MOVED_ELSEWHERE: [(&str, &str, &str); 12] = [
 ];
 
 /// What never changes while a process runs.
-const FIXED: [&str; 4] = [
+const FIXED: [&str; 5] = [
     "slackwater_build_info",
+    "slackwater_tls_certificate_expires_at_seconds",
     "slackwater_store_capacity_bytes",
     "process_max_fds",
     "process_start_time_seconds",

@@ -8,6 +8,7 @@ import shutil
 import stat
 
 from process import attempt, run
+from releases import LONG_SUPPORTED, NEWER_FOR_ALL
 from scenario import require, require_equal, scenario, wait_until
 
 LAYERS = 128
@@ -93,7 +94,7 @@ def chain(world):
     require(not left, f"left after removal: {left}")
 
 
-@scenario("containerd: views, usage, and what is refused", 120, stand_in=True)
+@scenario("containerd: views, usage, and what is refused", 120, stand_in=True, also=(NEWER_FOR_ALL, LONG_SUPPORTED))
 def rules(world):
     containerd = world.worker("a").containerd
     containerd.snapshots("prepare", "first")

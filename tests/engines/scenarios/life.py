@@ -5,6 +5,7 @@ import json
 import tarfile
 
 from images import require_image_absent
+from releases import NEWER_FOR_ALL
 from scenario import require, require_equal, scenario
 
 CHECK_LAYERED = (
@@ -44,7 +45,7 @@ def ordinary(world):
     require_equal("pulled again", docker.run(image, "cat", "/one/file"), "one")
 
 
-@scenario("docker: diff and ps --size say what overlay2 says", 120, stand_in=True)
+@scenario("docker: diff and ps --size say what overlay2 says", 120, stand_in=True, also=(NEWER_FOR_ALL,))
 def diff_and_size(world):
     image = world.images.layered()
     script = (
@@ -66,7 +67,7 @@ def diff_and_size(world):
     require(3 << 20 <= said["worker"][1] <= 8 << 20, f"SizeRw is {said['worker'][1]}")
 
 
-@scenario("docker: commit, tag, push, and run where it is pulled", 180, stand_in=True)
+@scenario("docker: commit, tag, push, and run where it is pulled", 180, stand_in=True, also=(NEWER_FOR_ALL,))
 def commit_and_push(world):
     docker, image = world.worker("a").docker, world.images.layered()
     docker("pull", image)

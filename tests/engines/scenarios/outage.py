@@ -2,6 +2,7 @@
 
 import time
 
+from releases import NEWER_FOR_ALL
 from scenario import require, require_equal, scenario
 from scenarios.restart import require_goes_on, start_writer, whole_log
 
@@ -23,7 +24,7 @@ def new_pull(world, worker, image, must_name):
     return said.strip().splitlines()[-1][:160]
 
 
-@scenario(f"outage: the appliance is killed for {AWAY_SECONDS} s", 300)
+@scenario(f"outage: the appliance is killed for {AWAY_SECONDS} s", 300, also=(NEWER_FOR_ALL,))
 def killed(world):
     worker, image = world.worker("a"), world.images.layered()
     start_writer(worker.docker, image, "writer")

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+from releases import NEWER_FOR_ALL
 from scenario import require, require_equal, scenario, wait_until
 
 # Each line is synced, then counted; an error ends the loop.
@@ -47,18 +48,19 @@ def whole_log(docker, name):
     return len(text)
 
 
-@scenario("restart: SIGTERM and kill -9 of the driver under a running container", 300)
+@scenario("restart: SIGTERM and kill -9 of the driver under a running container", 300, also=(NEWER_FOR_ALL,))
 def driver(world):
     worker, image = world.worker("a"), world.images.layered()
     start_writer(worker.docker, image, "writer")
     for kill in (False, True, False, True):
         worker.driver.restart(kill)
         require_goes_on(worker.docker, "writer")
+        worker.wait_connected()
         require_equal("a new container", worker.docker.run(image, "cat", "/one/file"), "one")
     return f"{whole_log(worker.docker, 'writer')} lines"
 
 
-@scenario("restart: the FUSE processes are killed under a running container", 300)
+@scenario("restart: the FUSE processes are killed under a running container", 300, also=(NEWER_FOR_ALL,))
 def fuse(world):
     worker, image = world.worker("a"), world.images.layered()
     start_writer(worker.docker, image, "writer")
@@ -73,7 +75,7 @@ def fuse(world):
     return f"{whole_log(worker.docker, 'writer')} lines"
 
 
-@scenario("restart: both engines and the driver, and images are still there", 300)
+@scenario("restart: both engines and the driver, and images are still there", 300, also=(NEWER_FOR_ALL,))
 def everything(world):
     worker, image = world.worker("a"), world.images.layered()
     docker, containerd = worker.docker, worker.containerd
@@ -87,7 +89,7 @@ def everything(world):
     time.sleep(1)
     worker.driver.restart(kill=True)
     containerd.start()
-    containerd.wait_connected()
+    worker.wait_connected()
     docker.start()
     require_equal("the container", docker("start", "--attach", "kept"), "on\non")
     require_equal("docker's image", docker.run(image, "cat", "/three"), "three")

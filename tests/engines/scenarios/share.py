@@ -1,6 +1,7 @@
 """What is shared is fetched once: twenty containers of one image, two images on one base, read-only
 containers on one mount."""
 
+from releases import NEWER_FOR_ALL
 from scenario import PATIENCE, require, require_equal, scenario
 from scenarios.reference import COMPILE, OUTPUT, PROGRAM
 
@@ -53,7 +54,7 @@ def referenced(world, source, path):
     return name
 
 
-@scenario(f"share: {CONTAINERS} containers of one image fetch what one fetches", 600)
+@scenario(f"share: {CONTAINERS} containers of one image fetch what one fetches", 600, also=(NEWER_FOR_ALL,))
 def many(world):
     image = referenced(world, program_image(world, "program:1", PROGRAM), "program-reference:1")
     one = fetched_by(world, world.worker("a"), image, 1)
