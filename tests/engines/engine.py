@@ -100,10 +100,18 @@ class Containerd:
                 "--cgroup", self.group_of(name), image, name, *words)
 
     def run(self, image, name, *words):
-        """The command `words` in a new container, which is removed; its output. The id is new each time:
-        containerd removes what it has below an id some moments after it has said that the container is gone."""
+        """The command `words` in a new container, which is removed; what it printed, also on its standard error. The id
+        is new each time: containerd removes what it has below an id some moments after it has said that the container
+        is gone. The container's shim writes the output to a file: on a busy machine `ctr` may end before it has begun
+        to read it (containerd, `client/task.go`, "io.Cancel")."""
         name = f"{name}-{self.directory.parent.name}-{next(self._ran)}"
-        return self.ctr(*self.run_words("--rm", image, name, *words))
+        output = self.directory / f"{name}.output"
+        command, *more = self.run_words("--rm", image, name, *words)
+        try:
+            self.ctr(command, "--log-uri", f"file://{output}", *more)
+            return output.read_text("utf-8", "replace")
+        finally:
+            output.unlink(missing_ok=True)
 
     def pull_through_cri(self, image, limit_seconds=300):
         """What the kubelet does: CRI's PullImage, by hand, as ctr's own pull of 1.6 passes the

@@ -7,9 +7,11 @@ import threading
 import time
 
 from leftover import require_nothing_left
+from releases import NEWER_FOR_ALL
 from scenario import PATIENCE, Failure, require, require_equal, scenario
 
 KILLS = int(os.environ.get("SLACKWATER_ENGINES_KILLS", "100"))
+NEWER_KILLS = (KILLS + 1) // 2
 SEED = os.environ.get("SLACKWATER_ENGINES_SEED", str(random.SystemRandom().randrange(1 << 32)))
 # Most commands are done after this long; a kill within it meets them at any point.
 COMMAND_SECONDS = 0.8
@@ -23,6 +25,7 @@ class Commands:
     """What is under way when the driver is killed; each may fail, none may hang."""
 
     def __init__(self, worker, image):
+        self.driver = worker.driver
         self.docker = worker.docker
         self.containerd = worker.containerd
         self.image = image
@@ -44,6 +47,18 @@ class Commands:
     def commit(self):
         """Commit of the container that runs all the time."""
         self._docker("commit", "steady", f"committed:{self.number}")
+
+    def image_commit(self):
+        """The driver's own commit of the container that runs all the time."""
+        self.driver.attempt(
+            "--state-dir", self.driver.state, "image", "commit", "--docker-host", f"unix://{self.docker.socket}",
+            "steady", f"committed:{self.number}",
+        )
+
+    def require_image_commit(self):
+        """Fails unless the driver's own commit works while nothing is killed."""
+        self.driver.image("commit", "--docker-host", f"unix://{self.docker.socket}", "steady", "committed:first")
+        require_equal("image commit", self.docker.run("committed:first", "cat", "/steady"), "steady")
 
     def remove(self):
         """Create, and remove."""
@@ -92,11 +107,15 @@ def one_kill(worker, commands, action, delay_seconds):
 
 def both_work(worker, image, steady_runs=True):
     """Fails unless Docker and containerd pull and run."""
+    worker.wait_connected()
     worker.docker("pull", image, limit_seconds=ANSWER_LIMIT_SECONDS)
     require_equal("docker run", worker.docker.run(image, "cat", "/one/file"), "one")
-    worker.containerd.wait_connected()
     worker.containerd.must_pull_through_cri(image)
-    require_equal("ctr run", worker.containerd.run(image, "check", "cat", "/one/file"), "one\n")
+    got = worker.containerd.run(image, "check", "cat", "/one/file")
+    if got != "one\n":
+        # Whether the file is not what it should be, or its output was lost.
+        seen = worker.containerd.run(image, "look", "sh", "-c", "ls -l /one; cat /one/file; echo end")
+        raise Failure(f"ctr run: got {got!r}, expected 'one\\n'; once more: {seen!r}")
     if not steady_runs:
         worker.docker("start", "steady")
     require_equal("the steady one", worker.docker("exec", "steady", "cat", "/steady"), "steady")
@@ -104,6 +123,18 @@ def both_work(worker, image, steady_runs=True):
 
 @scenario(f"kill: -9 of the driver, {KILLS} times at random points, nothing is left", LIMIT_SECONDS)
 def kill(world):
+    return kill_often(world, KILLS)
+
+
+@scenario(f"kill: -9 of the driver, {NEWER_KILLS} times at random points, nothing is left, by {NEWER_FOR_ALL.title}",
+          LIMIT_SECONDS, newer=True)
+def newer(world):
+    world.use(NEWER_FOR_ALL)
+    return kill_often(world, NEWER_KILLS)
+
+
+def kill_often(world, kills):
+    """Kills the driver of worker a, and looks at what is left."""
     print(f"(seed {SEED}) ", end="", flush=True)
     chance = random.Random(SEED)
     worker, image = world.worker("a"), world.images.layered()
@@ -115,8 +146,14 @@ def kill(world):
     commands = Commands(worker, image)
     actions = [commands.pull, commands.run, commands.commit, commands.remove, commands.remove_image,
                commands.containerd_pull, commands.containerd_run]
-    for number in range(KILLS):
+    if world.release.has_docker:
+        actions += [commands.image_commit]
+    if world.release.has_docker:
+        commands.require_image_commit()
+    for number in range(kills):
         commands.number = number
+        # Else nothing would be under way: containerd's connection waits before it tries again.
+        worker.wait_connected()
         action = chance.choice(actions)
         delay_seconds = chance.uniform(0, COMMAND_SECONDS)
         try:
