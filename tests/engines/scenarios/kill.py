@@ -147,9 +147,8 @@ def kill_often(world, kills):
     actions = [commands.pull, commands.run, commands.commit, commands.remove, commands.remove_image,
                commands.containerd_pull, commands.containerd_run]
     if world.release.has_docker:
-        actions += [commands.image_commit]
-    if world.release.has_docker:
         commands.require_image_commit()
+        actions += [commands.image_commit]
     for number in range(kills):
         commands.number = number
         # Else nothing would be under way: containerd's connection waits before it tries again.
