@@ -9,10 +9,10 @@
 //! | `POST /references` | the snapshot that a reference of an image names, if it is trusted |
 //! | `GET /volumes?engine=` | all volumes of an engine |
 //! | `GET /volumes/{engine}/{name}` | one and what it was made above, with their snapshots |
-//! | `GET /layers/{namespace}/{chain id}` | the snapshot of a layer of containerd |
-//! | `POST /capture` | a snapshot of a container's disk; of containerd's, without what Docker put into an init layer |
+//! | `GET /layers/{namespace}/{chain id}?layers=&below=` | the snapshot of a layer of containerd, of this kind and above this chain |
+//! | `POST /capture` | a snapshot of a container's disk, or of what it wrote above images; of containerd's, without what Docker put into an init layer |
 //! | `POST /publish`, `/unpublish`, `/unpublish-image`, `GET /published` | snapshots kept for images elsewhere |
-//! | `POST /view` | a mount of a snapshot, for as long as the connection lasts |
+//! | `POST /view` | a mount of a snapshot, or of images as one tree, for as long as the connection lasts |
 //! | `POST /reconcile` | finishes what was interrupted, now |
 
 mod publications;
@@ -43,7 +43,8 @@ use crate::daemon::Stop;
 use crate::settings::Config;
 use crate::trust::unpacking;
 use crate::worker::{
-    BelowContainer, Engine, Extra, Key, Kind, Reconciled, SnapshotRef, Volume, Worker, WorkerError,
+    BelowContainer, Engine, Extra, Key, Kind, LayerKind, Reconciled, SnapshotRef, View,
+    ViewOfImages, Volume, Worker, WorkerError,
 };
 
 /// What the calls work with.
@@ -66,8 +67,23 @@ pub struct CaptureRequest {
 /// Names a snapshot to mount.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct ViewRequest {
-    /// The snapshot.
+    /// The snapshot: a disk, or the image of a layer.
     pub snapshot: SnapshotRef,
+    /// Of an image, those that are to be seen below it, the highest one first. A command of an older release gives none, and
+    /// would take the layer for the whole tree.
+    #[serde(default)]
+    pub below: Option<Vec<SnapshotRef>>,
+}
+
+/// Which snapshot of a layer is asked for.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct LayerQuery {
+    /// Of which kind it is; of any if it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<LayerKind>,
+    /// The chain that is below it; none below the lowest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub below: Option<String>,
 }
 
 /// Where it is mounted.
@@ -259,6 +275,7 @@ async fn chain(
 async fn layer(
     State(control): State<Control>,
     Path((namespace, chain_id)): Path<(String, String)>,
+    Query(query): Query<LayerQuery>,
 ) -> Answer<Option<SnapshotRef>> {
     let worker = &control.worker;
     let (prefix, suffix) = (format!("{namespace}/"), format!("/{chain_id}"));
@@ -270,22 +287,23 @@ async fn layer(
     let is_kept = worker.trust().private_layers;
     candidates.retain(|volume| is_layer(volume, is_own(volume), &chain_id, &prefix, is_kept));
     candidates.sort_by_key(|volume| !is_own(volume));
-    let mut of_images = None;
+    let is_asked = |kind| query.layers.is_none_or(|asked| asked == kind);
     for volume in candidates {
-        match worker.snapshot_of(&volume.key).await {
-            Ok(Some(snapshot)) => return Ok(Json(Some(snapshot))),
-            Ok(None) => {}
-            // Another one may be a disk.
-            Err(error @ WorkerError::OfImages { .. }) => of_images = Some(error),
-            Err(error) => return Err(error.into()),
+        if let Some(snapshot) = worker.layer_of(&volume.key)?
+            && is_asked(LayerKind::of(snapshot.size_bytes))
+        {
+            return Ok(Json(Some(snapshot)));
         }
     }
     // What is no chain id, the appliance does not have.
     let Ok(chain) = chain_id.parse() else { return Ok(Json(None)) };
-    match (worker.find_chain(&chain).await?, of_images) {
-        (None, Some(error)) => Err(error.into()),
-        (found, _) => Ok(Json(found)),
+    for kind in [LayerKind::Disks, LayerKind::Images].into_iter().filter(|kind| is_asked(*kind)) {
+        let found = worker.find_chain_as(&chain, kind, query.below.as_deref()).await?;
+        if found.is_some() {
+            return Ok(Json(found));
+        }
     }
+    Ok(Json(None))
 }
 
 fn is_layer(volume: &Volume, is_own: bool, chain_id: &str, prefix: &str, is_kept: bool) -> bool {
@@ -303,6 +321,11 @@ async fn capture(
 ) -> Answer<SnapshotRef> {
     let key = Key { engine: request.engine, name: request.name };
     let worker = &control.worker;
+    if worker.shows_images(&key)? {
+        // Its layer has nothing of what is below it.
+        let image = docker_init::image_below(worker, &key)?;
+        return Ok(Json(worker.capture_image(&key, image).await?));
+    }
     // Before the capture: the container may go at any time. Those of Docker's plugin are committed by that.
     let below = match key.engine {
         Engine::Containerd => docker_init::below_container(worker, &key).await?,
@@ -312,13 +335,36 @@ async fn capture(
     Ok(Json(worker.without_init(captured, below).await?))
 }
 
+/// What is mounted for a caller.
+enum Seen {
+    Disk(View),
+    Images(ViewOfImages),
+}
+
+impl Seen {
+    fn path(&self) -> &std::path::Path {
+        match self {
+            Self::Disk(view) => view.path(),
+            Self::Images(view) => view.path(),
+        }
+    }
+}
+
 /// Answers where the snapshot is mounted, and then nothing more until the caller goes away or
 /// the daemon stops; only then the mount is let go, so that no caller can forget one.
 async fn view(
     State(control): State<Control>,
     Json(request): Json<ViewRequest>,
 ) -> Result<Response, Failure> {
-    let view = control.worker.view(request.snapshot).await?;
+    let view = match LayerKind::of(request.snapshot.size_bytes) {
+        LayerKind::Disks => Seen::Disk(control.worker.view(request.snapshot).await?),
+        LayerKind::Images => {
+            let id = request.snapshot.id;
+            let below = request.below.ok_or(WorkerError::OldCommand { id })?;
+            let images: Vec<_> = [request.snapshot].into_iter().chain(below).collect();
+            Seen::Images(control.worker.view_of_images(&images).await?)
+        }
+    };
     let path = view.path();
     let failed = |source| WorkerError::Local { path: path.to_owned(), source };
     let device = std::fs::metadata(path).map_err(failed)?.dev();

@@ -24,6 +24,8 @@ mod blobs;
 mod holds;
 #[path = "containerd_remote/hostile.rs"]
 mod hostile;
+#[path = "containerd_remote/image_references.rs"]
+mod image_references;
 #[path = "containerd_remote/images.rs"]
 mod images;
 #[path = "containerd_remote/kinds.rs"]

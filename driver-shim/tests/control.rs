@@ -14,16 +14,18 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use files::await_files;
+use rustix::fs::{CWD, FileType, Mode};
 use slackwater_archive::Reference;
 use slackwater_client::types::{ChainId, ImageName, Timestamp};
-use slackwater_driver::control::{self, Control};
+use slackwater_driver::control::{self, Control, LayerQuery};
 use slackwater_driver::daemon::Stop;
 use slackwater_driver::engine::EngineError;
 use slackwater_driver::engine::daemon::Daemon;
 use slackwater_driver::settings::{Config, Settings};
 use slackwater_driver::socket;
 use slackwater_driver::worker::{
-    Access, Chosen, ContainerdExtra, DockerExtra, Engine, Extra, Key, Kind, Worker,
+    Access, Chosen, ContainerdExtra, DockerExtra, Engine, Extra, Key, Kind, LayerKind, SnapshotRef,
+    Worker,
 };
 use support::{Appliance, Machine, Trust, mounts_below};
 use tokio::sync::watch;
@@ -138,7 +140,7 @@ async fn a_view_ends_with_its_connection_or_with_the_daemon() {
     written(worker, &key, None, Extra::Docker(DockerExtra::default())).await;
     let snapshot = worker.seal(&key, None).await.unwrap();
 
-    let view = daemon.view(snapshot).await.unwrap();
+    let view = daemon.view(snapshot, &[]).await.unwrap();
     let path = view.path().to_owned();
     assert_eq!(std::fs::read(path.join("file")).unwrap(), b"layer");
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -150,7 +152,7 @@ async fn a_view_ends_with_its_connection_or_with_the_daemon() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     // A forgotten one does not keep the daemon from ending.
-    let _view = daemon.view(snapshot).await.unwrap();
+    let _view = daemon.view(snapshot, &[]).await.unwrap();
     stop.send(true).unwrap();
     let deadline = Instant::now() + RELEASE_TIME;
     while daemon.status().await.is_ok() {
@@ -178,13 +180,14 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
             blob_digest: None,
         })
     };
-    assert_eq!(daemon.layer("default", &chain_id).await.unwrap(), None);
+    let any = LayerQuery::default();
+    assert_eq!(daemon.layer("default", &chain_id, &any).await.unwrap(), None);
     let layer = Key::containerd(format!("default/3/{chain_id}"));
     written(worker, &layer, None, extra(Kind::Committed)).await;
     let snapshot = worker.seal(&layer, None).await.unwrap();
-    assert_eq!(daemon.layer("default", &chain_id).await.unwrap(), Some(snapshot));
+    assert_eq!(daemon.layer("default", &chain_id, &any).await.unwrap(), Some(snapshot));
     // What is only called so there, or has the label, is no layer here.
-    assert_eq!(daemon.layer("other", &chain_id).await.unwrap(), None);
+    assert_eq!(daemon.layer("other", &chain_id, &any).await.unwrap(), None);
     let chain = Some(chain_id.clone());
     let known = move |extra: &mut Extra| {
         if let Extra::Containerd(extra) = extra {
@@ -193,7 +196,7 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
     };
     let known_too = known.clone();
     worker.update(&layer, known).await.unwrap();
-    assert_eq!(daemon.layer("other", &chain_id).await.unwrap(), Some(snapshot));
+    assert_eq!(daemon.layer("other", &chain_id, &any).await.unwrap(), Some(snapshot));
 
     // With private layers it is one only in its own namespace.
     let private = Trust { private_layers: true, ..Trust::default() };
@@ -203,15 +206,15 @@ async fn layers_are_found_by_chain_id_and_containers_captured() {
     known_too(&mut recorded);
     written(&machine_too.worker, &layer, None, recorded).await;
     let kept = machine_too.worker.seal(&layer, None).await.unwrap();
-    assert_eq!(daemon_too.layer("default", &chain_id).await.unwrap(), Some(kept));
-    assert_eq!(daemon_too.layer("other", &chain_id).await.unwrap(), None);
+    assert_eq!(daemon_too.layer("default", &chain_id, &any).await.unwrap(), Some(kept));
+    assert_eq!(daemon_too.layer("other", &chain_id, &any).await.unwrap(), None);
 
     let container = Key::containerd("default/4/web with spaces/and slashes");
     written(worker, &container, Some(&layer), extra(Kind::Active)).await;
     let first = daemon.capture(Engine::Containerd, &container.name).await.unwrap();
     assert_ne!(first.id, snapshot.id);
     daemon.publish(first.id, None, None).await.unwrap();
-    let view = daemon.view(first).await.unwrap();
+    let view = daemon.view(first, &[]).await.unwrap();
     assert_eq!(std::fs::read(view.path().join("file")).unwrap(), container.name.as_bytes());
     let status = daemon.status().await.unwrap();
     assert_eq!(status["volumes"]["containerd"]["all"], 2, "{status}");
@@ -253,7 +256,7 @@ async fn a_capture_has_nothing_of_dockers_init_layer() {
         let container = Key::containerd(name);
         written(worker, &container, Some(&init), of_containerd(Kind::Active)).await;
         let captured = daemon.capture(Engine::Containerd, name).await.unwrap();
-        let view = daemon.view(captured).await.unwrap();
+        let view = daemon.view(captured, &[]).await.unwrap();
         assert_eq!(std::fs::read(view.path().join("file")).unwrap(), name.as_bytes());
         let is_there = view.path().join(".dockerenv").exists();
         assert_eq!(is_there, !has_init_layer, "{name}");
@@ -263,6 +266,102 @@ async fn a_capture_has_nothing_of_dockers_init_layer() {
     assert!(matches!(gone, EngineError::Refused { status: 404, .. }), "{gone}");
     // Those of the containers; nothing is unmounted any more when the machine ends.
     await_files(&appliance, &machine, "disks", 2).await;
+}
+
+/// A volume that is written above images, with one file that is named after it.
+async fn written_above_images(
+    worker: &Worker,
+    name: &str,
+    parent: Option<&Key>,
+    (kind, chain): (Kind, Option<&str>),
+) -> Key {
+    let key = Key::containerd(name);
+    let Extra::Containerd(extra) = of_containerd(kind) else { panic!("it is of containerd") };
+    let extra = Extra::Containerd(ContainerdExtra { chain: chain.map(str::to_owned), ..extra });
+    let made = worker.create_keeping(key.clone(), parent.cloned(), extra, LayerKind::Images);
+    made.await.unwrap();
+    let root = worker.ensure_rootfs(&key, Access::ReadWrite).await.unwrap().written().unwrap();
+    std::fs::write(root.join(name.rsplit_once('/').unwrap().1), name).unwrap();
+    key
+}
+
+fn names_in(path: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(path).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn layers_that_are_images_are_found_shown_as_one_tree_and_captured() {
+    let appliance = Appliance::start();
+    let machine = Machine::start_keeping(&appliance, LayerKind::Images).await;
+    let (daemon, _stop) = serve(&appliance, &machine).await;
+    let worker = &machine.worker;
+    let [one, two] = ["1", "2"].map(|digit| format!("sha256:{}", digit.repeat(64)));
+    let committed = |chain| (Kind::Committed, Some(chain));
+    let lower = format!("moby/1/{one}");
+    let lower = written_above_images(worker, &lower, None, committed(one.as_str())).await;
+    let below = worker.seal(&lower, None).await.unwrap();
+    let upper = format!("moby/2/{two}");
+    let upper = written_above_images(worker, &upper, Some(&lower), committed(two.as_str())).await;
+    let above = worker.seal(&upper, None).await.unwrap();
+
+    // By kind: the same layer may be kept as a disk, too.
+    let asked = |layers| LayerQuery { layers, below: Some(one.clone()) };
+    let (any, images) = (asked(None), asked(Some(LayerKind::Images)));
+    assert_eq!(daemon.layer("moby", &two, &any).await.unwrap(), Some(above));
+    assert_eq!(daemon.layer("moby", &two, &images).await.unwrap(), Some(above));
+    let disks = asked(Some(LayerKind::Disks));
+    assert_eq!(daemon.layer("moby", &two, &disks).await.unwrap(), None);
+
+    let alone = daemon.view(above, &[]).await.unwrap();
+    assert_eq!(names_in(alone.path()), [two.as_str()]);
+    let both = daemon.view(above, &[below]).await.unwrap();
+    let (path, names) = (both.path().to_owned(), [one.clone(), two.clone()]);
+    assert_eq!(names_in(&path), names);
+    assert!(is_mounted(&machine, &path));
+    drop((alone, both));
+    let deadline = Instant::now() + RELEASE_TIME;
+    while path.exists() {
+        assert!(Instant::now() < deadline, "{} is mounted still", path.display());
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+
+    // A container of Docker with its init layer, and one of another client.
+    let init =
+        written_above_images(worker, "moby/3/0123-init", Some(&upper), (Kind::Committed, None));
+    let init = init.await;
+    worker.seal(&init, None).await.unwrap();
+    let view = async |captured: SnapshotRef| daemon.view(captured, &[]).await.unwrap();
+    for (name, parent) in [("moby/4/0123", &init), ("moby/5/4567", &upper)] {
+        let key = written_above_images(worker, name, Some(parent), (Kind::Active, None)).await;
+        if parent == &init {
+            // It deleted what dockerd had made: the image has nothing of that, and no mark either.
+            let root = worker.ensure_rootfs(&key, Access::ReadWrite).await.unwrap();
+            let whiteout = root.written().unwrap().join("0123-init");
+            let device = FileType::CharacterDevice;
+            rustix::fs::mknodat(CWD, &whiteout, device, Mode::empty(), 0).unwrap();
+        }
+        let captured = daemon.capture(Engine::Containerd, name).await.unwrap();
+        assert_eq!(LayerKind::of(captured.size_bytes), LayerKind::Images);
+        let seen = view(captured).await;
+        assert_eq!(names_in(seen.path()), [name.rsplit_once('/').unwrap().1]);
+        let told = worker.client().snapshot(captured.id).await.unwrap().labels;
+        assert!(told.values().any(|value| *value == two), "made above the image: {told:?}");
+    }
+    let gone = daemon.capture(Engine::Containerd, "moby/6/89ab").await.unwrap_err();
+    assert!(matches!(gone, EngineError::Refused { status: 404, .. }), "{gone}");
+    let shared = Key::containerd("moby/7/shared");
+    let extra = of_containerd(Kind::Active);
+    worker.create(shared.clone(), Some(upper.clone()), extra).await.unwrap();
+    for name in [&upper.name, &shared.name] {
+        let refused = daemon.capture(Engine::Containerd, name).await.unwrap_err();
+        assert!(refused.to_string().contains("is not written"), "{refused}");
+    }
+    // The disk that they share.
+    await_files(&appliance, &machine, "disks", 1).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

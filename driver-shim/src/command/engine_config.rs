@@ -141,7 +141,7 @@ docker info --format '{{{{.Driver}}}}'     # slackwater
 # Docker fetches all layers of what it pulls, so that it can save and push them. On a host that only
 # runs images, layers-without-blobs = ["k8s.io", "moby"] of the driver spares that.
 #
-# Commit in constant time, by reference:
+# Commit by reference:
 #   slackwater-driver image commit --docker-host unix:///var/run/docker.sock CONTAINER IMAGE
 
 # Size of a disk: the driver's disk-size. `docker run --storage-opt size=...` does nothing on a
@@ -170,7 +170,7 @@ ctr run --snapshotter slackwater IMAGE NAME
 
 # `ctr images pull` of these releases fetches and unpacks every layer, whatever is set. Kubernetes
 # fetches none that the appliance has, and nerdctl none in the namespaces that the driver's
-# layers-without-blobs lists. Commit in constant time:
+# layers-without-blobs lists. Commit by reference:
 #   slackwater-driver image commit --containerd /run/containerd/containerd.sock NAME IMAGE
 "#,
         socket = paths.containerd_socket,

@@ -23,7 +23,7 @@ pub(super) enum ImageCommand {
     /// It is pushed and pulled as any image is, in at most 3 KiB a layer, by workers of this
     /// appliance.
     Convert(ConvertArguments),
-    /// Make an image of a container, by reference, in constant time
+    /// Make an image of a container, by reference, in a time that does not depend on the image
     ///
     /// The container is one of containerd, or of a Docker that keeps its images in containerd. With this driver's plugin
     /// for Docker up to 27 `docker commit` does the same.

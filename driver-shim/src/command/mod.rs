@@ -89,7 +89,7 @@ enum Command {
     /// List the workers that have disks on the appliance, or take back what a lost one left; a worker that joined needs a
     /// token for others than itself
     Workers(workers::WorkersArguments),
-    /// Make images by reference, commit in constant time, export to ordinary layers
+    /// Make images by reference, commit by reference, export to ordinary layers
     #[command(subcommand)]
     Image(image::ImageCommand),
     /// Print the completion script of a shell

@@ -13,6 +13,28 @@ fn key_of(name: &str) -> &str {
     name.splitn(3, '/').nth(2).unwrap_or(name)
 }
 
+fn parent_of(worker: &Worker, key: &Key) -> Result<Option<Key>, WorkerError> {
+    match worker.get(key) {
+        Some(volume) => Ok(volume.parent),
+        None => Err(WorkerError::NotFound { key: key.clone() }),
+    }
+}
+
+fn is_init_of(init: &Key, container: &Key) -> bool {
+    key_of(&init.name).strip_suffix(SUFFIX) == Some(key_of(&container.name))
+}
+
+/// The volume above which a container's layer is to be: what it was made above, or what its init layer was.
+///
+/// # Errors
+/// `NotFound` without the container.
+pub(crate) fn image_below(worker: &Worker, container: &Key) -> Result<Option<Key>, WorkerError> {
+    match parent_of(worker, container)? {
+        Some(init) if is_init_of(&init, container) => parent_of(worker, &init),
+        parent => Ok(parent),
+    }
+}
+
 /// What a container is made from, where it is one of a Docker with an init layer; else nothing.
 ///
 /// # Errors
@@ -22,15 +44,11 @@ pub(crate) async fn below_container(
     container: &Key,
 ) -> Result<BelowContainer, WorkerError> {
     let nothing = BelowContainer::default();
-    let parent_of = |key: &Key| match worker.get(key) {
-        Some(volume) => Ok(volume.parent),
-        None => Err(WorkerError::NotFound { key: key.clone() }),
-    };
-    let Some(init) = parent_of(container)? else { return Ok(nothing) };
-    if key_of(&init.name).strip_suffix(SUFFIX) != Some(key_of(&container.name)) {
+    let Some(init) = parent_of(worker, container)? else { return Ok(nothing) };
+    if !is_init_of(&init, container) {
         return Ok(nothing);
     }
-    let image = match parent_of(&init)? {
+    let image = match parent_of(worker, &init)? {
         Some(image) => worker.snapshot_of(&image).await?,
         None => None,
     };

@@ -251,6 +251,10 @@ fn worker_code(error: &WorkerError) -> Code {
         | WorkerError::OfImages { .. }
         | WorkerError::TooManyImages { .. }
         | WorkerError::OtherKind { .. }
+        | WorkerError::ImageAboveDisk { .. }
+        | WorkerError::ImageTwice { .. }
+        | WorkerError::NoImages { .. }
+        | WorkerError::NothingWritten { .. }
         | WorkerError::Image { .. }
         | WorkerError::Busy { .. }
         | WorkerError::ReadOnly { .. } => Code::FailedPrecondition,

@@ -217,7 +217,7 @@ async fn place_above(worker: &Worker, parent: Option<&Key>) -> Result<Place, Cal
 }
 
 /// The snapshot of the appliance that is this layer. What an annotation names is a disk, with all that is below the
-/// layer.
+/// layer; or the image of a layer by reference, whose chain says what is below it.
 async fn locate(
     worker: &Worker,
     chain: &ChainId,
@@ -227,7 +227,9 @@ async fn locate(
     if let Some(annotation) = labels.get(annotation::NAME) {
         match Located::parse(annotation) {
             Some(located) => match proven(worker, chain, &located).await {
-                Ok(snapshot) => return Ok(Some((snapshot, LayerKind::Disks))),
+                Ok(snapshot) => {
+                    return Ok(Some((snapshot, LayerKind::of(located.size_bytes))));
+                }
                 // So it is with images of workers that list registries.
                 Err(WorkerError::Untrusted {
                     source:
@@ -294,7 +296,7 @@ pub(super) async fn prepare_to_unpack(
 pub(super) async fn unpacked_reference(
     worker: &Worker,
     volume: &Volume,
-) -> Result<Option<SnapshotId>, CallError> {
+) -> Result<Option<(SnapshotId, LayerKind)>, CallError> {
     if !matches!(volume.content, Content::Disk { .. } | Content::Upper { .. }) {
         return Ok(None);
     }
@@ -309,7 +311,9 @@ pub(super) async fn unpacked_reference(
     let owned = key.clone();
     let found = read_root(key, root.clone(), move |root| link_target::find(root, &owned)).await?;
     if let Some(reference) = reference_in(worker, (key, parent), root.clone(), found).await? {
-        return Ok(Some(worker.believe(&reference).await?));
+        // Its size was compared, too.
+        let id = worker.believe(&reference).await?;
+        return Ok(Some((id, LayerKind::of(reference.size_bytes))));
     }
     if found.is_linked {
         return Err(CallError::LinkToNothing { key: key.clone() });

@@ -148,12 +148,11 @@ impl Snapshotter {
             false => None,
         };
         match reference {
-            Some(snapshot) => {
-                committed.is_private |= !self.worker.trust().shares_all()
-                    || self.worker.is_restricted(snapshot).await?;
+            Some(named) => {
+                committed.is_private |=
+                    !self.worker.trust().shares_all() || self.worker.is_restricted(named.0).await?;
                 let committed = Extra::Containerd(committed);
-                let disk = (snapshot, LayerKind::Disks);
-                self.worker.commit_bound(&volume.key, name, disk, committed).await?
+                self.worker.commit_bound(&volume.key, name, named, committed).await?
             }
             None => {
                 // What it was bound to (apply.rs) may be restricted whatever this worker lists. And the appliance may

@@ -12,8 +12,8 @@ use slackwater_client::types::{ChainId, ImageName, SnapshotId};
 use super::EngineError;
 use super::http::{UnixHttp, encode};
 use crate::control::{
-    CaptureRequest, Chain, PublishRequest, PublishedAnswer, UnpublishImageRequest, ViewAnswer,
-    ViewRequest,
+    CaptureRequest, Chain, LayerQuery, PublishRequest, PublishedAnswer, UnpublishImageRequest,
+    ViewAnswer, ViewRequest,
 };
 use crate::worker::{Chosen, Engine, SnapshotRef, Unpublished, Volume};
 
@@ -73,7 +73,7 @@ impl Daemon {
         self.http.get(&format!("/volumes/{engine}/{}", encode(name))).await
     }
 
-    /// The snapshot of an image's chain id, in a namespace of containerd.
+    /// The snapshot of an image's chain id, in a namespace of containerd; of this kind, if one is asked for.
     ///
     /// # Errors
     /// [`EngineError`].
@@ -81,9 +81,15 @@ impl Daemon {
         &self,
         namespace: &str,
         chain_id: &str,
+        query: &LayerQuery,
     ) -> Result<Option<SnapshotRef>, EngineError> {
         let (namespace, chain_id) = (encode(namespace), encode(chain_id));
-        self.http.get(&format!("/layers/{namespace}/{chain_id}")).await
+        let given = [
+            ("layers", query.layers.map(|layers| layers.to_string())),
+            ("below", query.below.clone()),
+        ];
+        let query = query_of(given);
+        self.http.get(&format!("/layers/{namespace}/{chain_id}?{query}")).await
     }
 
     /// Takes a snapshot of a container's disk while it runs.
@@ -134,9 +140,7 @@ impl Daemon {
             ("by", chosen.by.clone()),
             ("older_than_seconds", chosen.older_than_seconds.map(|seconds| seconds.to_string())),
         ];
-        let given = query.into_iter().filter_map(|(name, value)| Some((name, value?)));
-        let query = given.map(|(name, value)| format!("{name}={}", encode(&value)));
-        let query = query.collect::<Vec<_>>().join("&");
+        let query = query_of(query);
         self.http.get(&format!("/published?{query}")).await
     }
 
@@ -163,12 +167,16 @@ impl Daemon {
         }
     }
 
-    /// Mounts a snapshot for reading.
+    /// Mounts a snapshot for reading; the image of a layer with these images below it, the highest one first, as one tree.
     ///
     /// # Errors
     /// [`EngineError`]; `NotVisible` where this process does not see the daemon's mounts.
-    pub async fn view(&self, snapshot: SnapshotRef) -> Result<RemoteView, EngineError> {
-        let content = self.http.json(&ViewRequest { snapshot })?;
+    pub async fn view(
+        &self,
+        snapshot: SnapshotRef,
+        below: &[SnapshotRef],
+    ) -> Result<RemoteView, EngineError> {
+        let content = self.http.json(&ViewRequest { snapshot, below: Some(below.to_vec()) })?;
         let answer = self.http.open(Method::POST, "/view", Some(content)).await?;
         let mut stream = Body::into_data_stream(answer.into_body());
         let unexpected = |reason: String| EngineError::unexpected(self.http.peer(), reason);
@@ -182,6 +190,13 @@ impl Daemon {
         require_visible(&answer)?;
         Ok(RemoteView { path: answer.path, _connection: stream })
     }
+}
+
+/// The parameters that are given, as they stand behind a path.
+fn query_of<const COUNT: usize>(parameters: [(&str, Option<String>); COUNT]) -> String {
+    let given = parameters.into_iter().filter_map(|(name, value)| Some((name, value?)));
+    let given = given.map(|(name, value)| format!("{name}={}", encode(&value)));
+    given.collect::<Vec<_>>().join("&")
 }
 
 /// Refuses a directory that is not the file system which the daemon mounted there: it would be taken for an empty layer.

@@ -11,13 +11,14 @@ use super::layout::Export;
 use super::media;
 use super::name;
 use super::reference::{self, ReferenceLayer, diff_ids};
+use crate::control::LayerQuery;
 use crate::engine::EngineError;
 use crate::engine::containerd::{Containerd, LEASE_DURATION, Target};
 use crate::engine::daemon::Daemon;
 use crate::engine::docker::ContainerDetails;
 use crate::error::DriverError;
 use crate::trust::annotation;
-use crate::worker::{Engine, Extra, Kind, SnapshotRef, now};
+use crate::worker::{Content, Engine, Extra, Kind, LayerKind, SnapshotRef, Volume, now};
 
 /// Indexes may name indexes; real ones do not.
 const INDEX_DEPTH_MAX: usize = 3;
@@ -53,12 +54,12 @@ impl Images<'_> {
     /// # Errors
     /// A layer is not on the appliance, or a call failed.
     pub async fn convert(&self, source: &str, target: &str) -> Result<(), DriverError> {
-        let image = self.source(source).await?;
+        let image = self.source(source, None).await?;
         self.write(target, image.config, &image.snapshots).await
     }
 
-    /// Makes `target` an image of what the container's disk holds now, above its own image; in
-    /// a time that does not depend on how much that is. Returns the container's id.
+    /// Makes `target` an image of what the container's disk holds now, above its own image. Where layers are disks the
+    /// time does not depend on how much that is. Returns the container's id.
     ///
     /// # Errors
     /// The container's disk or a layer is not on the appliance, or a call failed.
@@ -69,13 +70,14 @@ impl Images<'_> {
                           of --containerd";
             return Err(DriverError::image(container, reason));
         }
-        let image = self.source(&info.image).await?;
         let disk = Disk {
             container_id: &info.id,
             snapshot_key: &info.snapshot_key,
             snapshotter: &info.snapshotter,
         };
-        self.commit_disk(container, disk, image, target).await?;
+        let volume = self.active_volume(container, disk).await?;
+        let image = self.source(&info.image, layers_of(&volume)).await?;
+        self.commit_disk(disk.container_id, &volume.key.name, image, target).await?;
         Ok(info.id)
     }
 
@@ -93,7 +95,15 @@ impl Images<'_> {
         let digest = details.image_digest().ok_or_else(|| {
             DriverError::image(container, "it was made from no image: use docker commit")
         })?;
-        let mut image = self.source_at(container, digest).await.map_err(|error| match error {
+        // Docker names the snapshot of a container by its id.
+        let disk = Disk {
+            container_id: &details.id,
+            snapshot_key: &details.id,
+            snapshotter: &details.driver,
+        };
+        let volume = self.active_volume(container, disk).await?;
+        let image = self.source_at(container, digest, layers_of(&volume)).await;
+        let mut image = image.map_err(|error| match error {
             DriverError::Engine(EngineError::NotFound { .. }) => {
                 let reason = format!("its image is gone ({error}): pull that again by docker pull");
                 DriverError::image(container, reason)
@@ -101,39 +111,26 @@ impl Images<'_> {
             other => other,
         })?;
         image.config["config"] = details.image_config();
-        // Docker names the snapshot of a container by its id.
-        let disk = Disk {
-            container_id: &details.id,
-            snapshot_key: &details.id,
-            snapshotter: &details.driver,
-        };
-        self.commit_disk(container, disk, image, target).await?;
+        self.commit_disk(disk.container_id, &volume.key.name, image, target).await?;
         Ok(details.id.clone())
     }
 
-    /// Makes `target` the image and, above it, what the disk holds now.
+    /// Makes `target` the image and, above it, what the container's volume holds now.
     async fn commit_disk(
         &self,
-        container: &str,
-        disk: Disk<'_>,
+        container_id: &str,
+        volume: &str,
         mut image: Source,
         target: &str,
     ) -> Result<(), DriverError> {
-        let volume = self.active_volume(disk.snapshot_key).await?.ok_or_else(|| {
-            let snapshotter = disk.snapshotter;
-            DriverError::image(
-                container,
-                format!("its disk is not this driver's; its snapshotter is {snapshotter}"),
-            )
-        })?;
-        let snapshot = self.daemon.capture(Engine::Containerd, &volume).await?;
+        let snapshot = self.daemon.capture(Engine::Containerd, volume).await?;
         // At once: a captured snapshot that nobody keeps is taken back soon.
         let target_name = Some(name::of_publication(target));
         self.daemon.publish(snapshot.id, None, target_name).await?;
         image.snapshots.push(snapshot);
         let created = now().to_string();
         let step = json!({ "created": created,
-            "created_by": format!("slackwater-driver image commit {}", disk.container_id) });
+            "created_by": format!("slackwater-driver image commit {container_id}") });
         match image.config.get_mut("history").and_then(Value::as_array_mut) {
             Some(history) => history.push(step),
             None => image.config["history"] = json!([step]),
@@ -147,34 +144,45 @@ impl Images<'_> {
     /// # Errors
     /// A layer is not on the appliance, or a call failed.
     pub async fn export(&self, image: &str, output: &Path) -> Result<(), DriverError> {
-        let source = self.source(image).await?;
+        let source = self.source(image, None).await?;
         let export = Export { image, config: source.config, layers: &source.snapshots };
         export.write(self.daemon, output).await
     }
 
-    /// The backend's name of a container's disk: `NAMESPACE/NUMBER/KEY`.
-    async fn active_volume(&self, key: &str) -> Result<Option<String>, DriverError> {
-        let volumes = self.daemon.volumes(Engine::Containerd).await?;
-        let names = volumes.into_iter().filter_map(|volume| match volume.extra {
-            Extra::Containerd(extra) if extra.kind == Kind::Active => Some(volume.key.name),
-            _ => None,
-        });
-        let mut wanted = names.filter(|name| {
-            let mut parts = name.splitn(3, '/');
+    /// The volume that a container writes; the backend calls it `NAMESPACE/NUMBER/KEY`.
+    async fn active_volume(&self, container: &str, disk: Disk<'_>) -> Result<Volume, DriverError> {
+        let is_active = |volume: &Volume| matches!(&volume.extra, Extra::Containerd(extra) if extra.kind == Kind::Active);
+        let is_wanted = |volume: &Volume| {
+            let mut parts = volume.key.name.splitn(3, '/');
             let namespace = parts.next();
-            parts.next().is_some() && namespace == Some(self.namespace) && parts.next() == Some(key)
-        });
-        Ok(wanted.next())
+            parts.next().is_some()
+                && namespace == Some(self.namespace)
+                && parts.next() == Some(disk.snapshot_key)
+        };
+        let volumes = self.daemon.volumes(Engine::Containerd).await?;
+        let found = volumes.into_iter().find(|volume| is_active(volume) && is_wanted(volume));
+        found.ok_or_else(|| {
+            let snapshotter = disk.snapshotter;
+            DriverError::image(
+                container,
+                format!("its disk is not this driver's; its snapshotter is {snapshotter}"),
+            )
+        })
     }
 
-    /// The image's configuration, and the snapshots of its layers.
-    async fn source(&self, image: &str) -> Result<Source, DriverError> {
+    /// The image's configuration, and the snapshots of its layers; of this kind, if one is asked for.
+    async fn source(&self, image: &str, layers: Option<LayerKind>) -> Result<Source, DriverError> {
         let digest = self.containerd.image(image).await?.digest;
-        self.source_at(image, &digest).await
+        self.source_at(image, &digest, layers).await
     }
 
     /// The same of the image whose manifest, or index, has this digest.
-    async fn source_at(&self, image: &str, digest: &str) -> Result<Source, DriverError> {
+    async fn source_at(
+        &self,
+        image: &str,
+        digest: &str,
+        layers: Option<LayerKind>,
+    ) -> Result<Source, DriverError> {
         let manifest = self.manifest(image, digest).await?;
         let digest = manifest["config"]["digest"].as_str().unwrap_or_default();
         let config = self.json(image, digest).await?;
@@ -183,22 +191,39 @@ impl Images<'_> {
         if diff_ids.is_empty() {
             return Err(DriverError::image(image, "it has no layers"));
         }
+        let chains = chain_ids(&diff_ids);
+        // From the highest layer down: where that is an image, all below it are.
+        let mut query = LayerQuery { layers, below: None };
         let mut snapshots = Vec::new();
-        let count = diff_ids.len();
-        for (index, (chain_id, diff_id)) in chain_ids(&diff_ids).iter().zip(&diff_ids).enumerate() {
-            let found = match self.daemon.layer(self.namespace, chain_id).await? {
+        for (index, (chain_id, diff_id)) in chains.iter().zip(&diff_ids).enumerate().rev() {
+            query.below = index.checked_sub(1).map(|below| chains[below].clone());
+            let found = match self.daemon.layer(self.namespace, chain_id, &query).await? {
                 Some(found) => Some(found),
                 None => self.referenced(image, &manifest["layers"][index], diff_id).await?,
             };
-            snapshots.push(found.ok_or_else(|| {
-                let number = index + 1;
+            let is_asked = |found: &SnapshotRef| {
+                query.layers.is_none_or(|kind| kind == LayerKind::of(found.size_bytes))
+            };
+            let found = found.filter(is_asked).ok_or_else(|| {
+                let (number, count) = (index + 1, chains.len());
+                let kind = match query.layers {
+                    Some(LayerKind::Images) => " as an image of its own, as those above it are",
+                    Some(LayerKind::Disks) | None => "",
+                };
                 let reason = format!(
-                    "layer {number} of {count} ({chain_id}) is not on the appliance; unpack the image first, by \
+                    "layer {number} of {count} ({chain_id}) is not on the appliance{kind}; unpack the image first, by \
                      ctr images pull --snapshotter slackwater, or docker pull"
                 );
                 DriverError::image(image, reason)
-            })?);
+            })?;
+            // A disk has what is below it, whatever that is.
+            query.layers = match LayerKind::of(found.size_bytes) {
+                LayerKind::Disks => None,
+                LayerKind::Images => Some(LayerKind::Images),
+            };
+            snapshots.push(found);
         }
+        snapshots.reverse();
         Ok(Source { config, snapshots })
     }
 
@@ -300,6 +325,15 @@ impl Images<'_> {
         leased.put_image(target, &image).await?;
         leased.end_lease().await?;
         Ok(())
+    }
+}
+
+/// How the layers below a container have to be kept, if it writes already.
+fn layers_of(volume: &Volume) -> Option<LayerKind> {
+    match volume.content {
+        Content::Disk { .. } => Some(LayerKind::Disks),
+        Content::Upper { .. } => Some(LayerKind::Images),
+        _ => None,
     }
 }
 

@@ -12,9 +12,10 @@ use serde_json::{Value, json};
 
 use super::digest::{Digest, HashingWriter};
 use super::{media, name};
-use crate::engine::daemon::Daemon;
+use crate::engine::EngineError;
+use crate::engine::daemon::{Daemon, RemoteView};
 use crate::error::DriverError;
-use crate::worker::SnapshotRef;
+use crate::worker::{LayerKind, SnapshotRef};
 
 /// Records of a tar have this size.
 const RECORD_BYTES: u64 = 512;
@@ -64,13 +65,12 @@ impl Export<'_> {
         let mut layers = Vec::new();
         let mut below = None;
         for (index, snapshot) in self.layers.iter().enumerate() {
-            let view = daemon.view(*snapshot).await?;
-            let older = below
-                .as_ref()
-                .map(|view: &crate::engine::daemon::RemoteView| view.path().to_owned());
-            let newer = view.path().to_owned();
+            let alone = daemon.view(*snapshot, &[]).await?;
+            let kind = LayerKind::of(snapshot.size_bytes);
+            let older = below.as_ref().map(|view: &RemoteView| view.path().to_owned());
+            let newer = alone.path().to_owned();
             let packing = tokio::task::spawn_blocking(move || {
-                let packed = archive.layer(older.as_deref(), &newer);
+                let packed = archive.layer(kind, older.as_deref(), &newer);
                 packed.map(|layer| (archive, layer))
             });
             let packed = packing.await.map_err(|error| DriverError::Start(error.to_string()))?;
@@ -79,13 +79,28 @@ impl Export<'_> {
             let count = self.layers.len();
             eprintln!("layer {} of {count}: {} bytes", index + 1, layer.length_bytes);
             layers.push(layer);
-            below = Some(view);
+            below = Some(whole(daemon, &self.layers[..=index], alone).await?);
         }
         let ids: Vec<_> = layers.iter().map(|layer| layer.digest.to_string()).collect();
         self.config["rootfs"] = json!({ "type": "layers", "diff_ids": ids });
         archive.describe(self.image, &self.config, &layers).map_err(failed())?;
         let file = archive.file.into_inner().map_err(|error| failed()(error.into_error()))?;
         file.sync_all().map_err(failed())
+    }
+}
+
+/// The tree that the highest of these layers shows, which is seen `alone` so far.
+async fn whole(
+    daemon: &Daemon,
+    layers: &[SnapshotRef],
+    alone: RemoteView,
+) -> Result<RemoteView, EngineError> {
+    let is_image = |layer: &&SnapshotRef| LayerKind::of(layer.size_bytes) == LayerKind::Images;
+    // A disk has all that is below it.
+    let images: Vec<_> = layers.iter().rev().take_while(is_image).copied().collect();
+    match images.split_first() {
+        Some((highest, below)) if !below.is_empty() => daemon.view(*highest, below).await,
+        _ => Ok(alone),
     }
 }
 
@@ -122,14 +137,26 @@ struct Archive<W: Write + Seek> {
 }
 
 impl<W: Write + Seek> Archive<W> {
-    /// Packs what `newer` has and `older` has not.
-    fn layer(&mut self, older: Option<&Path>, newer: &Path) -> Result<Blob, DriverError> {
+    /// Packs a layer above the tree `older`: what a disk has and that has not, or what the layer's image has.
+    fn layer(
+        &mut self,
+        kind: LayerKind,
+        older: Option<&Path>,
+        newer: &Path,
+    ) -> Result<Blob, DriverError> {
         let failed = || DriverError::io("write the layer of", newer);
         let start = self.file.stream_position().map_err(failed())?;
         self.file.write_all(&[0; 512]).map_err(failed())?;
         let mut hashing = HashingWriter::new(&mut self.file);
         // This is a program of its own, whose memory no other work needs.
-        slackwater_archive::pack(older, newer, &mut hashing, None, usize::MAX)?;
+        match kind {
+            LayerKind::Disks => {
+                slackwater_archive::pack(older, newer, &mut hashing, None, usize::MAX)?;
+            }
+            LayerKind::Images => {
+                slackwater_archive::pack_upper(newer, older, &mut hashing, usize::MAX)?;
+            }
+        }
         let (digest, length_bytes) = hashing.finish();
         let blob = Blob { digest, length_bytes };
         self.finish(start, &blob.path(), length_bytes).map_err(failed())?;

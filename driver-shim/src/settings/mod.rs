@@ -98,8 +98,7 @@ pub struct Settings {
     /// `images` each layer is an EROFS image of its own, mounted once for all containers of this machine, whose
     /// overlay has a disk for what they write: pulls unpack faster, containers share their page cache, and commits
     /// take time by what was written. Needs the differ that `engine-config` prints, and EROFS (Linux 6.12 mounts
-    /// images without loop devices). References need disks. What was pulled stays as it is, with all that is
-    /// above it.
+    /// images without loop devices). What was pulled stays as it is, with all that is above it.
     #[arg(long, env = "SLACKWATER_LAYERS", value_name = "KIND")]
     pub layers: Option<LayerKind>,
 

@@ -12,7 +12,7 @@ pub(crate) const NAME: &str = "containerd.io/snapshot/slackwater";
 pub(crate) struct Located {
     pub(crate) store_id: String,
     pub(crate) snapshot: SnapshotId,
-    size_bytes: u64,
+    pub(crate) size_bytes: u64,
 }
 
 impl Located {

@@ -176,7 +176,7 @@ impl Worker {
         }
     }
 
-    async fn take_image_as(
+    pub(super) async fn take_image_as(
         &self,
         name: Uuid,
         chain: Option<&Registration>,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use slackwater_archive::ArchiveError;
 use slackwater_attach::AttachError;
@@ -73,6 +74,53 @@ pub enum WorkerError {
         /// What it should be.
         expected: &'static str,
     },
+    /// The image of a layer was to be bound above a disk.
+    #[error(
+        "{key}: snapshot {id} is the image of one layer, and what is below it is a disk: remove the image whose layers are below, and pull it again with layers = \"images\""
+    )]
+    ImageAboveDisk {
+        /// The snapshot.
+        id: SnapshotId,
+        /// The volume.
+        key: Key,
+    },
+    /// An image was to be bound above itself.
+    #[error(
+        "{key}: snapshot {id} is the image of a layer that is below it already, and overlayfs takes no directory twice: build the image in another way"
+    )]
+    ImageTwice {
+        /// The snapshot.
+        id: SnapshotId,
+        /// The volume.
+        key: Key,
+    },
+    /// The appliance took too long while what is written stood still.
+    #[error(
+        "the appliance took no snapshot within {waited:?}, for which all that writes to {} stood still; it goes on: try it again",
+        target.display()
+    )]
+    Frozen {
+        /// Where the disk is mounted.
+        target: PathBuf,
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// A command of an older release asks for what it does not know.
+    #[error(
+        "snapshot {id} is the image of one layer, which this command does not know: it is of an older release than the daemon, take that of the same release"
+    )]
+    OldCommand {
+        /// The snapshot.
+        id: SnapshotId,
+    },
+    /// This machine mounts no images.
+    #[error(
+        "snapshot {id} is the image of a layer, and this kernel has no EROFS: modprobe erofs, or take a kernel with CONFIG_EROFS_FS; or have the image exported (slackwater-driver image export)"
+    )]
+    NoImages {
+        /// The snapshot.
+        id: SnapshotId,
+    },
     /// The appliance has no such snapshot.
     #[error(
         "the appliance at {appliance} has no snapshot {id} for this worker: the image was made on another appliance, or its snapshot was deleted there, or is not published; push the image again from a worker that has it"
@@ -119,9 +167,15 @@ pub enum WorkerError {
     },
     /// What is asked for is one snapshot of a whole tree, and it is put together from images.
     #[error(
-        "{key} is made of images, one for each layer, and is not one snapshot: references, and commits in constant time, need an image that was pulled with layers = \"disks\""
+        "{key} is made of images, one for each layer, and is not the one disk that this call is about"
     )]
     OfImages {
+        /// The volume.
+        key: Key,
+    },
+    /// A volume has nothing of its own.
+    #[error("{key} is not written: a container with a shared, read-only root is what its image is")]
+    NothingWritten {
         /// The volume.
         key: Key,
     },

@@ -16,7 +16,7 @@ use slackwater_archive::{ArchiveError, Imaged, PATHS_BYTES_MAX, image, layer_ima
 use uuid::Uuid;
 
 use super::appliance::Making;
-use super::layers::Merged;
+use super::merging::Merged;
 use super::state::FileKind;
 use super::uppers::upper_of;
 use super::volume::{Content, Key, LayerKind, SnapshotRef, Volume};
@@ -118,7 +118,10 @@ impl Worker {
         self.run(async move |worker: Self| worker.new_image_above(&images).await).await
     }
 
-    async fn new_image_above(&self, images: &[SnapshotRef]) -> Result<NewImage, WorkerError> {
+    pub(super) async fn new_image_above(
+        &self,
+        images: &[SnapshotRef],
+    ) -> Result<NewImage, WorkerError> {
         let below = self.merged(images).await?;
         let making = self.making(FileKind::Hold)?;
         let path = self.path_of(making.file);
@@ -170,7 +173,8 @@ impl Worker {
         // Last: what it brings to the appliance is what is read.
         self.sync_upper(key, disk).await?;
         let written = tokio::task::spawn_blocking(move || {
-            let imaged = write_upper(&upper, &made);
+            let below = made.below.as_ref().map(Merged::path);
+            let imaged = write_upper(&upper, below, &made);
             (made, imaged)
         });
         let (made, imaged) = written.await.map_err(super::interrupted)?;
@@ -179,15 +183,19 @@ impl Worker {
     }
 }
 
-/// Writes the image of what an upper directory holds.
-fn write_upper(upper: &Path, made: &NewImage) -> Result<Imaged, ArchiveError> {
+/// Writes the image of what an upper directory holds that was written above the tree `seen`, which is the one below the
+/// image or has more.
+pub(super) fn write_upper(
+    upper: &Path,
+    seen: Option<PathBuf>,
+    made: &NewImage,
+) -> Result<Imaged, ArchiveError> {
     let failed = |source| ArchiveError::Write { source };
     let (reader, writer) = io::pipe().map_err(failed)?;
-    let below = made.below.as_ref().map(Merged::path);
     std::thread::scope(|scope| {
         let packing = scope.spawn(move || {
             let mut out = io::BufWriter::with_capacity(PIPE_BYTES, writer);
-            pack_upper(upper, below.as_deref(), &mut out, PATHS_BYTES_MAX)
+            pack_upper(upper, seen.as_deref(), &mut out, PATHS_BYTES_MAX)
         });
         let imaged = made.write_packed(reader);
         let packed = packing.join().unwrap_or_else(|_| {

@@ -17,9 +17,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
-use std::fs::{self, File};
 use std::io;
-use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
@@ -27,7 +25,6 @@ use std::time::Instant;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::fs::XattrFlags;
-use rustix::mount::{MountFlags, UnmountFlags};
 use slackwater_attach::Source;
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
@@ -53,7 +50,7 @@ const NOT_COPIED: [&[u8]; 3] = [b"trusted.overlay.", b"user.overlay.", b"securit
 
 /// What an overlay of ours is mounted with: nothing in an upper directory that says where content is instead of
 /// having it. `redirect_dir=off` turns `metacopy` off, too, an option that `BuildKit` does not know and refuses.
-const OVERLAY_OPTIONS: [&str; 2] = ["index=off", "redirect_dir=off"];
+pub(super) const OVERLAY_OPTIONS: [&str; 2] = ["index=off", "redirect_dir=off"];
 
 /// How the directory tree of a volume is put together.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,10 +130,10 @@ impl IdleImages {
 
 /// Images that the driver reads, mounted for as long as this lives.
 #[derive(Debug)]
-struct Images {
-    worker: Worker,
-    ids: Vec<SnapshotId>,
-    paths: Vec<PathBuf>,
+pub(super) struct Images {
+    pub(super) worker: Worker,
+    pub(super) ids: Vec<SnapshotId>,
+    pub(super) paths: Vec<PathBuf>,
 }
 
 impl Drop for Images {
@@ -153,26 +150,6 @@ impl Drop for Images {
         drop(views);
         self.worker.unmount_images_later(std::mem::take(&mut self.ids));
     }
-}
-
-/// Images as the one tree that overlayfs makes of them, for reading, for as long as this lives.
-#[derive(Debug)]
-pub struct Merged {
-    directory: File,
-    _images: Images,
-}
-
-impl Merged {
-    /// A path of it, for this process alone.
-    #[must_use]
-    pub fn path(&self) -> PathBuf {
-        path_of(&self.directory)
-    }
-}
-
-/// A path of a directory that is open, for this process alone.
-pub(super) fn path_of(directory: &File) -> PathBuf {
-    format!("/proc/self/fd/{}", directory.as_raw_fd()).into()
 }
 
 impl Worker {
@@ -262,7 +239,10 @@ impl Worker {
     }
 
     /// Mounts images; where each is, in the same order. A volume or a count of views says that they are used.
-    async fn mount_images(&self, images: &[SnapshotRef]) -> Result<Vec<PathBuf>, WorkerError> {
+    pub(super) async fn mount_images(
+        &self,
+        images: &[SnapshotRef],
+    ) -> Result<Vec<PathBuf>, WorkerError> {
         let ids: Vec<_> = images.iter().map(|image| image.id).collect();
         let are_mounted = self.are_mounted(&ids).await?;
         let each = stream::iter(ids.into_iter().zip(are_mounted));
@@ -361,47 +341,6 @@ impl Worker {
         let is_user = |volume: &Volume| volume.mounted.is_some() && self.is_used(volume);
         self.inner.state.reads_image(id, is_user)
     }
-
-    /// Images as one tree, which the driver reads; `None` of no image.
-    ///
-    /// # Errors
-    /// `Appliance`, `Attach`, `Local`.
-    pub(super) async fn merged(
-        &self,
-        images: &[SnapshotRef],
-    ) -> Result<Option<Merged>, WorkerError> {
-        if images.is_empty() {
-            return Ok(None);
-        }
-        let ids: Vec<SnapshotId> = images.iter().map(|image| image.id).collect();
-        for id in &ids {
-            *self.inner.views.lock().entry(*id).or_default() += 1;
-        }
-        let mut held = Images { worker: self.clone(), ids, paths: Vec::new() };
-        held.paths = self.mount_images(images).await?;
-        let paths = held.paths.clone();
-        let point = self.state_directory().join("merged").join(Uuid::new_v4().to_string());
-        let directory = on_disk(point, move |point| match &paths[..] {
-            [only] => File::open(only),
-            several => mount_overlay(several, None, point),
-        });
-        Ok(Some(Merged { directory: directory.await?, _images: held }))
-    }
-
-    /// The tree that an engine sees of an overlay, for the driver itself.
-    pub(super) async fn open_rootfs(&self, rootfs: Rootfs) -> Result<File, WorkerError> {
-        let point = self.state_directory().join("merged").join(Uuid::new_v4().to_string());
-        on_disk(point, move |point| match rootfs {
-            Rootfs::Directory(path) => File::open(path),
-            Rootfs::Overlay { lowers, directory: Some(written) } if lowers.is_empty() => {
-                File::open(upper_of(&written))
-            }
-            Rootfs::Overlay { lowers, directory } => {
-                mount_overlay(&lowers, directory.as_deref(), point)
-            }
-        })
-        .await
-    }
 }
 
 /// Looks at images when their time has come, until none is left. Held weakly while it waits, so that the last worker to
@@ -460,59 +399,6 @@ pub(super) fn copy_attributes(from: &Path, to: &Path) -> io::Result<()> {
         rustix::fs::setxattr(to, name, &value[..length], XattrFlags::empty())?;
     }
     Ok(())
-}
-
-/// Takes away what an earlier process left: trees that it was mounting when it was killed, and the directories of images
-/// that are not mounted after a reboot.
-pub(super) fn forget_mount_points(state_directory: &Path) {
-    for name in ["merged", "images"] {
-        let folder = state_directory.join(name);
-        let points = match fs::read_dir(&folder) {
-            Ok(points) => points,
-            Err(error) => {
-                tracing::warn!(folder = %folder.display(), %error, "mount points stay");
-                continue;
-            }
-        };
-        for point in points.filter_map(|point| Some(point.ok()?.path())) {
-            if name == "merged" {
-                // Mostly nothing is mounted there.
-                let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
-                let _ = rustix::mount::unmount(&point, flags);
-            }
-            // Where an image is mounted the directory is in use, and stays.
-            let _ = fs::remove_dir(&point);
-        }
-    }
-}
-
-/// The tree that overlayfs makes of images, for writing if the overlay's own directories are in `written`. The mount goes
-/// with the directory that is returned.
-fn mount_overlay(lowers: &[PathBuf], written: Option<&Path>, point: &Path) -> io::Result<File> {
-    let own = written.map(|directory| [upper_of(directory), work_of(directory)]);
-    let own = own.iter().flatten().map(File::open).collect::<io::Result<Vec<_>>>()?;
-    let opened = lowers.iter().map(File::open).collect::<io::Result<Vec<_>>>()?;
-    // By descriptors: paths would not all fit into the page that mount(2) takes.
-    let names: Vec<_> = opened.iter().map(|file| path_of(file).display().to_string()).collect();
-    let mut options = vec![format!("lowerdir={}", names.join(":"))];
-    let mut flags = MountFlags::RDONLY;
-    if let [upper, work] = &own[..] {
-        flags = MountFlags::empty();
-        options.extend(OVERLAY_OPTIONS.map(str::to_owned));
-        options.push(format!("upperdir={}", path_of(upper).display()));
-        options.push(format!("workdir={}", path_of(work).display()));
-    }
-    let options = std::ffi::CString::new(options.join(","))?;
-    fs::create_dir(point)?;
-    let mounted = rustix::mount::mount("overlay", point, "overlay", flags, &*options);
-    let directory = mounted.map_err(io::Error::from).and_then(|()| {
-        let directory = File::open(point);
-        rustix::mount::unmount(point, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW)?;
-        directory
-    });
-    // An empty directory says nothing wrong.
-    let _ = fs::remove_dir(point);
-    directory
 }
 
 #[cfg(test)]

@@ -38,6 +38,7 @@
 //! that goes away in the middle of a call leaves nothing half done.
 
 mod appliance;
+mod capturing;
 mod chains;
 mod empty_disk;
 mod error;
@@ -46,6 +47,7 @@ mod init_layer;
 mod keyed;
 mod layers;
 mod lease;
+mod merging;
 mod mounting;
 mod publications;
 mod reap;
@@ -80,8 +82,9 @@ pub use self::chains::Registration;
 pub use self::error::WorkerError;
 pub use self::imaging::{IMAGE_SIZE_BYTES, NewImage};
 pub(crate) use self::keyed::KeyedLocks;
-pub use self::layers::{Merged, Rootfs};
+pub use self::layers::Rootfs;
 pub use self::lease::{LEASE_INTERVAL, Lease};
+pub use self::merging::{Merged, ViewOfImages};
 pub use self::mounting::{Pin, View};
 pub(crate) use self::publications::publisher;
 pub use self::publications::{Chosen, Published, Unpublished};
@@ -247,7 +250,7 @@ impl Worker {
         options.attach.state_directory.clone_from(&options.state_directory);
         let state = State::open(&options.state_directory.join("state.redb"))?;
         // Not before the state is this process's alone.
-        layers::forget_mount_points(&options.state_directory);
+        merging::forget_mount_points(&options.state_directory);
         let worker_id = identity(&state, &options.state_directory, &machine_id())?;
         forget_users_of_another_boot(&state)?;
         let worker = Self { inner: Arc::new(Inner::new(options, worker_id, state)) };

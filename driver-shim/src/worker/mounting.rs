@@ -34,6 +34,10 @@ impl View {
     pub fn path(&self) -> &Path {
         &self.path
     }
+
+    pub(super) fn snapshot(&self) -> SnapshotId {
+        self.snapshot
+    }
 }
 
 impl Drop for View {

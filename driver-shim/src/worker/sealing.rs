@@ -1,4 +1,4 @@
-//! From disk to snapshot: sealing, committing, capturing, binding.
+//! From disk to snapshot: sealing, committing, binding.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -6,10 +6,12 @@ use std::time::{Duration, Instant};
 
 use slackwater_attach::AttachError;
 use slackwater_client::types::{Snapshot, SnapshotId};
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::chains::Registration;
 use super::imaging::IMAGE_SIZE_BYTES;
+use super::layers::IMAGES_MAX;
 use super::mounting::Resolved;
 use super::sealed::{Hold, Outcome, Sealed};
 use super::state::FileKind;
@@ -24,6 +26,9 @@ const USERS_WAIT_MAX: Duration = Duration::from_secs(5);
 
 /// How often it looks.
 const USERS_WAIT_STEP: Duration = Duration::from_millis(20);
+
+/// Longest time in which a disk that is written stands still for its snapshot: programs in containers notice more.
+const FROZEN_TIME_MAX: Duration = Duration::from_secs(10);
 
 /// Time between two tries to thaw a file system.
 const THAW_INTERVAL: Duration = Duration::from_secs(1);
@@ -130,40 +135,6 @@ impl Worker {
         }
     }
 
-    /// Takes a snapshot of what a volume holds at this moment; it stays as it is. The snapshot
-    /// lives for an hour unless a volume is bound to it.
-    ///
-    /// # Errors
-    /// `NotFound`, `Appliance`, `Attach`, `State`.
-    pub async fn capture(&self, key: &Key) -> Result<SnapshotRef, WorkerError> {
-        let key = key.clone();
-        self.run(async move |worker: Self| {
-            let _lock = worker.inner.volume_locks.lock(&key).await;
-            let Content::Disk { name, size_bytes, .. } = worker.existing(&key)?.content else {
-                return worker.settled(&key).await;
-            };
-            if worker.is_above_images(&key)? {
-                return Err(WorkerError::OfImages { key });
-            }
-            let target = worker.mount_disk(name).await?;
-            let taken = worker.take_running(&key, &target, name).await;
-            // It may have been unmounted before: then it is again.
-            let volume = worker.existing(&key)?;
-            if !volume.is_in_use() {
-                worker.unmount_later(&Volume {
-                    mounted: Some(super::MountedAs::Disk),
-                    ..worker
-                        .change(&key, |volume| volume.mounted = Some(super::MountedAs::Disk))
-                        .await?
-                });
-            }
-            let snapshot = taken?;
-            worker.inner.captured.lock().insert(snapshot.id, Instant::now());
-            Ok(SnapshotRef { id: snapshot.id, size_bytes })
-        })
-        .await
-    }
-
     /// Makes a volume be a snapshot of the appliance; what it was before is dropped.
     ///
     /// # Errors
@@ -211,6 +182,9 @@ impl Worker {
         let volume = self.existing(key)?;
         let snapshot = self.look_up(id).await?;
         require_kind(&snapshot, layers)?;
+        if layers == LayerKind::Images {
+            self.require_images_below(&volume, id).await?;
+        }
         let hold = Hold::Clone(self.clone_as(FileKind::Hold, id).await?);
         if layers == LayerKind::Images {
             let usage = usage_of_image(&snapshot, inodes_told(&snapshot));
@@ -227,6 +201,34 @@ impl Worker {
         Ok(Sealed::new(&snapshot, layers, hold, usage))
     }
 
+    /// Sees that a volume can be an image: below it are images alone, or nothing, and this machine mounts images.
+    async fn require_images_below(
+        &self,
+        volume: &Volume,
+        id: SnapshotId,
+    ) -> Result<(), WorkerError> {
+        let key = &volume.key;
+        match volume.parent.as_ref().map(|parent| self.resolve(parent)).transpose()? {
+            None | Some(Resolved::Empty) => {}
+            Some(Resolved::Images(images)) => {
+                if images.iter().any(|image| image.id == id) {
+                    return Err(WorkerError::ImageTwice { id, key: key.clone() });
+                }
+                if images.len() >= IMAGES_MAX {
+                    let got = images.len() + 1;
+                    return Err(WorkerError::TooManyImages { key: key.clone(), got });
+                }
+            }
+            Some(Resolved::Snapshot(_) | Resolved::Disk(_)) => {
+                return Err(WorkerError::ImageAboveDisk { id, key: key.clone() });
+            }
+        }
+        match self.attach().await?.has_images().await {
+            true => Ok(()),
+            false => Err(WorkerError::NoImages { id }),
+        }
+    }
+
     /// What a read-only view of the volume would show, without sealing anything: `None` if that
     /// is an empty disk, or one that is still written.
     ///
@@ -240,11 +242,12 @@ impl Worker {
         }
     }
 
-    /// The snapshot of the layer that a volume shows, whether it has the layers below or not.
+    /// The snapshot of the layer that a volume shows, whether it has the layers below or not: its size tells which
+    /// ([`LayerKind::of`]). `None` as of [`Self::snapshot_of`].
     ///
     /// # Errors
     /// `NotFound`.
-    pub(super) fn layer_of(&self, key: &Key) -> Result<Option<SnapshotRef>, WorkerError> {
+    pub fn layer_of(&self, key: &Key) -> Result<Option<SnapshotRef>, WorkerError> {
         match self.resolve(key)? {
             Resolved::Snapshot(snapshot) => Ok(Some(snapshot)),
             Resolved::Images(images) => Ok(images.first().copied()),
@@ -430,14 +433,22 @@ impl Worker {
     /// since the sync before it, and tells nobody if that fails: only another sync does. A frozen
     /// file system cannot be synced, so one that does not thaw is as good as a failed sync. A
     /// snapshot that is refused here has no name, and is deleted as one that nobody bound.
-    async fn take_running(
+    pub(super) async fn take_running(
         &self,
         key: &Key,
         target: &Path,
         disk: Uuid,
     ) -> Result<Snapshot, WorkerError> {
         self.sync_disk(key, target).await?;
-        let (snapshot, thawed) = self.take_frozen(target, disk, None).await?;
+        let taking = self.take_frozen(target, async |inodes| {
+            // What is written there stands still: an appliance that is slow, or is reached through it, is not waited for.
+            let taken = timeout(FROZEN_TIME_MAX, self.take_snapshot(disk, inodes)).await;
+            let waited = FROZEN_TIME_MAX;
+            taken
+                .map_err(|_| WorkerError::Frozen { target: target.to_owned(), waited })?
+                .map_err(|error| self.refused(error))
+        });
+        let (snapshot, thawed) = taking.await?;
         // At once: what follows may take as long as a capture that nobody binds is kept.
         self.inner.captured.lock().insert(snapshot.id, Instant::now());
         let whole = match thawed {
@@ -450,24 +461,18 @@ impl Worker {
         whole.map(|()| snapshot)
     }
 
-    /// Takes a snapshot of a mounted disk while its file system stands still (D4); whether it
+    /// Takes a snapshot of a mounted disk, with so many inodes in use, while its file system stands still (D4); whether it
     /// moves again, too.
     pub(super) async fn take_frozen(
         &self,
         target: &Path,
-        disk: Uuid,
-        chain: Option<&Registration>,
+        take: impl AsyncFnOnce(Option<u64>) -> Result<Snapshot, WorkerError>,
     ) -> Result<(Snapshot, Result<(), AttachError>), WorkerError> {
         let attach = self.attach().await?;
         attach.freeze(target).await?;
         // Those who take the snapshot over have mounted nothing of it.
         let inodes = used_inodes(target).ok();
-        let taken = match chain {
-            Some(registration) => {
-                self.register(disk, registration, self.labels_of_snapshot(inodes)).await
-            }
-            None => self.take_snapshot(disk, inodes).await,
-        };
+        let taken = take(inodes).await;
         let thawed = attach.thaw(target).await;
         if let Err(error) = &thawed {
             tracing::error!(target = %target.display(), %error, "cannot thaw yet; trying on");
@@ -478,7 +483,7 @@ impl Worker {
                 }
             });
         }
-        Ok((taken.map_err(|error| self.refused(error))?, thawed))
+        Ok((taken?, thawed))
     }
 
     /// Waits for the users of a disk to let go of it.

@@ -102,8 +102,16 @@ impl Worker {
     ) -> Result<Taken, WorkerError> {
         let (taken, file) = match sealing {
             Sealing::Disk { target, name } => {
-                let taken = self.take_frozen(target, *name, chain).await;
-                (taken.map(|(snapshot, _)| snapshot), None)
+                let taking = self.take_frozen(target, async |inodes| {
+                    let taken = match chain {
+                        Some(chain) => {
+                            self.register(*name, chain, self.labels_of_snapshot(inodes)).await
+                        }
+                        None => self.take_snapshot(*name, inodes).await,
+                    };
+                    taken.map_err(|error| self.refused(error))
+                });
+                (taking.await.map(|(snapshot, _)| snapshot), None)
             }
             Sealing::Image { name, inodes, below } => {
                 let labels = self.labels_of_image(*inodes, below.as_deref());

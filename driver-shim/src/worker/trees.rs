@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
-use super::layers::{Merged, on_disk, path_of};
+use super::layers::on_disk;
+use super::merging::{Merged, path_of};
 use super::mounting::{Pin, View};
 use super::uppers::{HeldUpper, directory_of_upper};
 use super::volume::{Access, Content, Engine, Key, LayerKind, MountedAs, SnapshotRef, Volume};

@@ -8,6 +8,8 @@ use serde::{Deserialize, Serialize};
 use slackwater_client::types::{SnapshotId, Timestamp};
 use uuid::Uuid;
 
+use super::imaging::IMAGE_SIZE_BYTES;
+
 /// An engine that the driver serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -123,6 +125,15 @@ pub enum LayerKind {
 }
 
 impl LayerKind {
+    /// What a snapshot is, as the size of its file tells.
+    #[must_use]
+    pub fn of(size_bytes: u64) -> Self {
+        match size_bytes == IMAGE_SIZE_BYTES {
+            true => Self::Images,
+            false => Self::Disks,
+        }
+    }
+
     /// As each volume had it before there were images. Of the form that serde wants.
     #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde calls it")]
     fn is_disks(&self) -> bool {

@@ -89,7 +89,7 @@ fn an_image_is_taken_only_above_the_layers_that_it_was_made_above() {
 }
 
 /// A reference through the mounts.
-fn unpack_as_containerd(stand: &Stand, mounts: &[Mount], reference: &[u8]) {
+pub(crate) fn unpack_as_containerd(stand: &Stand, mounts: &[Mount], reference: &[u8]) {
     let root = stand.mount(mounts);
     let mut archive = tar::Archive::new(reference);
     let mut entries = archive.entries().unwrap();

@@ -75,9 +75,19 @@ def life(world):
 
 @scenario("docker 29: image commit, convert and export by reference, and another worker pulls", 400, newer=True)
 def by_reference(world):
-    image, server = world.images.layered(), world.server("reference-29-appliance")
-    committed, converted = world.registry.name("committed-29:1"), world.registry.name("converted-29:1")
-    with world.fresh_worker("commits-29", server, release=NEWER_DOCKER) as worker:
+    commit_convert_and_export(world, "disks", ("disks",))
+
+
+@scenario("docker 29: the same where layers are images, and workers of both kinds pull", 500, newer=True)
+def by_reference_to_images(world):
+    commit_convert_and_export(world, "images", ("images", "disks"))
+
+
+def commit_convert_and_export(world, kind, others):
+    """Makes images by reference on a worker that keeps layers so, and pulls them on others."""
+    image, server = world.images.layered(), world.server(f"{kind}-29-appliance")
+    committed, converted = (world.registry.name(f"{name}-29-{kind}:1") for name in ("committed", "converted"))
+    with world.fresh_worker(f"commits-29-{kind}", server, release=NEWER_DOCKER, arguments=("--layers", kind)) as worker:
         docker = worker.docker
         docker("pull", image)
         written(docker, "work", image)
@@ -103,12 +113,14 @@ def by_reference(world):
         said = worker.driver.attempt("--state-dir", worker.driver.state, "image", "commit", *host(worker),
                                      "missing", "none:1").must_fail()
         require("No such container: missing" in said, f"a container that is not there: {said}")
-        with world.fresh_worker("pulls-29", server, release=NEWER_DOCKER) as other:
-            other.docker("pull", committed)
-            other.docker("pull", converted)
-            require_equal("on another worker", other.docker.run(committed, "sh", "-c", "cat /own; echo $SETTING"),
-                          "own\nkept")
-            require_equal("converted", other.docker.run(converted, "cat", "/three"), "three")
+        for other_kind in others:
+            with world.fresh_worker(f"pulls-29-{kind}-{other_kind}", server, release=NEWER_DOCKER,
+                                    arguments=("--layers", other_kind)) as other:
+                other.docker("pull", committed)
+                other.docker("pull", converted)
+                shown = other.docker.run(committed, "sh", "-c", "cat /own; echo $SETTING")
+                require_equal(f"on a worker with {other_kind}", shown, "own\nkept")
+                require_equal("converted", other.docker.run(converted, "cat", "/three"), "three")
         worker.driver.image("export", *host(worker), converted, "--output", worker.directory / "converted.tar")
         require_equal("converted, on overlay2", run_on_plain(world, worker.directory / "converted.tar", "cat", "/three"),
                       "three")

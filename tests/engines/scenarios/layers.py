@@ -76,6 +76,7 @@ def images(world):
             configuration = world.registry.manifest(image.split("/", 1)[1])["config"]["digest"]
             require_equal("blobs that it fetched", world.registry.blobs_fetched(position), {configuration})
             require_equal("there", other.containerd.run(image, "y", "cat", "/three"), "three\n")
+            by_reference(world, worker, other, image)
     # Other appliances have none of it. The transfer service unpacks by this driver, or through the mounts.
     for name, release, what in (("transfer", NEWER_AS_PRINTED, "the image that the driver unpacked"),
                                 ("mounts", NEWER, "the image that containerd unpacked")):
@@ -86,6 +87,21 @@ def images(world):
             require_same(seen(world, containerd, containerd.snapshotter), expected, what, "overlayfs' one")
             unpacked = 4 if release is NEWER_AS_PRINTED else 0
             require_equal(f"{name}: layers that the driver unpacked", worker.driver.calls("Apply"), unpacked)
+
+
+def by_reference(world, worker, other, image):
+    """Another worker has an image by reference: the images that it has already, or by CRI without any layer."""
+    name, containerd = world.registry.name("layers-converted:1"), worker.containerd
+    worker.driver.image("convert", "--containerd", containerd.socket, "--namespace", containerd.namespace, image, name)
+    containerd.ctr("images", "push", "--plain-http", name)
+    before = set(image_mounts(other.driver).values())
+    position = world.registry.position()
+    other.containerd.must_pull_through_cri(name)
+    manifest_of = world.registry.manifest(name.split("/", 1)[1])
+    require_equal("blobs of references that it fetched", world.registry.blobs_fetched(position),
+                  {manifest_of["config"]["digest"]})
+    require_equal("by reference", other.containerd.run(name, "z", "sh", "-c", "cat /three; ls /one"), "three\nfile\n")
+    require_equal("file systems", set(image_mounts(other.driver).values()) | before, {"erofs"})
 
 
 def run_and_change(worker, image):
