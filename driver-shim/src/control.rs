@@ -9,7 +9,7 @@
 //! | `POST /references` | the snapshot that a reference of an image names, if it is trusted |
 //! | `GET /volumes?engine=` | all volumes of an engine |
 //! | `GET /volumes/{engine}/{name}` | one and what it was made above, with their snapshots |
-//! | `GET /layers/{namespace}/{chain id}?layers=&below=` | the snapshot of a layer of containerd, of this kind and above this chain |
+//! | `GET /layers/{namespace}/{chain id}?layers=&below=` | the snapshot of a layer of containerd, of this kind and above this chain; made now if it has none yet |
 //! | `POST /capture` | a snapshot of a container's disk, or of what it wrote above images; of containerd's, without what Docker put into an init layer |
 //! | `POST /publish`, `/unpublish`, `/unpublish-image`, `GET /published` | snapshots kept for images elsewhere |
 //! | `POST /view` | a mount of a snapshot, or of images as one tree, for as long as the connection lasts |
@@ -43,7 +43,7 @@ use crate::daemon::Stop;
 use crate::settings::Config;
 use crate::trust::unpacking;
 use crate::worker::{
-    BelowContainer, Engine, Extra, Key, Kind, LayerKind, Reconciled, SnapshotRef, View,
+    BelowContainer, Content, Engine, Extra, Key, Kind, LayerKind, Reconciled, SnapshotRef, View,
     ViewOfImages, Volume, Worker, WorkerError,
 };
 
@@ -289,10 +289,19 @@ async fn layer(
     candidates.sort_by_key(|volume| !is_own(volume));
     let is_asked = |kind| query.layers.is_none_or(|asked| asked == kind);
     for volume in candidates {
-        if let Some(snapshot) = worker.layer_of(&volume.key)?
-            && is_asked(LayerKind::of(snapshot.size_bytes))
-        {
-            return Ok(Json(Some(snapshot)));
+        if matches!(volume.content, Content::Lower { .. }) && !is_asked(LayerKind::Images) {
+            continue;
+        }
+        match worker.layer_as_snapshot(&volume.key).await {
+            Ok(Some(snapshot)) if is_asked(LayerKind::of(snapshot.size_bytes)) => {
+                return Ok(Json(Some(snapshot)));
+            }
+            Ok(_) => {}
+            // Another one may do.
+            Err(error @ (WorkerError::NotFound { .. } | WorkerError::Image { .. })) => {
+                tracing::warn!(key = %volume.key, %error, "a layer is not taken for an image");
+            }
+            Err(error) => return Err(error.into()),
         }
     }
     // What is no chain id, the appliance does not have.

@@ -79,11 +79,13 @@ impl Metrics {
             gauge(
                 &mut registry,
                 &format!("{engine}_volumes"),
-                "LayerKind and containers",
+                "Layers and containers",
                 volumes.len(),
             );
             gauge(&mut registry, &format!("{engine}_volumes_in_use"), "Those in use", in_use);
         }
+        let without_image = worker.without_image().len();
+        gauge(&mut registry, "layers_without_image", "Committed ones", without_image);
         let waiting = worker.waiting_to_be_deleted();
         gauge(&mut registry, "obsolete_files", "Files on the appliance to be deleted", waiting);
         for (name, value) in export.and_then(Value::as_object).into_iter().flatten() {

@@ -32,6 +32,8 @@ mod images;
 mod kinds;
 #[path = "containerd_remote/links.rs"]
 mod links;
+#[path = "containerd_remote/lowers.rs"]
+mod lowers;
 #[path = "containerd_remote/own_disks.rs"]
 mod own_disks;
 #[path = "containerd_remote/registries.rs"]

@@ -45,7 +45,7 @@ use crate::engine::containerd::Containerd;
 use crate::image::digest::{Digest, HashingReader, chain_id};
 use crate::image::form::{self, Form};
 use crate::trust::unpacking;
-use crate::worker::{Engine, Key, Kind, LayerKind, NewImage, Volume, Worker, WorkerError};
+use crate::worker::{Content, Engine, Key, Kind, LayerKind, NewImage, Volume, Worker, WorkerError};
 
 /// Bytes of a tar that are looked at to tell whether it is a reference: one has a few KiB, and is padded by some programs.
 const REFERENCE_TAR_BYTES_MAX: u64 = 128 << 10;
@@ -142,6 +142,10 @@ impl Differ {
                 false => other(format!("{} is no disk of this driver", path.display())),
             });
         };
+        // Nor into what is committed.
+        if matches!(volume.content, Content::Lower { .. }) {
+            return Err(CallError::NoDisk { path: path.to_owned() });
+        }
         let active = extra(&volume)?;
         let wanted = unpacking::unpacked_into(&volume.key.name);
         let Some(chain) = wanted.filter(|_| active.kind == Kind::Active) else {

@@ -267,7 +267,9 @@ impl GraphDriver {
         match &volume.content {
             Content::Inherited => {}
             Content::Disk { name, .. } => pairs.push(("Disk", name.to_string())),
-            Content::Upper { disk, .. } => pairs.push(("Disk", disk.to_string())),
+            Content::Upper { disk, .. } | Content::Lower { disk, .. } => {
+                pairs.push(("Disk", disk.to_string()))
+            }
             Content::Snapshot { snapshot, .. } => pairs.push(("Snapshot", snapshot.id.to_string())),
             // Of containerd's layers alone.
             Content::ImageFile { name, .. } => pairs.push(("Image", name.to_string())),

@@ -15,7 +15,7 @@ use crate::containerd::Namespaces;
 use crate::credential;
 use crate::registry::Registries;
 use crate::trust::{PrivateRegistry, PrivateRegistryParseError, Trust, TrustedMakers};
-use crate::worker::{LayerKind, Push, WorkerOptions};
+use crate::worker::{IMAGED_AFTER, LayerKind, Push, WorkerOptions};
 
 use super::certificate;
 use super::{AttachChoice, LogFilter, LogFormat, Settings, SettingsError, Size, read_bounded};
@@ -277,6 +277,7 @@ impl Config {
             state_directory: self.state_dir.clone(),
             disk_size_bytes: self.disk_size.bytes(),
             layers: self.layers,
+            imaged_after: IMAGED_AFTER,
             trust: self.trust.clone(),
             registries: self.registries.clone(),
         })

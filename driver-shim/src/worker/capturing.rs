@@ -17,7 +17,6 @@ use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
 use super::appliance::Making;
-use super::imaging::write_upper;
 use super::layers::IMAGES_MAX;
 use super::merging::Merged;
 use super::mounting::{IDLE, View};
@@ -71,7 +70,7 @@ impl Worker {
     /// # Errors
     /// `NotFound`.
     pub fn shows_images(&self, key: &Key) -> Result<bool, WorkerError> {
-        Ok(self.is_above_images(key)? || !self.images_of(&self.existing(key)?)?.is_empty())
+        Ok(self.is_above_images(key)? || !self.lowers_of(&self.existing(key)?)?.is_empty())
     }
 
     /// The same of a volume that is written above images: the image of what it has written so far, as the layer above
@@ -96,8 +95,6 @@ impl Worker {
         key: &Key,
         parent: Option<&Key>,
     ) -> Result<SnapshotRef, WorkerError> {
-        // `None`: the driver ends.
-        let _turn = self.inner.packing.acquire().await.ok();
         // Held for the moment alone: what is packed afterwards nothing changes.
         let lock = self.inner.volume_locks.lock(key).await;
         let volume = self.existing(key)?;
@@ -105,7 +102,7 @@ impl Worker {
             return Err(WorkerError::NothingWritten { key: key.clone() });
         };
         let above = match parent {
-            Some(parent) => self.images_of(&self.existing(parent)?)?,
+            Some(parent) => self.lowers_of(&self.existing(parent)?)?,
             None => Vec::new(),
         };
         if above.len() >= IMAGES_MAX {
@@ -113,21 +110,18 @@ impl Worker {
         }
         let below = parent.and_then(|parent| self.chain_of(parent));
         // What a container deleted is looked up where it saw it.
-        let seen = self.merged(&self.images_of(&volume)?).await?;
+        let seen = self.merged(&self.lowers_below(&volume)?).await?;
         // One that no engine has mounted yet, as after a reboot, has no directories.
         self.ready_upper(disk, name, seen.as_ref().map(Merged::path)).await?;
         let made = self.new_image_above(&above).await?;
         let moment = self.moment_of(key, disk).await?;
         drop(lock);
+        // After the lock: who has that waits for a turn, too. `None`: the driver ends.
+        let _turn = self.inner.packing.acquire().await.ok();
         let upper = upper_of(&moment.view.path().join(name.to_string()));
-        let writing = tokio::task::spawn_blocking(move || {
-            let imaged = write_upper(&upper, seen.as_ref().map(Merged::path), &made);
-            (made, imaged)
-        });
-        let written = writing.await.map_err(super::interrupted);
+        let packed = self.pack(key, upper, seen, made).await;
         self.let_go_of(moment).await;
-        let (made, imaged) = written?;
-        let imaged = imaged.map_err(|source| WorkerError::Image { key: key.clone(), source })?;
+        let (made, imaged) = packed?;
         let labels = self.labels_of_image(imaged.inodes, below.as_deref());
         let taken = self.take_image_as(made.name(), None, labels, false).await;
         let snapshot = taken.map_err(|error| self.refused(error))?;

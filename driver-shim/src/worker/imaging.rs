@@ -16,10 +16,11 @@ use slackwater_archive::{ArchiveError, Imaged, PATHS_BYTES_MAX, image, layer_ima
 use uuid::Uuid;
 
 use super::appliance::Making;
+use super::lowers::LowerLayer;
 use super::merging::Merged;
 use super::state::FileKind;
 use super::uppers::upper_of;
-use super::volume::{Content, Key, LayerKind, SnapshotRef, Volume};
+use super::volume::{Content, Key, LayerKind, Volume};
 use super::{Worker, WorkerError};
 
 /// Size of the file of an image, whatever it holds: the appliance knows chains by the size of their files, and no
@@ -98,7 +99,7 @@ impl Worker {
     pub async fn layers_above(&self, parent: Option<&Key>) -> Result<LayerKind, WorkerError> {
         match parent {
             None => self.layers().await,
-            Some(parent) => match self.images_of(&self.existing(parent)?)?.is_empty() {
+            Some(parent) => match self.lowers_of(&self.existing(parent)?)?.is_empty() {
                 true => Ok(LayerKind::Disks),
                 false => Ok(LayerKind::Images),
             },
@@ -111,18 +112,15 @@ impl Worker {
     /// `NotFound`, `Appliance`, `Attach`, `State`, `Local`.
     pub async fn new_image(&self, key: &Key) -> Result<NewImage, WorkerError> {
         let volume = self.existing(key)?;
-        let images = match &volume.parent {
-            None => Vec::new(),
-            Some(parent) => self.images_of(&self.existing(parent)?)?,
-        };
-        self.run(async move |worker: Self| worker.new_image_above(&images).await).await
+        let lowers = self.lowers_below(&volume)?;
+        self.run(async move |worker: Self| worker.new_image_above(&lowers).await).await
     }
 
     pub(super) async fn new_image_above(
         &self,
-        images: &[SnapshotRef],
+        lowers: &[LowerLayer],
     ) -> Result<NewImage, WorkerError> {
-        let below = self.merged(images).await?;
+        let below = self.merged(lowers).await?;
         let making = self.making(FileKind::Hold)?;
         let path = self.path_of(making.file);
         self.client().create_file(&path, IMAGE_SIZE_BYTES).await?;
@@ -166,14 +164,28 @@ impl Worker {
         self.await_users(key).await?;
         // `None`: the driver ends.
         let _turn = self.inner.packing.acquire().await.ok();
-        let made = self.new_image_above(&self.images_of(volume)?).await?;
+        let made = self.new_image_above(&self.lowers_below(volume)?).await?;
         // One that no engine has mounted yet has no directories.
         let below = made.below.as_ref().map(Merged::path);
         let upper = upper_of(&self.ready_upper(disk, name, below).await?);
-        // Last: what it brings to the appliance is what is read.
-        self.sync_upper(key, disk).await?;
+        // Last: what it brings to the appliance is what is read. What is committed is there already.
+        if matches!(volume.content, Content::Upper { .. }) {
+            self.sync_upper(key, disk).await?;
+        }
+        self.pack(key, upper, None, made).await
+    }
+
+    /// Writes the image of what an upper directory holds, which was written above the tree `seen` if that is other than what
+    /// is below the image.
+    pub(super) async fn pack(
+        &self,
+        key: &Key,
+        upper: PathBuf,
+        seen: Option<Merged>,
+        made: NewImage,
+    ) -> Result<(NewImage, Imaged), WorkerError> {
         let written = tokio::task::spawn_blocking(move || {
-            let below = made.below.as_ref().map(Merged::path);
+            let below = seen.as_ref().or(made.below.as_ref()).map(Merged::path);
             let imaged = write_upper(&upper, below, &made);
             (made, imaged)
         });
@@ -185,7 +197,7 @@ impl Worker {
 
 /// Writes the image of what an upper directory holds that was written above the tree `seen`, which is the one below the
 /// image or has more.
-pub(super) fn write_upper(
+fn write_upper(
     upper: &Path,
     seen: Option<PathBuf>,
     made: &NewImage,

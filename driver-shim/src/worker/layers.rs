@@ -8,12 +8,12 @@
 //! ```
 //! A container or a layer that is being written has a directory, with the upper one of the overlay, on a disk that
 //! all of them share (uppers.rs). When it is sealed, the layer of what is there becomes an image, whose cost is
-//! in proportion to what was written.
+//! in proportion to what was written: at once, or some time after its commit (lowers.rs).
 //!
 //! Invariants:
-//! - Below an image are images alone, or nothing: it has marks for what it removes of these.
+//! - Below an image are images alone, or layers that will be images, or nothing: it has marks for what it removes of these.
 //! - An image is mounted while a volume that is mounted reads it, or the driver itself does.
-//! - What is mounted is a snapshot, which nothing can write.
+//! - An image is mounted from a snapshot, which nothing can write.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -29,8 +29,9 @@ use slackwater_attach::Source;
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
-use super::mounting::{IDLE, Resolved};
-use super::uppers::{upper_of, work_of};
+use super::lowers::directories_in;
+use super::mounting::IDLE;
+use super::uppers::{HeldUpper, upper_of, work_of};
 use super::volume::{Access, Content, Key, LayerKind, MountedAs, SnapshotRef, Volume};
 use super::{Inner, Worker, WorkerError};
 
@@ -134,6 +135,8 @@ pub(super) struct Images {
     pub(super) worker: Worker,
     pub(super) ids: Vec<SnapshotId>,
     pub(super) paths: Vec<PathBuf>,
+    /// Layers that are directories stay, too.
+    pub(super) _directories: Vec<HeldUpper>,
 }
 
 impl Drop for Images {
@@ -153,27 +156,6 @@ impl Drop for Images {
 }
 
 impl Worker {
-    /// The images that a volume reads, or would read if it had nothing of its own, the highest one first; none if
-    /// it is not made of images.
-    ///
-    /// # Errors
-    /// `NotFound`, `OfImages`.
-    pub(super) fn images_of(&self, volume: &Volume) -> Result<Vec<SnapshotRef>, WorkerError> {
-        let from = match (&volume.content, &volume.parent) {
-            (Content::Disk { .. } | Content::Upper { .. } | Content::ImageFile { .. }, parent) => {
-                match parent {
-                    None => return Ok(Vec::new()),
-                    Some(parent) => parent,
-                }
-            }
-            _ => &volume.key,
-        };
-        match self.resolve(from)? {
-            Resolved::Images(images) => Ok(images),
-            Resolved::Empty | Resolved::Snapshot(_) | Resolved::Disk(_) => Ok(Vec::new()),
-        }
-    }
-
     /// Whether a volume has, or had, no more than its own layer.
     pub(super) fn is_above_images(&self, key: &Key) -> Result<bool, WorkerError> {
         let volume = self.existing(key)?;
@@ -187,42 +169,49 @@ impl Worker {
     /// As [`Self::acquire`]; `TooManyImages`.
     pub async fn ensure_rootfs(&self, key: &Key, access: Access) -> Result<Rootfs, WorkerError> {
         let volume = self.existing(key)?;
-        let images = self.images_of(&volume)?;
-        if images.is_empty() && (volume.layers == LayerKind::Disks || access == Access::ReadOnly) {
+        let lowers = self.lowers_of(&volume)?;
+        if lowers.is_empty() && (volume.layers == LayerKind::Disks || access == Access::ReadOnly) {
             return Ok(Rootfs::Directory(self.ensure_mounted(key, access).await?));
         }
-        if images.len() > IMAGES_MAX {
-            return Err(WorkerError::TooManyImages { key: key.clone(), got: images.len() });
+        if lowers.len() > IMAGES_MAX {
+            return Err(WorkerError::TooManyImages { key: key.clone(), got: lowers.len() });
         }
         let key = key.clone();
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
-            worker.rootfs_locked(&key, access, &images).await
+            worker.rootfs_locked(&key, access).await
         })
         .await
     }
 
-    async fn rootfs_locked(
-        &self,
-        key: &Key,
-        access: Access,
-        images: &[SnapshotRef],
-    ) -> Result<Rootfs, WorkerError> {
+    async fn rootfs_locked(&self, key: &Key, access: Access) -> Result<Rootfs, WorkerError> {
         let volume = self.existing(key)?;
         let upper = match (access, &volume.content) {
             (Access::ReadWrite, Content::Upper { disk, name }) => Some((*disk, *name)),
-            (Access::ReadOnly, Content::Inherited | Content::Image { .. }) => None,
+            (
+                Access::ReadOnly,
+                Content::Inherited | Content::Image { .. } | Content::Lower { .. },
+            ) => None,
             _ => return Err(WorkerError::ReadOnly { key: key.clone() }),
         };
-        // Counted first, so that nothing unmounts what is just being mounted (D5).
-        if volume.mounted != Some(MountedAs::Images) || !volume.is_kept_mounted {
-            self.change(key, move |volume| {
-                volume.mounted = Some(MountedAs::Images);
-                volume.is_kept_mounted = true;
-            })
-            .await?;
-        }
-        let lowers = self.mount_images(images).await?;
+        let lowers = {
+            // What is given here is not replaced before that is in the state.
+            let _giving = self.inner.giving.read().await;
+            let lowers = self.lowers_of(&volume)?;
+            // Counted first, so that nothing unmounts what is just being mounted (D5).
+            if volume.mounted != Some(MountedAs::Images) || !volume.is_kept_mounted {
+                let given = directories_in(&lowers);
+                self.change(key, move |volume| {
+                    volume.mounted = Some(MountedAs::Images);
+                    volume.is_kept_mounted = true;
+                    let new = given.into_iter().filter(|one| !volume.given.contains(one));
+                    volume.given.extend(new.collect::<Vec<_>>());
+                })
+                .await?;
+            }
+            lowers
+        };
+        let lowers = self.mount_lowers(&lowers).await?;
         let directory = match upper {
             Some((disk, name)) => {
                 Some(self.ready_upper(disk, name, lowers.first().cloned()).await?)
@@ -283,7 +272,8 @@ impl Worker {
     /// Mounts an image that is likely to be read soon, in the background; it stays for some time.
     pub(super) fn mount_ahead(&self, id: SnapshotId) {
         *self.inner.views.lock().entry(id).or_default() += 1;
-        let held = Images { worker: self.clone(), ids: vec![id], paths: Vec::new() };
+        let (ids, paths, _directories) = (vec![id], Vec::new(), Vec::new());
+        let held = Images { worker: self.clone(), ids, paths, _directories };
         tokio::spawn(async move {
             // The call that needs it mounts it, and says what is wrong.
             if let Err(error) = held.worker.mount_image(id).await {

@@ -18,6 +18,7 @@ use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
 use super::layers::{Images, OVERLAY_OPTIONS, Rootfs, on_disk};
+use super::lowers::{LowerLayer, directories_in, images_in};
 use super::uppers::{upper_of, work_of};
 use super::volume::SnapshotRef;
 use super::{Worker, WorkerError};
@@ -69,18 +70,19 @@ pub(super) fn path_of(directory: &File) -> PathBuf {
 }
 
 impl Worker {
-    /// Images as one tree, which the driver reads; `None` of no image.
+    /// Layers as one tree, which the driver reads; `None` of no layer. A volume that there is has to have been given those
+    /// that are directories.
     ///
     /// # Errors
     /// `Appliance`, `Attach`, `Local`.
     pub(super) async fn merged(
         &self,
-        images: &[SnapshotRef],
+        lowers: &[LowerLayer],
     ) -> Result<Option<Merged>, WorkerError> {
-        if images.is_empty() {
+        if lowers.is_empty() {
             return Ok(None);
         }
-        let held = self.held(images).await?;
+        let held = self.held(lowers).await?;
         let paths = held.paths.clone();
         let directory = on_disk(self.merging_point(), move |point| match &paths[..] {
             [only] => File::open(only),
@@ -97,7 +99,7 @@ impl Worker {
         &self,
         images: &[SnapshotRef],
     ) -> Result<ViewOfImages, WorkerError> {
-        let images = images.to_vec();
+        let images: Vec<_> = images.iter().copied().map(LowerLayer::Image).collect();
         self.run(async move |worker: Self| {
             let held = worker.held(&images).await?;
             if let [only] = &held.paths[..] {
@@ -110,14 +112,15 @@ impl Worker {
         .await
     }
 
-    /// Images that stay mounted for as long as the answer lives.
-    async fn held(&self, images: &[SnapshotRef]) -> Result<Images, WorkerError> {
-        let ids: Vec<SnapshotId> = images.iter().map(|image| image.id).collect();
+    /// Layers whose images stay mounted for as long as the answer lives.
+    async fn held(&self, lowers: &[LowerLayer]) -> Result<Images, WorkerError> {
+        let ids: Vec<SnapshotId> = images_in(lowers).into_iter().map(|image| image.id).collect();
+        let _directories = self.hold_directories(&directories_in(lowers))?;
         for id in &ids {
             *self.inner.views.lock().entry(*id).or_default() += 1;
         }
-        let mut held = Images { worker: self.clone(), ids, paths: Vec::new() };
-        held.paths = self.mount_images(images).await?;
+        let mut held = Images { worker: self.clone(), ids, paths: Vec::new(), _directories };
+        held.paths = self.mount_lowers(lowers).await?;
         Ok(held)
     }
 

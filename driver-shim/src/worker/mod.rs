@@ -47,6 +47,7 @@ mod init_layer;
 mod keyed;
 mod layers;
 mod lease;
+mod lowers;
 mod merging;
 mod mounting;
 mod publications;
@@ -84,6 +85,7 @@ pub use self::imaging::{IMAGE_SIZE_BYTES, NewImage};
 pub(crate) use self::keyed::KeyedLocks;
 pub use self::layers::Rootfs;
 pub use self::lease::{LEASE_INTERVAL, Lease};
+pub use self::lowers::IMAGED_AFTER;
 pub use self::merging::{Merged, ViewOfImages};
 pub use self::mounting::{Pin, View};
 pub(crate) use self::publications::publisher;
@@ -92,8 +94,8 @@ pub use self::reap::Reconciled;
 pub use self::trees::{Added, Tree, Written};
 pub use self::uppers::upper_of;
 pub use self::volume::{
-    Access, Archive, ContainerdExtra, Content, DockerExtra, Engine, Extra, Key, Kind, LayerKind,
-    MountedAs, OwnDisk, Push, SnapshotRef, Usage, Volume,
+    Access, Archive, ContainerdExtra, Content, Directory, DockerExtra, Engine, Extra, Key, Kind,
+    LayerKind, MountedAs, OwnDisk, Push, SnapshotRef, Usage, Volume,
 };
 pub use self::without_init::BelowContainer;
 
@@ -130,6 +132,8 @@ pub struct WorkerOptions {
     pub layers: LayerKind,
     /// Which references, and whose chains, it takes.
     pub trust: Trust,
+    /// Time from the commit of a layer to its image, where layers are images and nothing needs it before.
+    pub imaged_after: Duration,
     /// How registries are asked whether this worker may read a blob.
     pub registries: Registries,
 }
@@ -175,6 +179,13 @@ struct Inner {
     upper_disk: tokio::sync::RwLock<()>,
     /// Since when the current one has none.
     upper_disk_idle: Mutex<Option<std::time::Instant>>,
+    /// Read while a volume is given directories as lower ones, written while one is replaced by an image.
+    giving: tokio::sync::RwLock<()>,
+    /// Wakes what makes the images of committed layers.
+    imaging: Arc<Notify>,
+    /// Held while the image of a committed layer is made.
+    imaging_locks: KeyedLocks<Key>,
+    imaging_failures: Mutex<HashMap<Key, lowers::Failed>>,
     /// Held while upper directories are removed.
     upper_removals: tokio::sync::Mutex<()>,
     /// Held while a disk of upper directories is synced.
@@ -216,6 +227,10 @@ impl Inner {
             undeleted: reap::Undeleted::default(),
             upper_disk: tokio::sync::RwLock::default(),
             upper_disk_idle: Mutex::default(),
+            giving: tokio::sync::RwLock::default(),
+            imaging: Arc::new(Notify::new()),
+            imaging_locks: KeyedLocks::default(),
+            imaging_failures: Mutex::default(),
             upper_removals: tokio::sync::Mutex::default(),
             upper_syncs: KeyedLocks::default(),
             upper_walks: Arc::default(),
@@ -257,6 +272,7 @@ impl Worker {
         // A dead process may have been in the middle of one.
         worker.forget_commits().await;
         worker.start_reaping();
+        worker.start_imaging();
         worker.start_lease();
         worker.start_reconciling();
         Ok(worker)
@@ -330,6 +346,7 @@ impl Worker {
             recent_calls: Vec::new(),
             mounted: None,
             is_kept_mounted: false,
+            given: Vec::new(),
             is_damaged: false,
             usage: None,
             created_at: now(),

@@ -12,8 +12,9 @@ use slackwater_attach::{AttachError, Source};
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
+use super::lowers::LowerLayer;
 use super::state::FileKind;
-use super::volume::{Access, Content, Key, MountedAs, SnapshotRef, Volume};
+use super::volume::{Access, Content, Directory, Key, MountedAs, SnapshotRef, Volume};
 use super::{Worker, WorkerError};
 
 /// How long a mount without users stays: longer than an engine takes between two uses, short
@@ -86,8 +87,8 @@ pub(super) enum Resolved {
     Snapshot(SnapshotRef),
     /// The disk of this volume, which is the asked one or one above which it was made.
     Disk(Key),
-    /// These images, the highest one first.
-    Images(Vec<SnapshotRef>),
+    /// These layers, the highest one first.
+    Images(Vec<LowerLayer>),
 }
 
 impl Worker {
@@ -262,7 +263,7 @@ impl Worker {
             ) => {
                 return Err(WorkerError::ReadOnly { key: key.clone() });
             }
-            (_, Content::Upper { .. }) => {
+            (_, Content::Upper { .. } | Content::Lower { .. }) => {
                 return Err(WorkerError::OfImages { key: key.clone() });
             }
             (Access::ReadWrite, Content::Inherited) => self.make_disk(&volume).await?,
@@ -325,27 +326,26 @@ impl Worker {
     /// What a volume reads as, by its own content or by that of what it was made above.
     pub(super) fn resolve(&self, key: &Key) -> Result<Resolved, WorkerError> {
         let mut key = key.clone();
-        let mut images = Vec::new();
+        let mut layers = Vec::new();
         loop {
             let volume = self.existing(&key)?;
-            match (volume.content, volume.parent) {
-                (Content::Image { snapshot, .. }, Some(parent)) => {
-                    images.push(snapshot);
-                    key = parent;
+            match volume.content {
+                Content::Inherited => {}
+                Content::Image { snapshot, .. } => layers.push(LowerLayer::Image(snapshot)),
+                Content::Lower { disk, name } => {
+                    layers.push(LowerLayer::Directory(Directory { disk, name }));
                 }
-                (Content::Image { snapshot, .. }, None) => {
-                    images.push(snapshot);
-                    return Ok(Resolved::Images(images));
-                }
-                (Content::Inherited, Some(parent)) => key = parent,
-                (Content::Inherited, None) if images.is_empty() => return Ok(Resolved::Empty),
-                (Content::Inherited, None) => return Ok(Resolved::Images(images)),
                 // Below an image are images alone.
-                _ if !images.is_empty() => return Err(WorkerError::OfImages { key }),
-                (Content::Snapshot { snapshot, .. }, _) => return Ok(Resolved::Snapshot(snapshot)),
-                (Content::Disk { .. } | Content::Upper { .. } | Content::ImageFile { .. }, _) => {
+                _ if !layers.is_empty() => return Err(WorkerError::OfImages { key }),
+                Content::Snapshot { snapshot, .. } => return Ok(Resolved::Snapshot(snapshot)),
+                Content::Disk { .. } | Content::Upper { .. } | Content::ImageFile { .. } => {
                     return Ok(Resolved::Disk(key));
                 }
+            }
+            match volume.parent {
+                Some(parent) => key = parent,
+                None if layers.is_empty() => return Ok(Resolved::Empty),
+                None => return Ok(Resolved::Images(layers)),
             }
         }
     }

@@ -14,6 +14,7 @@ use slackwater_client::types::{Labels, SnapshotId};
 use uuid::Uuid;
 
 use super::appliance::WORKER_LABEL;
+use super::lowers::images_in;
 use super::mounting::IDLE;
 use super::state::{Change, FileKind, OwnFile};
 use super::uppers::Removed;
@@ -94,12 +95,13 @@ impl Worker {
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             let volume = worker.existing(&key)?;
-            let images = volume.mounted.and_then(|_| worker.images_of(&volume).ok());
+            let lowers = volume.mounted.and_then(|_| worker.lowers_of(&volume).ok());
             worker.apply(vec![Change::Delete(key)]).await?;
             if let Some(MountedAs::View(snapshot)) = volume.mounted {
                 worker.unmount_view_later(snapshot);
             }
-            let ids = images.into_iter().flatten().map(|image| image.id);
+            let images = lowers.map(|lowers| images_in(&lowers)).unwrap_or_default();
+            let ids = images.into_iter().map(|image| image.id);
             worker.unmount_images_later(ids.collect());
             Ok(())
         })
@@ -463,6 +465,7 @@ pub(super) mod tests {
             state_directory: "/nonexistent".into(),
             disk_size_bytes: 1 << 20,
             layers: crate::worker::LayerKind::default(),
+            imaged_after: crate::worker::IMAGED_AFTER,
             trust: crate::trust::Trust::default(),
             registries: crate::registry::Registries::default(),
         };

@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::appliance::Making;
 use super::chains::is_for_some;
-use super::volume::{Content, LayerKind, SnapshotRef, Usage};
+use super::volume::{Content, Directory, LayerKind, SnapshotRef, Usage};
 
 /// The clone that keeps a snapshot.
 #[derive(Debug)]
@@ -56,6 +56,30 @@ impl Sealed {
         match self.layers {
             LayerKind::Disks => Content::Snapshot { snapshot, hold },
             LayerKind::Images => Content::Image { snapshot, hold },
+        }
+    }
+}
+
+/// What a volume is recorded as that gets another name.
+#[derive(Debug)]
+pub(super) enum Became {
+    /// What it was.
+    Same,
+    /// A snapshot.
+    Snapshot(Sealed),
+    /// A lower directory.
+    Lower(Directory),
+}
+
+impl Became {
+    /// Its new content, if it has another one, and what that holds, if that is known.
+    pub(super) fn content(&self) -> Option<(Content, Option<Usage>)> {
+        match self {
+            Self::Same => None,
+            Self::Snapshot(sealed) => Some((sealed.content(), Some(sealed.usage))),
+            Self::Lower(Directory { disk, name }) => {
+                Some((Content::Lower { disk: *disk, name: *name }, None))
+            }
         }
     }
 }

@@ -12,8 +12,9 @@ use uuid::Uuid;
 use super::chains::Registration;
 use super::imaging::IMAGE_SIZE_BYTES;
 use super::layers::IMAGES_MAX;
+use super::lowers::{LowerLayer, images_in};
 use super::mounting::Resolved;
-use super::sealed::{Hold, Outcome, Sealed};
+use super::sealed::{Became, Hold, Outcome, Sealed};
 use super::state::FileKind;
 use super::taking::Sealing;
 use super::usage::{inodes_told, usage_of_image, used_inodes};
@@ -68,7 +69,8 @@ impl Worker {
     }
 
     /// Seals a volume as [`Self::seal`] does, if it is not yet, and gives it another name and other data of its engine,
-    /// in one step. `extra` makes these from whether the snapshot is not for all.
+    /// in one step. `extra` makes these from whether the snapshot is not for all. What was written above images, and is no
+    /// registered chain, has its snapshot later ([`Self::make_image`]).
     ///
     /// # Errors
     /// As [`Self::seal`]; `Exists` if the new name is taken.
@@ -83,18 +85,24 @@ impl Worker {
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             worker.require_free(&key, &to)?;
-            let (sealed, is_restricted) = match worker.sealed(&key, chain).await? {
+            if let Some(directory) = worker.committed_directory(&key, chain.as_ref()).await? {
+                let became = Became::Lower(directory);
+                let committed = worker.record_as(&key, to, extra(false), became).await?;
+                worker.inner.imaging.notify_one();
+                return Ok(committed);
+            }
+            let (became, is_restricted) = match worker.sealed(&key, chain).await? {
                 Outcome::Becomes(sealed) => {
                     let is_restricted = sealed.is_restricted;
-                    (Some(sealed), is_restricted)
+                    (Became::Snapshot(sealed), is_restricted)
                 }
                 // It was bound, to what may be of another worker.
                 Outcome::Is(snapshot) if worker.existing(&key)?.layer().is_some() => {
-                    (None, worker.is_restricted(snapshot.id).await?)
+                    (Became::Same, worker.is_restricted(snapshot.id).await?)
                 }
-                Outcome::Is(_) => (None, false),
+                Outcome::Is(_) => (Became::Same, false),
             };
-            let committed = worker.record_as(&key, to, extra(is_restricted), sealed).await?;
+            let committed = worker.record_as(&key, to, extra(is_restricted), became).await?;
             // Mostly the next layer, or a container, is above it at once.
             if let Some((image, LayerKind::Images)) = committed.layer() {
                 worker.mount_ahead(image.id);
@@ -121,7 +129,7 @@ impl Worker {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             worker.require_free(&key, &to)?;
             let bound = worker.bound(&key, snapshot, layers).await?;
-            worker.record_as(&key, to, extra, Some(bound)).await
+            worker.record_as(&key, to, extra, Became::Snapshot(bound)).await
         })
         .await
     }
@@ -210,12 +218,12 @@ impl Worker {
         let key = &volume.key;
         match volume.parent.as_ref().map(|parent| self.resolve(parent)).transpose()? {
             None | Some(Resolved::Empty) => {}
-            Some(Resolved::Images(images)) => {
-                if images.iter().any(|image| image.id == id) {
+            Some(Resolved::Images(lowers)) => {
+                if images_in(&lowers).iter().any(|image| image.id == id) {
                     return Err(WorkerError::ImageTwice { id, key: key.clone() });
                 }
-                if images.len() >= IMAGES_MAX {
-                    let got = images.len() + 1;
+                if lowers.len() >= IMAGES_MAX {
+                    let got = lowers.len() + 1;
                     return Err(WorkerError::TooManyImages { key: key.clone(), got });
                 }
             }
@@ -250,7 +258,10 @@ impl Worker {
     pub fn layer_of(&self, key: &Key) -> Result<Option<SnapshotRef>, WorkerError> {
         match self.resolve(key)? {
             Resolved::Snapshot(snapshot) => Ok(Some(snapshot)),
-            Resolved::Images(images) => Ok(images.first().copied()),
+            Resolved::Images(lowers) => match lowers.first() {
+                Some(LowerLayer::Image(image)) => Ok(Some(*image)),
+                Some(LowerLayer::Directory(_)) | None => Ok(None),
+            },
             Resolved::Empty | Resolved::Disk(_) => Ok(None),
         }
     }
@@ -277,7 +288,7 @@ impl Worker {
             Content::ImageFile { name, inodes } => {
                 self.sealed_image(key, (name, inodes), chain).await
             }
-            Content::Upper { disk, name } => {
+            Content::Upper { disk, name } | Content::Lower { disk, name } => {
                 let (made, imaged) = self.image_of_upper(&volume, (disk, name)).await?;
                 // It is listed until the volume names it.
                 let sealed = self.sealed_image(key, (made.name(), imaged.inodes), chain).await?;
@@ -291,10 +302,12 @@ impl Worker {
             }
             Content::Inherited if chain.is_none() => {
                 // It shows the images below it, and needs none of its own.
-                if let Resolved::Images(images) = self.resolve(key)?
-                    && let Some(highest) = images.first()
-                {
-                    return Ok(Outcome::Is(*highest));
+                match self.lowers_of(&volume)?.first() {
+                    Some(LowerLayer::Image(highest)) => return Ok(Outcome::Is(*highest)),
+                    Some(LowerLayer::Directory(_)) => {
+                        return Err(WorkerError::OfImages { key: key.clone() });
+                    }
+                    None => {}
                 }
                 let snapshot = self.settled(key).await?;
                 let hold = Hold::Clone(self.clone_as(FileKind::Hold, snapshot.id).await?);
@@ -328,7 +341,7 @@ impl Worker {
     }
 
     /// Makes the snapshot of an image that is written, with so many inodes.
-    async fn sealed_image(
+    pub(super) async fn sealed_image(
         &self,
         key: &Key,
         (name, inodes): (Uuid, u64),
@@ -342,31 +355,37 @@ impl Worker {
     }
 
     /// Records that a volume is a snapshot now; its disk, if it had one, is dropped.
-    async fn record(&self, key: &Key, sealed: Sealed) -> Result<SnapshotRef, WorkerError> {
+    pub(super) async fn record(
+        &self,
+        key: &Key,
+        sealed: Sealed,
+    ) -> Result<SnapshotRef, WorkerError> {
         let snapshot = sealed.snapshot;
+        // What was given the directory of a layer is in the state, or sees the image.
+        let _given = self.inner.giving.write().await;
         self.become_content(key, sealed.content(), Some(sealed.usage)).await?;
         self.inner.captured.lock().remove(&snapshot.id);
         Ok(snapshot)
     }
 
-    /// Records that a volume has another name and other data of its engine; and that it is a snapshot now, if it is.
+    /// Records that a volume has another name and other data of its engine; and what it is now.
     async fn record_as(
         &self,
         key: &Key,
         to: Key,
         extra: Extra,
-        sealed: Option<Sealed>,
+        became: Became,
     ) -> Result<Volume, WorkerError> {
-        let became = sealed.as_ref().map(|sealed| (sealed.content(), sealed.usage));
-        let change = move |volume: &mut Volume| {
-            if let Some((content, usage)) = became {
-                volume.become_content(content, Some(usage));
-            }
-            (volume.key, volume.extra, volume.created_at) = (to, extra, now());
-        };
-        let images = match &sealed {
+        let content = became.content();
+        let images = match content {
             Some(_) => self.mounted_images_of(key)?,
             None => Vec::new(),
+        };
+        let change = move |volume: &mut Volume| {
+            if let Some((content, usage)) = content {
+                volume.become_content(content, usage);
+            }
+            (volume.key, volume.extra, volume.created_at) = (to, extra, now());
         };
         let inner = Arc::clone(&self.inner);
         let of = key.clone();
@@ -374,7 +393,7 @@ impl Worker {
         self.inner.reap.notify_one();
         let renamed = renamed.map_err(super::interrupted)??;
         self.unmount_images_later(images);
-        if let Some(sealed) = sealed {
+        if let Became::Snapshot(sealed) = became {
             self.inner.captured.lock().remove(&sealed.snapshot.id);
         }
         Ok(renamed)
@@ -396,8 +415,9 @@ impl Worker {
     /// The images that a volume has mounted.
     fn mounted_images_of(&self, key: &Key) -> Result<Vec<SnapshotId>, WorkerError> {
         let volume = self.existing(key)?;
-        let images = volume.mounted.map(|_| self.images_of(&volume)).transpose()?;
-        Ok(images.into_iter().flatten().map(|image| image.id).collect())
+        let lowers = volume.mounted.map(|_| self.lowers_of(&volume)).transpose()?;
+        let images = images_in(&lowers.unwrap_or_default());
+        Ok(images.into_iter().map(|image| image.id).collect())
     }
 
     /// Brings what is dirty to the appliance, before anybody has to stand still for it. A failure
@@ -423,8 +443,8 @@ impl Worker {
         if !matches!(error, AttachError::LostWrites { .. }) {
             return Ok(());
         }
-        if let Content::Upper { disk, .. } = self.existing(key)?.content {
-            return self.note_loss_of_uppers(disk).await;
+        if let Some(directory) = self.existing(key)?.directory() {
+            return self.note_loss_of_uppers(directory.disk).await;
         }
         self.change(key, |volume| volume.is_damaged = true).await.map(drop)
     }

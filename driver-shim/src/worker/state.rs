@@ -19,6 +19,7 @@
 //! listed than memory has. So after one the state is *in doubt*: it takes no change, and nothing is
 //! deleted by it, until it was read anew.
 
+mod files;
 mod format;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -27,12 +28,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
-use serde::{Deserialize, Serialize};
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
+use self::files::files_of;
+pub(super) use self::files::{FileKind, OwnFile};
 use super::error::WorkerError;
-use super::volume::{Content, Engine, Key, LayerKind, Volume};
+use super::volume::{Content, Directory, Engine, Key, LayerKind, Volume};
 
 const VOLUMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("volumes");
 const OBSOLETE: TableDefinition<'_, &str, &str> = TableDefinition::new("obsolete");
@@ -43,41 +45,6 @@ const UPPER_DISK: &str = "upper_disk";
 
 /// Memory of the database's cache: all reads are answered from our own maps.
 const CACHE_BYTES: usize = 4 << 20;
-
-/// What a file of this worker on the appliance is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-pub(super) enum FileKind {
-    /// A disk, below `disks`.
-    Disk,
-    /// A clone that keeps a snapshot, below `holds`; or an image that is none yet, and becomes the clone of its own.
-    Hold,
-}
-
-impl FileKind {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Disk => "disk",
-            Self::Hold => "hold",
-        }
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        match text {
-            "disk" => Some(Self::Disk),
-            "hold" => Some(Self::Hold),
-            _ => None,
-        }
-    }
-}
-
-/// A file of this worker on the appliance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct OwnFile {
-    /// What it is.
-    pub kind: FileKind,
-    /// Its name.
-    pub name: Uuid,
-}
 
 /// One change of the state; several are applied as one.
 #[derive(Clone, Debug)]
@@ -134,19 +101,6 @@ pub(super) struct State {
     "an earlier change failed, so that it is not known what is on the disk: restart slackwater-driver"
 )]
 struct InDoubt;
-
-/// The files that a volume names.
-fn files_of(volume: &Volume) -> Option<OwnFile> {
-    match &volume.content {
-        Content::Inherited => None,
-        Content::Disk { name, .. } | Content::Upper { disk: name, .. } => {
-            Some(OwnFile { kind: FileKind::Disk, name: *name })
-        }
-        Content::ImageFile { name: hold, .. }
-        | Content::Snapshot { hold, .. }
-        | Content::Image { hold, .. } => Some(OwnFile { kind: FileKind::Hold, name: *hold }),
-    }
-}
 
 fn row_key(key: &Key) -> String {
     format!("{}\0{}", key.engine, key.name)
@@ -289,7 +243,7 @@ impl State {
         index.obsolete.contains(&file)
             || index.new.contains(&file)
             || index.upper_disk() == Some(file.name)
-            || index.volumes.values().any(|volume| files_of(volume) == Some(file))
+            || index.volumes.values().any(|volume| files_of(volume).contains(&file))
     }
 
     /// The disk that takes new upper directories.
@@ -299,31 +253,30 @@ impl State {
 
     /// The disks of upper directories.
     pub(super) fn upper_disks(&self) -> BTreeSet<Uuid> {
-        self.upper_disks_of(|_| true)
+        self.upper_disks_of(|_, _| true)
     }
 
     /// Those that several volumes can have a directory on.
     pub(super) fn shared_upper_disks(&self) -> BTreeSet<Uuid> {
-        self.upper_disks_of(|volume| volume.extra.own_disk().is_none())
+        self.upper_disks_of(|volume, one| {
+            volume.extra.own_disk().is_none() || volume.given.contains(one)
+        })
     }
 
-    fn upper_disks_of(&self, is_wanted: impl Fn(&Volume) -> bool) -> BTreeSet<Uuid> {
+    fn upper_disks_of(&self, is_wanted: impl Fn(&Volume, &Directory) -> bool) -> BTreeSet<Uuid> {
         let index = self.index.read();
-        let of_volume = |volume: &Volume| match volume.content {
-            Content::Upper { disk, .. } if is_wanted(volume) => Some(disk),
-            _ => None,
+        let of_volume = |volume: &Volume| {
+            let wanted = volume.directories().filter(|one| is_wanted(volume, one));
+            wanted.map(|one| one.disk).collect::<Vec<_>>()
         };
-        index.volumes.values().filter_map(of_volume).chain(index.upper_disk()).collect()
+        index.volumes.values().flat_map(of_volume).chain(index.upper_disk()).collect()
     }
 
-    /// The names of the upper directories that volumes have on a disk.
+    /// The names of the directories that volumes have, or were given, on a disk.
     pub(super) fn uppers_on(&self, disk: Uuid) -> HashSet<Uuid> {
         let index = self.index.read();
-        let of_disk = |volume: &Volume| match volume.content {
-            Content::Upper { disk: own, name } if own == disk => Some(name),
-            _ => None,
-        };
-        index.volumes.values().filter_map(of_disk).collect()
+        let all = index.volumes.values().flat_map(Volume::directories);
+        all.filter(|one| one.disk == disk).map(|one| one.name).collect()
     }
 
     /// Applies all changes as one, durably.
@@ -525,11 +478,11 @@ impl Index {
         for change in changes {
             match change {
                 Change::Put(volume) | Change::Create(volume) => {
-                    let_go.extend(self.volumes.get(&volume.key).and_then(files_of));
+                    let_go.extend(self.volumes.get(&volume.key).into_iter().flat_map(files_of));
                     taken.extend(files_of(volume));
                 }
                 Change::Delete(key) => {
-                    let_go.extend(self.volumes.get(key).and_then(files_of));
+                    let_go.extend(self.volumes.get(key).into_iter().flat_map(files_of));
                 }
                 Change::Fact(name, value) if name == UPPER_DISK => {
                     let disk = |name| OwnFile { kind: FileKind::Disk, name };
@@ -558,7 +511,7 @@ impl Index {
         let is_given_up = changes
             .iter()
             .any(|change| matches!(change, Change::Fact(name, _) if name == UPPER_DISK));
-        let has_file = |volume: &Volume| matches!(volume.content, Content::Upper { disk, .. } if disk == file.name);
+        let has_file = |volume: &Volume| volume.directories().any(|one| one.disk == file.name);
         file.kind == FileKind::Disk
             && (self.upper_disk() == Some(file.name) && !is_given_up
                 || self.volumes.values().any(|volume| has_file(volume) && !is_changed(&volume.key)))

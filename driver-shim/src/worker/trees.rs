@@ -11,10 +11,13 @@ use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
 use super::layers::on_disk;
+use super::lowers::LowerLayer;
 use super::merging::{Merged, path_of};
 use super::mounting::{Pin, View};
 use super::uppers::{HeldUpper, directory_of_upper};
-use super::volume::{Access, Content, Engine, Key, LayerKind, MountedAs, SnapshotRef, Volume};
+use super::volume::{
+    Access, Content, Directory, Engine, Key, LayerKind, MountedAs, SnapshotRef, Volume,
+};
 use super::{Worker, WorkerError};
 
 /// A directory tree of a volume, mounted for as long as this lives.
@@ -190,15 +193,15 @@ impl Worker {
         directories: &[&Path],
     ) -> Result<Option<Added>, WorkerError> {
         let Some((highest, below)) = directories.split_first() else { return Ok(None) };
-        let below: Option<Vec<_>> = below.iter().map(|path| self.image_at(engine, path)).collect();
+        let below: Option<Vec<_>> = below.iter().map(|path| self.lower_at(engine, path)).collect();
         let Some(below) = below else { return Ok(None) };
-        if let Some(image) = self.image_at(engine, highest) {
+        if let Some(image @ LowerLayer::Image(_)) = self.lower_at(engine, highest) {
             let Some(image) = self.merged(&[image]).await? else { return Ok(None) };
             let below = self.merged(&below).await?;
             return Ok(Some(Added { layer: Layer::Image(image), below }));
         }
         let Some(volume) = self.written_at(engine, highest) else { return Ok(None) };
-        if volume.layers == LayerKind::Disks || self.images_of(&volume)? != below {
+        if volume.layers == LayerKind::Disks || self.lowers_below(&volume)? != below {
             return Ok(None);
         }
         if volume.is_damaged {
@@ -209,16 +212,18 @@ impl Worker {
         Ok(Some(Added { layer: Layer::Upper(held), below }))
     }
 
-    /// The image of an engine's volume that has its mount point at this path.
-    fn image_at(&self, engine: Engine, path: &Path) -> Option<SnapshotRef> {
+    /// The committed layer of an engine's volume that is seen at this path.
+    fn lower_at(&self, engine: Engine, path: &Path) -> Option<LowerLayer> {
         if path.parent() != Some(&self.state_directory().join("images")) {
-            return None;
+            let volume = self.written_at(engine, path)?;
+            let is_lower = matches!(volume.content, Content::Lower { .. });
+            return volume.directory().filter(|_| is_lower).map(LowerLayer::Directory);
         }
         let is_there = |volume: &Volume| match volume.content {
             Content::Image { snapshot, .. } => self.image_target(snapshot.id) == path,
             _ => false,
         };
-        Some(self.find(engine, is_there)?.layer()?.0)
+        Some(LowerLayer::Image(self.find(engine, is_there)?.layer()?.0))
     }
 
     /// Whether an empty disk is mounted at this path: what nothing is below is seen as one.
@@ -228,15 +233,14 @@ impl Worker {
         seen.is_some_and(|id| self.is_empty_disk(id))
     }
 
-    /// The engine's volume that is written by this path: the mount point of its disk, or its upper directory.
+    /// The engine's volume that is written by this path, or was before it was committed: the mount point of its disk, or
+    /// its upper directory.
     #[must_use]
     pub fn written_at(&self, engine: Engine, path: &Path) -> Option<Volume> {
         let place = self.place_below(path)?;
         let is_it = |volume: &Volume| match (&volume.content, place) {
             (Content::Disk { name, .. }, Place::Disk(disk)) => *name == disk,
-            (Content::Upper { disk, name }, Place::Upper(on, upper)) => {
-                (*disk, *name) == (on, upper)
-            }
+            (_, Place::Upper(disk, name)) => volume.directory() == Some(Directory { disk, name }),
             _ => false,
         };
         self.find(engine, is_it)

@@ -17,7 +17,8 @@
 //!
 //! Invariants:
 //! - A directory is named by a volume before it is made, and its name is never used again: one that no volume names can
-//!   be removed, once no engine has it mounted and the driver does not read it.
+//!   be removed, once no engine has it mounted and the driver does not read it. Those that are lower ones stay for what was
+//!   given them, too (lowers.rs).
 //! - A volume gets a directory on the current disk, which stays the current one until that is in the state, or on one
 //!   that nothing else has.
 //! - A sync of a disk that failed damages all that have a directory there: the kernel does not tell whose write was
@@ -38,10 +39,11 @@ use tokio::sync::RwLockReadGuard;
 use uuid::Uuid;
 
 use super::layers::{copy_attributes, on_disk};
+use super::lowers::directories_in;
 use super::mounting::IDLE;
 use super::removal::{Chosen, Removal, remove_from};
 use super::state::Change;
-use super::volume::{Content, Key, MountedAs, Volume};
+use super::volume::{Content, Directory, Key, MountedAs, Volume};
 use super::{Worker, WorkerError};
 
 /// Size of a disk of upper directories, or that of a volume's own disk if that is larger: all containers of a machine
@@ -153,7 +155,8 @@ fn is_unusable(error: &WorkerError) -> bool {
     }
 }
 
-fn has_directory_on(volume: &Volume, disk: Uuid) -> bool {
+/// Whether a volume is written on a disk. What is committed was synced before.
+fn is_written_on(volume: &Volume, disk: Uuid) -> bool {
     matches!(volume.content, Content::Upper { disk: own, .. } if own == disk)
 }
 
@@ -216,7 +219,15 @@ impl Worker {
         name: Uuid,
     ) -> Result<Volume, WorkerError> {
         let (content, mounted) = (Content::Upper { disk, name }, Some(MountedAs::Images));
-        let volume = Volume { content, mounted, is_kept_mounted: true, ..volume };
+        // What is given here is not replaced before that is in the state.
+        let _giving = self.inner.giving.read().await;
+        let given = match &volume.parent {
+            Some(parent) if self.get(parent).is_some() => self.lowers_below(&volume)?,
+            // One that is not there is refused below.
+            _ => Vec::new(),
+        };
+        let given = directories_in(&given);
+        let volume = Volume { content, mounted, is_kept_mounted: true, given, ..volume };
         self.apply(vec![Change::Create(Box::new(volume.clone()))]).await?;
         Ok(volume)
     }
@@ -340,7 +351,7 @@ impl Worker {
     }
 
     /// Mounts a disk. One that is mounted waits for nothing, such as a sync of it.
-    async fn mount_upper_disk(&self, disk: Uuid) -> Result<PathBuf, WorkerError> {
+    pub(super) async fn mount_upper_disk(&self, disk: Uuid) -> Result<PathBuf, WorkerError> {
         let (path, target) = (self.disk_path(disk), self.disk_target(disk));
         let access = slackwater_attach::Access::ReadWrite;
         match self.attach().await?.is_mounted(Source::File(&path), &target, access)? {
@@ -389,7 +400,7 @@ impl Worker {
     /// Syncs a disk, and notes it if that says that writes were lost. One that is not mounted has lost none.
     async fn look_for_loss(&self, disk: Uuid) -> Result<(), WorkerError> {
         let _turn = self.inner.upper_syncs.lock(&disk).await;
-        let is_whole = |volume: &Volume| has_directory_on(volume, disk) && !volume.is_damaged;
+        let is_whole = |volume: &Volume| is_written_on(volume, disk) && !volume.is_damaged;
         // Said once.
         if self.inner.state.upper_disk() != Some(disk)
             && self.inner.state.matching(is_whole).is_empty()
@@ -413,7 +424,7 @@ impl Worker {
         self.give_up_upper_disk(disk, "writes to it were lost").await?;
         let inner = Arc::clone(&self.inner);
         let noted = tokio::task::spawn_blocking(move || {
-            let is_whole = |volume: &Volume| has_directory_on(volume, disk) && !volume.is_damaged;
+            let is_whole = |volume: &Volume| is_written_on(volume, disk) && !volume.is_damaged;
             inner.state.update_matching(is_whole, |volume| volume.is_damaged = true)
         });
         noted.await.map_err(super::interrupted)?
@@ -422,13 +433,37 @@ impl Worker {
     /// Sees that the upper directory of a volume, which is on a mounted disk, is not removed for as long as the answer
     /// lives; `None` if it is the volume's no more.
     pub(super) fn hold_upper(&self, key: &Key) -> Option<HeldUpper> {
-        let Content::Upper { disk, name } = self.get(key)?.content else { return None };
-        *self.inner.held_uppers.lock().entry(name).or_default() += 1;
-        let path = upper_of(&self.disk_target(disk).join(name.to_string()));
-        let held = HeldUpper { worker: self.clone(), name, path };
+        let directory = self.get(key)?.directory()?;
+        let held = self.hold_directory(directory);
         // Only now: before, it can have been looked at by who removes it.
-        matches!(self.get(key)?.content, Content::Upper { name: own, .. } if own == name)
-            .then_some(held)
+        (self.get(key)?.directory()? == directory).then_some(held)
+    }
+
+    fn hold_directory(&self, directory: Directory) -> HeldUpper {
+        *self.inner.held_uppers.lock().entry(directory.name).or_default() += 1;
+        let path = self.path_of_directory(directory);
+        HeldUpper { worker: self.clone(), name: directory.name, path }
+    }
+
+    /// The same of directories that volumes have or were given.
+    ///
+    /// # Errors
+    /// `Local` if one is none's any more.
+    pub(super) fn hold_directories(
+        &self,
+        directories: &[Directory],
+    ) -> Result<Vec<HeldUpper>, WorkerError> {
+        let held: Vec<_> = directories.iter().map(|one| self.hold_directory(*one)).collect();
+        for (directory, held) in directories.iter().zip(&held) {
+            if !self.inner.state.uppers_on(directory.disk).contains(&directory.name) {
+                let source = io::Error::new(
+                    ErrorKind::NotFound,
+                    "its layer is an image by now, try it again",
+                );
+                return Err(WorkerError::Local { path: held.path.clone(), source });
+            }
+        }
+        Ok(held)
     }
 
     /// Removes the directories that no volume names from the disks that are mounted, for some time.

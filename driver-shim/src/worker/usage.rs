@@ -26,8 +26,9 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::layers::on_disk;
+use super::lowers::LowerLayer;
 use super::uppers::upper_of;
-use super::volume::{Content, Key, SnapshotRef, Usage};
+use super::volume::{Content, Directory, Key, SnapshotRef, Usage, Volume};
 use super::{Worker, WorkerError};
 
 /// Label of a snapshot that a worker took: the inodes in use on the disk. A hint that is shown.
@@ -130,12 +131,27 @@ impl Worker {
     /// `NotFound`, `Appliance`, `Local`.
     pub async fn usage(&self, key: &Key) -> Result<Usage, WorkerError> {
         let volume = self.existing(key)?;
+        if let (Content::Lower { .. }, Some(usage)) = (&volume.content, volume.usage) {
+            return Ok(usage);
+        }
         let (name, from) = match volume.content {
             Content::Inherited => return Ok(Usage::default()),
             // Between its unpacking and its commit, which follows at once.
             Content::ImageFile { inodes, .. } => return Ok(Usage { inodes, ..Usage::default() }),
             Content::Snapshot { .. } | Content::Image { .. } => {
                 return Ok(volume.usage.unwrap_or_default());
+            }
+            Content::Lower { disk, name } => {
+                self.mount_lowers(&[LowerLayer::Directory(Directory { disk, name })]).await?;
+                let usage = self.usage_of_upper(disk, name).await?;
+                // Nothing changes it any more.
+                let known = move |volume: &mut Volume| {
+                    if matches!(volume.content, Content::Lower { .. }) {
+                        volume.usage = Some(usage);
+                    }
+                };
+                self.change(key, known).await?;
+                return Ok(usage);
             }
             Content::Upper { disk, name } => {
                 // After a reboot only its container mounts a disk of its own.

@@ -66,6 +66,15 @@ pub struct SnapshotRef {
     pub size_bytes: u64,
 }
 
+/// A directory of a volume on a disk of upper directories, with those of an overlay in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Directory {
+    /// The name of the disk below `workers/ID/disks`.
+    pub disk: Uuid,
+    /// Its own name, on the disk.
+    pub name: Uuid,
+}
+
 /// Where the bytes of a volume are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -91,6 +100,14 @@ pub enum Content {
     /// What is written above images: a directory of its own, mostly on a disk that other volumes have theirs on, too. It
     /// is the upper directory of an overlay, with the one that overlayfs works in.
     Upper {
+        /// The name of the disk below `workers/ID/disks`.
+        disk: Uuid,
+        /// The name of the directory on it.
+        name: Uuid,
+    },
+    /// The same once it is committed: nothing writes it any more, and it is a lower directory of what is above, until its
+    /// image is made.
+    Lower {
         /// The name of the disk below `workers/ID/disks`.
         disk: Uuid,
         /// The name of the directory on it.
@@ -206,6 +223,9 @@ pub struct Volume {
     /// It stays mounted without users, until it is sealed or removed.
     #[serde(default)]
     pub is_kept_mounted: bool,
+    /// The directories of committed layers that its engine was given as lower ones. They stay for as long as it has them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub given: Vec<Directory>,
     /// Writes to its disk were lost: a sync of it failed, and the kernel tells that only once.
     #[serde(default)]
     pub is_damaged: bool,
@@ -250,10 +270,31 @@ impl Volume {
 
     /// It is this from now on, and nothing of it is mounted any more.
     pub(super) fn become_content(&mut self, content: Content, usage: Option<Usage>) {
+        match content {
+            // Its own layer is still to be read above those; and all of it was synced, whatever was lost since.
+            Content::Lower { .. } => self.is_damaged = false,
+            _ => self.given = Vec::new(),
+        }
         self.content = content;
         self.mounted = None;
         self.is_kept_mounted = false;
         self.usage = usage;
+    }
+
+    /// Its own directory on a disk of upper directories.
+    #[must_use]
+    pub fn directory(&self) -> Option<Directory> {
+        match self.content {
+            Content::Upper { disk, name } | Content::Lower { disk, name } => {
+                Some(Directory { disk, name })
+            }
+            _ => None,
+        }
+    }
+
+    /// All directories that stay because of it.
+    pub(super) fn directories(&self) -> impl Iterator<Item = Directory> {
+        self.directory().into_iter().chain(self.given.iter().copied())
     }
 
     /// Whether somebody relies on its mount.
@@ -280,6 +321,7 @@ impl Volume {
             Content::Inherited
             | Content::Disk { .. }
             | Content::Upper { .. }
+            | Content::Lower { .. }
             | Content::ImageFile { .. } => None,
         }
     }

@@ -119,7 +119,7 @@ fn a_reference_to_an_image_is_that_image_on_workers_of_both_kinds() {
             fs::write(container.path().join("new"), "x").unwrap();
             drop(container);
             stand.snapshots.commit("child", "c").await.unwrap();
-            stand.image("child");
+            stand.make_image("child").await;
             stand.stop().await;
         }
         first.stop().await;

@@ -15,7 +15,7 @@ use slackwater_driver::containerd::proto::{
 };
 use slackwater_driver::image::digest::{Digest, chain_id};
 use slackwater_driver::worker::{
-    Content as VolumeContent, Engine, Key, LayerKind, SnapshotRef, WorkerError,
+    Content as VolumeContent, Engine, Key, LayerKind, SnapshotRef, Volume, WorkerError,
 };
 use tonic::Code;
 
@@ -83,7 +83,7 @@ pub(crate) fn chains(layers: &[Vec<u8>]) -> Vec<String> {
 /// A machine, its snapshotter, and a containerd with blobs.
 pub(crate) struct Stand {
     pub(crate) snapshots: Snapshots,
-    containerd: Containerd,
+    pub(crate) containerd: Containerd,
     pub(crate) machine: Machine,
 }
 
@@ -169,13 +169,20 @@ impl Stand {
         }
     }
 
-    /// Mounts as an engine does.
+    /// Mounts as an engine does: with paths of lower directories as from where they are, as others would not fit.
     pub(crate) fn mount(&self, mounts: &[Mount]) -> Mounted {
         let [mount] = mounts else { panic!("one mount: {mounts:?}") };
         let point = tempfile::tempdir_in(self.machine.path()).unwrap().keep();
+        let state = self.machine.worker.state_directory();
+        let from_state = |option: &String| match option.starts_with("lowerdir=") {
+            true => option.replace(&format!("{}/", state.display()), ""),
+            false => option.clone(),
+        };
         let mut command = Command::new("mount");
+        command.current_dir(state);
+        let options: Vec<_> = mount.options.iter().map(from_state).collect();
         match mount.r#type.as_str() {
-            "overlay" => command.args(["-t", "overlay", "-o", &mount.options.join(",")]),
+            "overlay" => command.args(["-t", "overlay", "-o", &options.join(",")]),
             _ => command.args(["-o", &mount.options.join(",")]),
         };
         assert!(command.arg(&mount.source).arg(&point).status().unwrap().success());
@@ -226,6 +233,10 @@ impl Stand {
                 Instant::now() < deadline,
                 "{disks:?} and {holds:?} are left, expected {count} disks"
             );
+            let is_whole = |volume: &Volume| !volume.is_damaged;
+            for volume in self.machine.worker.without_image().into_iter().filter(is_whole) {
+                self.machine.worker.make_image(&volume.key).await.unwrap();
+            }
             // What nothing is on goes with that, too.
             self.machine.worker.reconcile(Duration::ZERO).await.unwrap();
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -376,7 +387,7 @@ fn what_a_container_wrote_is_diffed_and_committed_as_its_own_layer() {
         assert!(layer.len() < LARGE_BYTES, "what is below is not in it");
         drop(container);
         snapshots.commit("committed", "c").await.unwrap();
-        stand.image("committed");
+        stand.make_image("committed").await;
         let view = stand.view("committed").await;
         assert_eq!(view.names(), expected);
         assert_eq!(view.read("etc/kept"), "changed");
@@ -476,7 +487,7 @@ fn a_layer_that_containerd_unpacks_above_images_becomes_one_at_its_commit() {
         fs::set_permissions(root, Permissions::from_mode(0o711)).unwrap();
         fs::write(root.join("a"), b"a").unwrap();
         first.commit("lowest", &key, &chain).await;
-        first.image("lowest");
+        first.make_image("lowest").await;
         let mounts = first.snapshots.prepare_mounts("c", "lowest", labels(&[])).await.unwrap();
         let container = first.mount(&mounts);
         assert_eq!(container.read("a"), "a");

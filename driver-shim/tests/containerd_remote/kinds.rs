@@ -54,7 +54,7 @@ fn a_layer_is_of_the_kind_of_those_below_it_and_of_when_it_was_prepared() {
         let stand = stand.restart(&appliance, LayerKind::Disks).await;
         assert_eq!(stand.snapshots.all_mounts("begun").await.unwrap(), mounts);
         stand.snapshots.commit("image", "begun").await.unwrap();
-        stand.image("image");
+        stand.make_image("image").await;
         let mounts = stand.snapshots.prepare_mounts("c", "image", labels(&[])).await.unwrap();
         assert_eq!((mounts[0].r#type.as_str(), mounts.len()), ("overlay", 1));
         let container = stand.mount(&mounts);

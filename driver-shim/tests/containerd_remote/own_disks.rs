@@ -135,7 +135,7 @@ fn lose(name: &str, lost: &str, kept: &str) {
         let view = stand.view("of kept").await;
         assert_eq!(view.read("written"), "x");
         drop(view);
-        for key in [lost, "next"] {
+        for key in ["view of of kept", lost, "next"] {
             stand.snapshots.remove(key).await.unwrap();
         }
         stand.await_disks(0).await;

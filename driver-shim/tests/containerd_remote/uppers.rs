@@ -28,7 +28,7 @@ pub(crate) fn directory(mounts: &[Mount]) -> PathBuf {
     upper(mounts).parent().unwrap().to_owned()
 }
 
-async fn await_gone(path: &Path) {
+pub(crate) async fn await_gone(path: &Path) {
     let deadline = Instant::now() + REMOVED_WITHIN;
     while path.exists() {
         assert!(Instant::now() < deadline, "{} is left", path.display());
@@ -143,6 +143,7 @@ fn what_is_mounted_still_is_not_emptied_by_a_commit() {
         let mounted = stand.mount(&mounts);
         fs::write(mounted.path().join("written"), b"x").unwrap();
         stand.snapshots.commit("committed", "c").await.unwrap();
+        stand.make_image("committed").await;
         stand.snapshots.cleanup().await.unwrap();
         assert_eq!(mounted.read("written"), "x");
         // The overlay remembers what it has found, so it is looked for below.
@@ -188,6 +189,7 @@ fn lost_writes_are_those_of_all_on_the_disk_and_the_next_has_another() {
         let view = stand.view("of e").await;
         assert_eq!(view.read("written"), "x");
         drop(view);
+        stand.snapshots.remove("view of of e").await.unwrap();
         // The damaged one goes with its last volume.
         for key in ["c", "d"] {
             stand.snapshots.remove(key).await.unwrap();

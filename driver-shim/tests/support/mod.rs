@@ -55,6 +55,9 @@ pub const DISK_BYTES: u64 = 256 << 20;
 /// What the appliance makes references with.
 const REFERENCE_KEY: [u8; ReferenceKey::BYTES] = [9; ReferenceKey::BYTES];
 
+/// Time from the commit of a layer to its image, where a test does not ask for it: longer than it takes.
+const NOT_IMAGED: Duration = Duration::from_secs(24 * 3600);
+
 /// Blocks that a worker of a test keeps.
 const CACHE_BYTES: u64 = 64 << 20;
 
@@ -270,7 +273,8 @@ pub struct Machine {
     watch: Option<Watch>,
     trust: Trust,
     registries: Registries,
-    layers: LayerKind,
+    /// How it keeps layers, and the time until a committed one is an image.
+    kept: (LayerKind, Duration),
 }
 
 impl Machine {
@@ -302,14 +306,21 @@ impl Machine {
         let watch = Watch::start(directory.path());
         // From here on a panic unmounts.
         let guard = Mounts { directory: directory.path().to_owned() };
-        let worker = open_worker(appliance, directory.path(), &trust, &registries, layers).await;
+        let kept = (layers, NOT_IMAGED);
+        let worker = open_worker(appliance, directory.path(), &trust, &registries, kept).await;
         std::mem::forget(guard);
-        Self { worker, directory: Some(directory), watch: Some(watch), trust, registries, layers }
+        Self { worker, directory: Some(directory), watch: Some(watch), trust, registries, kept }
     }
 
     /// The same machine, which keeps layers so once it is restarted.
     pub fn keeping(mut self, layers: LayerKind) -> Self {
-        self.layers = layers;
+        self.kept.0 = layers;
+        self
+    }
+
+    /// The same machine, which makes the images of committed layers after this time once it is restarted.
+    pub fn imaging_after(mut self, time: Duration) -> Self {
+        self.kept.1 = time;
         self
     }
 
@@ -317,13 +328,12 @@ impl Machine {
     pub async fn restart(mut self, appliance: &Appliance) -> Self {
         let directory = self.directory.take().unwrap();
         let watch = self.watch.take();
-        let (trust, registries, layers) =
-            (self.trust.clone(), self.registries.clone(), self.layers);
+        let (trust, registries, kept) = (self.trust.clone(), self.registries.clone(), self.kept);
         let guard = Mounts { directory: directory.path().to_owned() };
         drop(self);
-        let worker = open_worker(appliance, directory.path(), &trust, &registries, layers).await;
+        let worker = open_worker(appliance, directory.path(), &trust, &registries, kept).await;
         std::mem::forget(guard);
-        Self { worker, directory: Some(directory), watch, trust, registries, layers }
+        Self { worker, directory: Some(directory), watch, trust, registries, kept }
     }
 
     pub fn path(&self) -> &Path {
@@ -450,7 +460,7 @@ async fn open_worker(
     directory: &Path,
     trust: &Trust,
     registries: &Registries,
-    layers: LayerKind,
+    (layers, imaged_after): (LayerKind, Duration),
 ) -> Worker {
     let state_directory = directory.join("state");
     for folder in [&state_directory, &directory.join("cache")] {
@@ -473,6 +483,7 @@ async fn open_worker(
         state_directory,
         disk_size_bytes: DISK_BYTES,
         layers,
+        imaged_after,
         trust: trust.clone(),
         registries: registries.clone(),
     };

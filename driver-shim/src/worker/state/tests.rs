@@ -39,6 +39,7 @@ pub(super) fn volume(number: u8, parent: Option<u8>, content: Content) -> Volume
         users: 0,
         recent_calls: Vec::new(),
         is_kept_mounted: false,
+        given: Vec::new(),
         is_damaged: false,
         usage: None,
         created_at: Timestamp::from_nanos(1),
@@ -56,6 +57,8 @@ enum Step {
     Rename(u8, u8, Option<u8>),
     /// Gives the volume an upper directory on the current disk, if there is one.
     Upper(u8),
+    /// Gives the volume a directory on the current disk as a lower one, if there is such a disk.
+    Give(u8),
     /// Lists a new disk, and has it be the current one.
     UpperDisk,
     /// Has no disk be the current one.
@@ -80,6 +83,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(one, to, choice)| Step::Rename(one, to, choice)),
         2 => (0..8_u8).prop_map(Step::Delete),
         4 => (0..8_u8).prop_map(Step::Upper),
+        3 => (0..8_u8).prop_map(Step::Give),
         1 => Just(Step::UpperDisk),
         1 => Just(Step::GiveUp),
         1 => Just(Step::Damage),
@@ -112,12 +116,12 @@ impl Model {
     }
 
     /// Lists what was let go of, if nothing has it any more.
-    fn let_go(&mut self, file: Option<OwnFile>) {
+    fn let_go(&mut self, files: BTreeSet<OwnFile>) {
         let is_named = |file: &OwnFile| {
             self.upper_disk.map(Self::disk) == Some(*file)
-                || self.volumes.values().any(|volume| files_of(volume) == Some(*file))
+                || self.volumes.values().any(|volume| files_of(volume).contains(file))
         };
-        let gone = file.filter(|file| !is_named(file));
+        let gone: Vec<_> = files.into_iter().filter(|file| !is_named(file)).collect();
         self.listed.extend(gone);
     }
 
@@ -152,9 +156,9 @@ impl Model {
             && !self.has_children(&key(one));
         assert_eq!(outcome.is_ok(), is_fine, "{outcome:?}");
         if let Ok(renamed) = outcome {
-            let before = self.volumes.remove(&key(one)).as_ref().and_then(files_of);
+            let before = self.volumes.remove(&key(one));
             self.volumes.insert(key(to), renamed);
-            self.let_go(before);
+            self.let_go(before.as_ref().map(files_of).unwrap_or_default());
         }
     }
 
@@ -184,10 +188,22 @@ impl Model {
                 self.made += 1;
                 let content = Content::Upper { disk, name: uuid(self.made) };
                 let new = Volume { content: content.clone(), ..old.clone() };
-                let file = files_of(old);
+                let files = files_of(old);
                 state.update(&key(one), |volume| volume.content = content).unwrap();
                 self.volumes.insert(key(one), new);
-                self.let_go(file);
+                self.let_go(files);
+            }
+            Step::Give(one) => {
+                let (Some(disk), Some(old)) = (self.upper_disk, self.volumes.get(&key(one))) else {
+                    return;
+                };
+                self.made += 1;
+                // The second takes the place of the first.
+                let given = vec![Directory { disk, name: uuid(self.made) }];
+                let (new, files) = (Volume { given: given.clone(), ..old.clone() }, files_of(old));
+                state.update(&key(one), |volume| volume.given = given).unwrap();
+                self.volumes.insert(key(one), new);
+                self.let_go(files);
             }
             Step::UpperDisk => {
                 self.made += 1;
@@ -196,16 +212,16 @@ impl Model {
                 state.apply(&[Change::upper_disk(Some(disk))]).unwrap();
                 self.take_off(Self::disk(disk));
                 let before = self.upper_disk.replace(disk);
-                self.let_go(before.map(Self::disk));
+                self.let_go(before.into_iter().map(Self::disk).collect());
             }
             Step::GiveUp => {
                 state.apply(&[Change::upper_disk(None)]).unwrap();
                 let before = self.upper_disk.take();
-                self.let_go(before.map(Self::disk));
+                self.let_go(before.into_iter().map(Self::disk).collect());
             }
             _ => {
                 let Some(disk) = self.upper_disk.map(Self::disk) else { return };
-                let is_on_it = |volume: &Volume| files_of(volume) == Some(disk);
+                let is_on_it = |volume: &Volume| files_of(volume).contains(&disk);
                 state.update_matching(is_on_it, |volume| volume.is_damaged = true).unwrap();
                 for volume in self.volumes.values_mut().filter(|volume| is_on_it(volume)) {
                     volume.is_damaged = true;
@@ -216,7 +232,7 @@ impl Model {
 
     fn take(&mut self, state: &State, step: &Step) {
         match *step {
-            Step::Upper(_) | Step::UpperDisk | Step::GiveUp | Step::Damage => {
+            Step::Upper(_) | Step::Give(_) | Step::UpperDisk | Step::GiveUp | Step::Damage => {
                 self.take_of_uppers(state, step);
             }
             Step::Create(one, parent) => {
@@ -233,9 +249,9 @@ impl Model {
                 self.made += 1;
                 let content = content(choice, self.made);
                 let mut new = volume(one, None, content);
-                let file = files_of(&new);
-                if let Some(file) = file {
-                    self.list(state, file);
+                let files = files_of(&new);
+                for file in &files {
+                    self.list(state, *file);
                 }
                 let Some(old) = self.volumes.get(&key(one)).cloned() else {
                     let outcome = state.update(&key(one), |_| ());
@@ -245,11 +261,12 @@ impl Model {
                 new.parent.clone_from(&old.parent);
                 let content = new.content.clone();
                 state.update(&key(one), |volume| volume.content = content).unwrap();
-                if let Some(file) = file {
+                for file in files {
                     self.take_off(file);
                 }
                 let before = files_of(&old);
                 (new.users, new.is_damaged) = (old.users, old.is_damaged);
+                new.given.clone_from(&old.given);
                 self.volumes.insert(key(one), new);
                 self.let_go(before);
             }
@@ -259,7 +276,7 @@ impl Model {
                 assert_eq!(outcome.is_ok(), is_fine, "{outcome:?}");
                 if is_fine {
                     let before = self.volumes.remove(&key(one));
-                    self.let_go(before.as_ref().and_then(files_of));
+                    self.let_go(before.as_ref().map(files_of).unwrap_or_default());
                 }
             }
             Step::Rename(one, to, choice) => self.rename(state, one, to, choice),
@@ -282,12 +299,12 @@ impl Model {
             assert_eq!(!state.children(one).is_empty(), self.has_children(one), "{one}");
         }
         // D1: nothing that is named is listed, and no two volumes name the same but a disk of upper directories.
-        let is_upper = |volume: &&Volume| matches!(volume.content, Content::Upper { .. });
-        let (uppers, others): (Vec<_>, Vec<_>) = self.volumes.values().partition(is_upper);
-        let named: Vec<_> = others.into_iter().filter_map(files_of).collect();
+        let shared = self.volumes.values().flat_map(Volume::directories);
+        let disks: BTreeSet<_> = shared.map(|one| Self::disk(one.disk)).collect();
+        let named = self.volumes.values().flat_map(files_of).filter(|file| !disks.contains(file));
+        let named: Vec<_> = named.collect();
         assert_eq!(named.iter().collect::<BTreeSet<_>>().len(), named.len());
         assert_eq!(state.upper_disk(), self.upper_disk);
-        let disks: BTreeSet<_> = uppers.into_iter().filter_map(files_of).collect();
         let disks: BTreeSet<_> = disks.into_iter().chain(self.upper_disk.map(Self::disk)).collect();
         let names: BTreeSet<_> = disks.iter().map(|disk| disk.name).collect();
         assert_eq!(state.upper_disks(), names);

@@ -1,0 +1,366 @@
+//! Committed layers that have no image yet: their directories are read as lower ones as they are.
+//!
+//! ```text
+//!   Upper --commit: sync--> Lower --some time later: pack, snapshot--> Image
+//!                             ^
+//!   what is above it: lowerdir=STATE/mounts/DISK/NAME/upper            lowerdir=STATE/images/...
+//! ```
+//! So a commit costs a sync and a record, whatever was written, and what is above it is mounted without another mount. Much
+//! of what is committed is gone before it would be an image: the init layers of Docker's containers, and the steps of builds.
+//! Layers that are registered for others are images at once.
+//!
+//! Invariants:
+//! - What is committed is on the appliance before the commit is answered, on the disk of its directory. Writes that are lost
+//!   later are none of the layer's: nothing is to write the directory any more. As with overlayfs on a local disk that is
+//!   the engine's to see to.
+//! - A directory stays for as long as a volume has it, or was given it as a lower one: an engine mounts what it was given,
+//!   also after the layer has become an image. It is given under `giving`, which the record of an image waits for.
+//! - Of a layer, the directory and the image show the same above the same layers, but for what is no part of a layer:
+//!   sockets, and attributes that mean something to an overlay.
+//! - Below a directory is an image at the lowest place: a layer above nothing is written without an overlay, and can have
+//!   what that would take for marks. It is an image at once.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::layers::on_disk;
+use super::merging::Merged;
+use super::mounting::Resolved;
+use super::sealed::Outcome;
+use super::uppers::{HeldUpper, upper_of};
+use super::volume::{Content, Directory, Key, SnapshotRef, Volume};
+use super::{Registration, Worker, WorkerError, now};
+
+/// Time from a commit to the making of its image. By then the next step of a build is committed, and a short container gone.
+pub const IMAGED_AFTER: Duration = Duration::from_secs(10);
+
+/// How long nothing is looked for where no layer is without an image: a commit wakes it.
+const LOOK_INTERVAL: Duration = Duration::from_secs(600);
+
+/// Time to the next try of what failed, as while the appliance is away: twice as long with each try, up to the other one.
+const RETRY_MIN: Duration = Duration::from_secs(30);
+const RETRY_MAX: Duration = Duration::from_secs(3600);
+
+/// Bytes for the paths of lower directories in the options of a mount, which fit into one page of 4 KiB with those of the
+/// upper directory. Those of as many images as there may be take as much.
+const PATHS_BYTES_MAX: usize = 3072;
+
+/// A path below the state directory, with a colon: `images/` and half of an id; `mounts/DISK/NAME/upper`.
+const IMAGE_PATH_BYTES: usize = 7 + 16 + 1;
+const DIRECTORY_PATH_BYTES: usize = 7 + 36 + 1 + 36 + 6 + 1;
+
+/// One layer below a volume of images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LowerLayer {
+    /// Its image.
+    Image(SnapshotRef),
+    /// The directory of one that has no image yet.
+    Directory(Directory),
+}
+
+/// A layer of which no image could be made.
+#[derive(Debug)]
+pub(super) struct Failed {
+    /// The time between the last try and the next.
+    wait: Duration,
+    next: Instant,
+}
+
+/// The images among layers, in their order.
+pub(super) fn images_in(lowers: &[LowerLayer]) -> Vec<SnapshotRef> {
+    let image = |lower: &LowerLayer| match lower {
+        LowerLayer::Image(image) => Some(*image),
+        LowerLayer::Directory(_) => None,
+    };
+    lowers.iter().filter_map(image).collect()
+}
+
+/// The directories among layers, in their order.
+pub(super) fn directories_in(lowers: &[LowerLayer]) -> Vec<Directory> {
+    let directory = |lower: &LowerLayer| match lower {
+        LowerLayer::Image(_) => None,
+        LowerLayer::Directory(directory) => Some(*directory),
+    };
+    lowers.iter().filter_map(directory).collect()
+}
+
+/// What the paths of layers take in the options of a mount.
+fn path_bytes(lowers: &[LowerLayer]) -> usize {
+    let bytes = |lower: &LowerLayer| match lower {
+        LowerLayer::Image(_) => IMAGE_PATH_BYTES,
+        LowerLayer::Directory(_) => DIRECTORY_PATH_BYTES,
+    };
+    lowers.iter().map(bytes).sum()
+}
+
+impl Worker {
+    /// The layers that a volume reads, or would read if it had nothing of its own, the highest one first; none if it is not
+    /// made of images.
+    ///
+    /// # Errors
+    /// `NotFound`, `OfImages`; `Damaged` if one of them is.
+    pub(super) fn lowers_of(&self, volume: &Volume) -> Result<Vec<LowerLayer>, WorkerError> {
+        match volume.content {
+            Content::Disk { .. } | Content::Upper { .. } | Content::ImageFile { .. } => {
+                self.lowers_below(volume)
+            }
+            _ => self.lowers_from(&volume.key),
+        }
+    }
+
+    /// The layers below a volume's own.
+    ///
+    /// # Errors
+    /// As [`Self::lowers_of`].
+    pub(super) fn lowers_below(&self, volume: &Volume) -> Result<Vec<LowerLayer>, WorkerError> {
+        match &volume.parent {
+            Some(parent) => self.lowers_from(parent),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn lowers_from(&self, key: &Key) -> Result<Vec<LowerLayer>, WorkerError> {
+        match self.resolve(key)? {
+            Resolved::Images(lowers) => Ok(lowers),
+            Resolved::Empty | Resolved::Snapshot(_) | Resolved::Disk(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Mounts what layers need; where each is seen, in the same order. A volume or a count of views says that they are used.
+    pub(super) async fn mount_lowers(
+        &self,
+        lowers: &[LowerLayer],
+    ) -> Result<Vec<PathBuf>, WorkerError> {
+        let mut images = self.mount_images(&images_in(lowers)).await?.into_iter();
+        let mut disks: Vec<_> = directories_in(lowers).into_iter().map(|one| one.disk).collect();
+        disks.sort_unstable();
+        disks.dedup();
+        for disk in disks {
+            let Err(error) = self.mount_upper_disk(disk).await else { continue };
+            // One that ext4 made read-only after an error is no other disk.
+            let on_it = directories_in(lowers).into_iter().find(|one| one.disk == disk);
+            let path = on_it.map(|one| self.path_of_directory(one)).unwrap_or_default();
+            if !on_disk(path, Path::try_exists).await.unwrap_or_default() {
+                return Err(error);
+            }
+        }
+        let path = |lower: &LowerLayer| match lower {
+            LowerLayer::Image(_) => images.next(),
+            LowerLayer::Directory(directory) => Some(self.path_of_directory(*directory)),
+        };
+        Ok(lowers.iter().filter_map(path).collect())
+    }
+
+    pub(super) fn path_of_directory(&self, directory: Directory) -> PathBuf {
+        upper_of(&self.disk_target(directory.disk).join(directory.name.to_string()))
+    }
+
+    /// The directory of what was written above images, if it is to be the committed layer: then all of it is on the
+    /// appliance. The volume's lock is held.
+    pub(super) async fn committed_directory(
+        &self,
+        key: &Key,
+        chain: Option<&Registration>,
+    ) -> Result<Option<Directory>, WorkerError> {
+        let volume = self.existing(key)?;
+        let Content::Upper { disk, name } = volume.content else { return Ok(None) };
+        // Others want what is registered. A disk of its own would stay for one directory.
+        let is_later = chain.is_none() && volume.extra.own_disk().is_none();
+        if !is_later || self.lowers_below(&volume)?.is_empty() {
+            return Ok(None);
+        }
+        if volume.is_damaged {
+            return Err(WorkerError::Damaged { key: key.clone() });
+        }
+        self.await_users(key).await?;
+        self.shorten_paths_below(&volume).await?;
+        let directory = Directory { disk, name };
+        if !on_disk(self.path_of_directory(directory), Path::try_exists).await? {
+            // No engine has mounted it, or none since the machine was started.
+            let below = self.merged(&self.lowers_below(&volume)?).await?;
+            self.ready_upper(disk, name, below.as_ref().map(Merged::path)).await?;
+        }
+        self.sync_upper(key, disk).await?;
+        // It was counted while it was written.
+        self.inner.upper_usages.lock().remove(&name);
+        Ok(Some(directory))
+    }
+
+    /// Makes images of the lowest directories below a volume, until there is room for one more path.
+    async fn shorten_paths_below(&self, volume: &Volume) -> Result<(), WorkerError> {
+        let below = std::iter::successors(volume.parent.clone(), |key| self.get(key)?.parent);
+        let is_lower = |key: &Key| {
+            self.get(key).is_some_and(|one| matches!(one.content, Content::Lower { .. }))
+        };
+        let mut lowers: Vec<_> = below.filter(is_lower).collect();
+        while path_bytes(&self.lowers_below(volume)?) + DIRECTORY_PATH_BYTES > PATHS_BYTES_MAX {
+            let Some(lowest) = lowers.pop() else { return Ok(()) };
+            match self.make_image(&lowest).await {
+                // What is no layer for anything but an overlay stays a directory.
+                Err(error @ WorkerError::Image { .. }) => tracing::warn!(key = %lowest, %error),
+                outcome => outcome?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the image of a committed layer now, if it has none yet. Nothing waits for that but who wants the same.
+    ///
+    /// # Errors
+    /// `NotFound`, `Image`, `Appliance`, `Attach`, `State`, `Local`.
+    pub async fn make_image(&self, key: &Key) -> Result<(), WorkerError> {
+        let key = key.clone();
+        self.run(async move |worker: Self| {
+            let _one = worker.inner.imaging_locks.lock(&key).await;
+            let Some((directory, lowers)) = worker.lower_directory(&key).await? else {
+                return Ok(());
+            };
+            // Without the volume's lock, which its removal needs.
+            let Outcome::Becomes(sealed) = worker.image_of_lower(&key, directory, &lowers).await?
+            else {
+                return Ok(());
+            };
+            let _lock = worker.inner.volume_locks.lock(&key).await;
+            match worker.existing(&key)?.directory() == Some(directory) {
+                true => worker.record(&key, sealed).await.map(drop),
+                false => Ok(()),
+            }
+        })
+        .await
+    }
+
+    /// The directory that a committed layer is, and the layers below it.
+    async fn lower_directory(
+        &self,
+        key: &Key,
+    ) -> Result<Option<(Directory, Vec<LowerLayer>)>, WorkerError> {
+        let _lock = self.inner.volume_locks.lock(key).await;
+        let volume = self.existing(key)?;
+        match volume.content {
+            Content::Lower { disk, name } => {
+                Ok(Some((Directory { disk, name }, self.lowers_below(&volume)?)))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    async fn image_of_lower(
+        &self,
+        key: &Key,
+        directory: Directory,
+        lowers: &[LowerLayer],
+    ) -> Result<Outcome, WorkerError> {
+        // `None`: the driver ends.
+        let _turn = self.inner.packing.acquire().await.ok();
+        let held: Vec<HeldUpper> = self.hold_directories(&[directory])?;
+        self.mount_lowers(&[LowerLayer::Directory(directory)]).await?;
+        let made = self.new_image_above(lowers).await?;
+        let packed = self.pack(key, self.path_of_directory(directory), None, made).await;
+        drop(held);
+        let (made, imaged) = packed?;
+        let outcome = self.sealed_image(key, (made.name(), imaged.inodes), None).await?;
+        // It is listed until the volume names it.
+        Ok(outcome.keeping(made.into_making()))
+    }
+
+    /// As [`Self::layer_of`], with an image for what has none yet.
+    ///
+    /// # Errors
+    /// As [`Self::make_image`].
+    pub async fn layer_as_snapshot(&self, key: &Key) -> Result<Option<SnapshotRef>, WorkerError> {
+        self.make_image(key).await?;
+        self.layer_of(key)
+    }
+
+    /// The committed layers that have no image yet, the oldest first. From memory.
+    #[must_use]
+    pub fn without_image(&self) -> Vec<Volume> {
+        let is_lower = |volume: &Volume| matches!(volume.content, Content::Lower { .. });
+        let mut found = self.inner.state.matching(is_lower);
+        found.sort_by_key(|volume| volume.created_at);
+        found
+    }
+
+    pub(super) fn start_imaging(&self) {
+        // Held weakly while it waits, so that the last worker to go closes the state, once an image that is being made is.
+        let inner = Arc::downgrade(&self.inner);
+        let wanted = Arc::clone(&self.inner.imaging);
+        tokio::spawn(async move {
+            while let Some(inner) = inner.upgrade() {
+                let worker = Self { inner };
+                let wait = worker.make_due_images().await;
+                drop(worker);
+                let _ = tokio::time::timeout(wait, wanted.notified()).await;
+            }
+        });
+    }
+
+    /// Makes the images whose time has come. Returns the time to the next look.
+    async fn make_due_images(&self) -> Duration {
+        let volumes = self.without_image();
+        let is_there = |key: &Key| volumes.iter().any(|volume| volume.key == *key);
+        self.inner.imaging_failures.lock().retain(|key, _| is_there(key));
+        let mut next = LOOK_INTERVAL;
+        for volume in &volumes {
+            let left = self.time_to_image(volume);
+            if left > Duration::ZERO {
+                next = next.min(left);
+                continue;
+            }
+            match self.make_image(&volume.key).await {
+                Ok(()) | Err(WorkerError::NotFound { .. }) => {}
+                Err(error) => {
+                    let wait = self.note_failed_image(&volume.key);
+                    tracing::warn!(key = %volume.key, %error, next_try_seconds = wait.as_secs(),
+                        "a committed layer has no image yet, and is used as it is");
+                    next = next.min(wait);
+                }
+            }
+        }
+        next
+    }
+
+    fn time_to_image(&self, volume: &Volume) -> Duration {
+        let age = now().as_nanos().checked_sub(volume.created_at.as_nanos());
+        // A clock that was set back says nothing.
+        let age = age.map_or(Duration::MAX, Duration::from_nanos);
+        let left = self.inner.options.imaged_after.saturating_sub(age);
+        let failures = self.inner.imaging_failures.lock();
+        let retry = failures.get(&volume.key).map(|failed| failed.next);
+        left.max(
+            retry.map_or(Duration::ZERO, |next| next.saturating_duration_since(Instant::now())),
+        )
+    }
+
+    /// Returns how long the next try waits.
+    fn note_failed_image(&self, key: &Key) -> Duration {
+        let mut failures = self.inner.imaging_failures.lock();
+        let last = failures.get(key).map(|failed| failed.wait);
+        let wait = last.map_or(RETRY_MIN, |last| (2 * last).min(RETRY_MAX));
+        failures.insert(key.clone(), Failed { wait, next: Instant::now() + wait });
+        wait
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use slackwater_client::types::SnapshotId;
+    use uuid::Uuid;
+
+    use super::super::layers::IMAGES_MAX;
+    use super::*;
+
+    #[test]
+    fn the_paths_of_layers_fit_into_the_options_of_a_mount() {
+        let image = SnapshotRef { id: SnapshotId::from_bytes([7; 16]), size_bytes: 1 };
+        assert!(path_bytes(&[LowerLayer::Image(image); IMAGES_MAX]) <= PATHS_BYTES_MAX);
+        let directory = Directory { disk: Uuid::nil(), name: Uuid::nil() };
+        let path = format!("mounts/{}/{}/upper:", directory.disk, directory.name);
+        assert_eq!(path.len(), DIRECTORY_PATH_BYTES);
+        let lowers = [LowerLayer::Directory(directory), LowerLayer::Image(image)];
+        assert_eq!(path_bytes(&lowers), path.len() + "images/0123456789abcdef:".len());
+        assert_eq!(images_in(&lowers), [image]);
+        assert_eq!(directories_in(&lowers), [directory]);
+    }
+}
