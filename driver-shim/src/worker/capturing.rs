@@ -95,6 +95,8 @@ impl Worker {
         key: &Key,
         parent: Option<&Key>,
     ) -> Result<SnapshotRef, WorkerError> {
+        // `None`: the driver ends.
+        let _moment = self.inner.moments.acquire().await.ok();
         // Held for the moment alone: what is packed afterwards nothing changes.
         let lock = self.inner.volume_locks.lock(key).await;
         let volume = self.existing(key)?;
@@ -116,7 +118,7 @@ impl Worker {
         let made = self.new_image_above(&above).await?;
         let moment = self.moment_of(key, disk).await?;
         drop(lock);
-        // After the lock: who has that waits for a turn, too. `None`: the driver ends.
+        // After the lock: who has that waits for a turn, too.
         let _turn = self.inner.packing.acquire().await.ok();
         let upper = upper_of(&moment.view.path().join(name.to_string()));
         let packed = self.pack(key, upper, seen, made).await;

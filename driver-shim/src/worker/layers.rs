@@ -12,7 +12,7 @@
 //!
 //! Invariants:
 //! - Below an image are images alone, or layers that will be images, or nothing: it has marks for what it removes of these.
-//! - An image is mounted while a volume that is mounted reads it, or the driver itself does.
+//! - An image is mounted while a volume that was given its mount point reads it, or the driver itself does.
 //! - An image is mounted from a snapshot, which nothing can write.
 
 use std::collections::HashMap;

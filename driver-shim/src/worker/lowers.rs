@@ -10,9 +10,10 @@
 //! Layers that are registered for others are images at once.
 //!
 //! Invariants:
-//! - What is committed is on the appliance before the commit is answered, on the disk of its directory. Writes that are lost
-//!   later are none of the layer's: nothing is to write the directory any more. As with overlayfs on a local disk that is
-//!   the engine's to see to.
+//! - What is committed is on the appliance before the commit is answered, on the disk of its directory, maybe in the journal
+//!   of that alone. So of a disk that lost writes nothing more is mounted or packed before it is mounted anew, which a
+//!   restart of the machine does.
+//! - Nothing is to write the directory any more. As with overlayfs on a local disk that is the engine's to see to.
 //! - A directory stays for as long as a volume has it, or was given it as a lower one: an engine mounts what it was given,
 //!   also after the layer has become an image. It is given under `giving`, which the record of an image waits for.
 //! - Of a layer, the directory and the image show the same above the same layers, but for what is no part of a layer:
@@ -23,6 +24,9 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use slackwater_archive::ArchiveError;
+use slackwater_client::types::Timestamp;
 
 use super::layers::on_disk;
 use super::merging::Merged;
@@ -38,8 +42,11 @@ pub const IMAGED_AFTER: Duration = Duration::from_secs(10);
 /// How long nothing is looked for where no layer is without an image: a commit wakes it.
 const LOOK_INTERVAL: Duration = Duration::from_secs(600);
 
-/// Time to the next try of what failed, as while the appliance is away: twice as long with each try, up to the other one.
+/// Time to the next try of what failed: twice as long with each try, up to one of the others.
 const RETRY_MIN: Duration = Duration::from_secs(30);
+/// Of all layers, as while the appliance is away.
+const PAUSE_MAX: Duration = Duration::from_secs(300);
+/// Of a layer that is none for anything but an overlay, and is read for it.
 const RETRY_MAX: Duration = Duration::from_secs(3600);
 
 /// Bytes for the paths of lower directories in the options of a mount, which fit into one page of 4 KiB with those of the
@@ -65,6 +72,34 @@ pub(super) struct Failed {
     /// The time between the last try and the next.
     wait: Duration,
     next: Instant,
+}
+
+impl Failed {
+    /// One more, after the last one.
+    fn after(last: Option<&Self>, max: Duration) -> Self {
+        let wait = last.map_or(RETRY_MIN, |last| (2 * last.wait).min(max));
+        Self { wait, next: Instant::now() + wait }
+    }
+}
+
+/// Whether no image could be made because of what the layer is.
+fn is_of_layer(error: &WorkerError) -> bool {
+    let WorkerError::Image { source, .. } = error else { return false };
+    matches!(
+        source,
+        ArchiveError::Unpackable { .. }
+            | ArchiveError::Changes { .. }
+            | ArchiveError::Members { .. }
+            | ArchiveError::Directories { .. }
+            | ArchiveError::Member { .. }
+    )
+}
+
+/// The time that is left until the image is to be made of what was committed then.
+fn time_left(committed: Timestamp, now: Timestamp, after: Duration) -> Duration {
+    // A clock that was set back says nothing.
+    let age = now.as_nanos().checked_sub(committed.as_nanos());
+    after.saturating_sub(age.map_or(Duration::MAX, Duration::from_nanos))
 }
 
 /// The images among layers, in their order.
@@ -174,7 +209,9 @@ impl Worker {
             return Err(WorkerError::Damaged { key: key.clone() });
         }
         self.await_users(key).await?;
-        self.shorten_paths_below(&volume).await?;
+        if !self.shorten_paths_below(&volume).await? {
+            return Ok(None);
+        }
         let directory = Directory { disk, name };
         if !on_disk(self.path_of_directory(directory), Path::try_exists).await? {
             // No engine has mounted it, or none since the machine was started.
@@ -187,22 +224,32 @@ impl Worker {
         Ok(Some(directory))
     }
 
-    /// Makes images of the lowest directories below a volume, until there is room for one more path.
-    async fn shorten_paths_below(&self, volume: &Volume) -> Result<(), WorkerError> {
+    /// Makes images of the lowest directories below a volume, until there is room for the path of one more; `false` if there
+    /// is none even so, as above very many images.
+    async fn shorten_paths_below(&self, volume: &Volume) -> Result<bool, WorkerError> {
         let below = std::iter::successors(volume.parent.clone(), |key| self.get(key)?.parent);
         let is_lower = |key: &Key| {
             self.get(key).is_some_and(|one| matches!(one.content, Content::Lower { .. }))
         };
-        let mut lowers: Vec<_> = below.filter(is_lower).collect();
-        while path_bytes(&self.lowers_below(volume)?) + DIRECTORY_PATH_BYTES > PATHS_BYTES_MAX {
-            let Some(lowest) = lowers.pop() else { return Ok(()) };
+        let mut keys: Vec<_> = below.filter(is_lower).collect();
+        let mut last = None;
+        loop {
+            if path_bytes(&self.lowers_below(volume)?) + DIRECTORY_PATH_BYTES <= PATHS_BYTES_MAX {
+                return Ok(true);
+            }
+            let Some(lowest) = keys.pop() else { return last.map_or(Ok(false), Err) };
+            if self.inner.imaging_failures.lock().contains_key(&lowest) {
+                continue;
+            }
             match self.make_image(&lowest).await {
-                // What is no layer for anything but an overlay stays a directory.
-                Err(error @ WorkerError::Image { .. }) => tracing::warn!(key = %lowest, %error),
+                // It stays a directory.
+                Err(error) if is_of_layer(&error) => {
+                    self.note_failed_image(&lowest, &error);
+                    last = Some(error);
+                }
                 outcome => outcome?,
             }
         }
-        Ok(())
     }
 
     /// Makes the image of a committed layer now, if it has none yet. Nothing waits for that but who wants the same.
@@ -217,9 +264,14 @@ impl Worker {
                 return Ok(());
             };
             // Without the volume's lock, which its removal needs.
-            let Outcome::Becomes(sealed) = worker.image_of_lower(&key, directory, &lowers).await?
-            else {
-                return Ok(());
+            let sealed = match worker.image_of_lower(&key, directory, &lowers).await {
+                Ok(Outcome::Becomes(sealed)) => sealed,
+                Ok(Outcome::Is(_)) => return Ok(()),
+                // What was removed in between is no fault.
+                Err(_) if worker.get(&key).and_then(|one| one.directory()) != Some(directory) => {
+                    return Err(WorkerError::NotFound { key });
+                }
+                Err(error) => return Err(error),
             };
             let _lock = worker.inner.volume_locks.lock(&key).await;
             match worker.existing(&key)?.directory() == Some(directory) {
@@ -238,6 +290,9 @@ impl Worker {
         let _lock = self.inner.volume_locks.lock(key).await;
         let volume = self.existing(key)?;
         match volume.content {
+            Content::Lower { .. } if volume.is_damaged => {
+                Err(WorkerError::Damaged { key: key.clone() })
+            }
             Content::Lower { disk, name } => {
                 Ok(Some((Directory { disk, name }, self.lowers_below(&volume)?)))
             }
@@ -259,6 +314,8 @@ impl Worker {
         let packed = self.pack(key, self.path_of_directory(directory), None, made).await;
         drop(held);
         let (made, imaged) = packed?;
+        // What was lost up to now may be what was read.
+        self.sync_upper(key, directory.disk).await?;
         let outcome = self.sealed_image(key, (made.name(), imaged.inodes), None).await?;
         // It is listed until the volume names it.
         Ok(outcome.keeping(made.into_making()))
@@ -287,34 +344,50 @@ impl Worker {
         let inner = Arc::downgrade(&self.inner);
         let wanted = Arc::clone(&self.inner.imaging);
         tokio::spawn(async move {
+            let mut pause = None;
             while let Some(inner) = inner.upgrade() {
                 let worker = Self { inner };
-                let wait = worker.make_due_images().await;
+                let wait = worker.make_due_images(&mut pause).await;
                 drop(worker);
                 let _ = tokio::time::timeout(wait, wanted.notified()).await;
             }
         });
     }
 
-    /// Makes the images whose time has come. Returns the time to the next look.
-    async fn make_due_images(&self) -> Duration {
+    /// Makes the images whose time has come. Returns the time to the next look; `pause` is that of all layers, while none
+    /// can be made.
+    async fn make_due_images(&self, pause: &mut Option<Failed>) -> Duration {
+        if let Some(failed) = pause {
+            let left = failed.next.saturating_duration_since(Instant::now());
+            if left > Duration::ZERO {
+                return left;
+            }
+        }
         let volumes = self.without_image();
         let is_there = |key: &Key| volumes.iter().any(|volume| volume.key == *key);
         self.inner.imaging_failures.lock().retain(|key, _| is_there(key));
         let mut next = LOOK_INTERVAL;
-        for volume in &volumes {
+        // Of those whose disk lost writes that was said.
+        for volume in volumes.iter().filter(|volume| !volume.is_damaged) {
             let left = self.time_to_image(volume);
             if left > Duration::ZERO {
                 next = next.min(left);
                 continue;
             }
             match self.make_image(&volume.key).await {
-                Ok(()) | Err(WorkerError::NotFound { .. }) => {}
+                Ok(()) => *pause = None,
+                Err(WorkerError::NotFound { .. }) => {}
+                Err(error) if is_of_layer(&error) => {
+                    next = next.min(self.note_failed_image(&volume.key, &error));
+                }
+                // The others would fail alike.
                 Err(error) => {
-                    let wait = self.note_failed_image(&volume.key);
-                    tracing::warn!(key = %volume.key, %error, next_try_seconds = wait.as_secs(),
-                        "a committed layer has no image yet, and is used as it is");
-                    next = next.min(wait);
+                    let failed = Failed::after(pause.as_ref(), PAUSE_MAX);
+                    let wait = failed.wait;
+                    tracing::warn!(layers = volumes.len(), %error, next_try_seconds = wait.as_secs(),
+                        "committed layers have no images yet, and are used as they are");
+                    *pause = Some(failed);
+                    return wait;
                 }
             }
         }
@@ -322,10 +395,7 @@ impl Worker {
     }
 
     fn time_to_image(&self, volume: &Volume) -> Duration {
-        let age = now().as_nanos().checked_sub(volume.created_at.as_nanos());
-        // A clock that was set back says nothing.
-        let age = age.map_or(Duration::MAX, Duration::from_nanos);
-        let left = self.inner.options.imaged_after.saturating_sub(age);
+        let left = time_left(volume.created_at, now(), self.inner.options.imaged_after);
         let failures = self.inner.imaging_failures.lock();
         let retry = failures.get(&volume.key).map(|failed| failed.next);
         left.max(
@@ -334,11 +404,13 @@ impl Worker {
     }
 
     /// Returns how long the next try waits.
-    fn note_failed_image(&self, key: &Key) -> Duration {
+    fn note_failed_image(&self, key: &Key, error: &WorkerError) -> Duration {
         let mut failures = self.inner.imaging_failures.lock();
-        let last = failures.get(key).map(|failed| failed.wait);
-        let wait = last.map_or(RETRY_MIN, |last| (2 * last).min(RETRY_MAX));
-        failures.insert(key.clone(), Failed { wait, next: Instant::now() + wait });
+        let failed = Failed::after(failures.get(key), RETRY_MAX);
+        let wait = failed.wait;
+        failures.insert(key.clone(), failed);
+        tracing::warn!(%key, %error, next_try_seconds = wait.as_secs(),
+            "a committed layer has no image, and stays where it was written");
         wait
     }
 }
@@ -350,6 +422,24 @@ mod tests {
 
     use super::super::layers::IMAGES_MAX;
     use super::*;
+
+    #[test]
+    fn the_time_of_an_image_comes_and_a_failure_waits_longer_each_time() {
+        let second = |count: u64| Timestamp::from_nanos(count * 1_000_000_000);
+        let after = Duration::from_secs(10);
+        for (now, left) in [(100, 10), (104, 6), (110, 0), (200, 0), (99, 0)] {
+            let left = Duration::from_secs(left);
+            assert_eq!(time_left(second(100), second(now), after), left, "{now}");
+        }
+        let mut failed = Failed::after(None, PAUSE_MAX);
+        let mut waits = vec![failed.wait.as_secs()];
+        for _ in 0..5 {
+            failed = Failed::after(Some(&failed), PAUSE_MAX);
+            waits.push(failed.wait.as_secs());
+        }
+        assert_eq!(waits, [30, 60, 120, 240, 300, 300]);
+        assert!(failed.next <= Instant::now() + PAUSE_MAX);
+    }
 
     #[test]
     fn the_paths_of_layers_fit_into_the_options_of_a_mount() {

@@ -7,7 +7,7 @@
 //!       |                (a clone of what its parent is)            ^
 //!       +---------------------------- bind -------------------------+
 //!
-//!   above images:      Upper ------------ pack and seal ------------------------> Image
+//!   above images:      Upper --- commit ---> Lower --- pack and seal, later -----> Image
 //!                        +--- Apply ---> ImageFile ------ seal ---------------------^
 //!
 //!   appliance:  workers/ID/disks/UUID   one clone for each Disk, one for all that is Upper, or for one
@@ -156,6 +156,8 @@ struct Inner {
     has_warned_of_images: AtomicBool,
     /// Layers that are packed at once.
     packing: Semaphore,
+    /// Disks that are captured at once: each has a snapshot and a mount of its own for that time.
+    moments: Semaphore,
     /// By size: each is made once.
     empty_disk_locks: KeyedLocks<u64>,
     /// Guards of views and images, by snapshot.
@@ -215,6 +217,7 @@ impl Inner {
             view_locks: KeyedLocks::default(),
             has_warned_of_images: AtomicBool::new(false),
             packing: Semaphore::new(imaging::PACKED_AT_ONCE),
+            moments: Semaphore::new(imaging::PACKED_AT_ONCE),
             empty_disk_locks: KeyedLocks::default(),
             views: Mutex::default(),
             idle_images: Mutex::default(),
@@ -578,10 +581,16 @@ fn forget_users_of_another_boot(state: &State) -> Result<(), WorkerError> {
         return Ok(());
     }
     let mut changes = vec![Change::Fact("boot_id".to_owned(), boot)];
-    for mut volume in state.matching(|volume| volume.is_in_use()) {
+    let is_lower = |volume: &Volume| matches!(volume.content, Content::Lower { .. });
+    for mut volume in state.matching(|volume| volume.is_in_use() || is_lower(volume)) {
         volume.users = 0;
         volume.is_kept_mounted = false;
         volume.mounted = None;
+        match is_lower(&volume) {
+            // Its disk is mounted anew: what is in the journal counts.
+            true => volume.is_damaged = false,
+            false => volume.given = Vec::new(),
+        }
         changes.push(Change::Put(Box::new(volume)));
     }
     state.apply(&changes)

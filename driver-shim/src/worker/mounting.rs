@@ -332,6 +332,9 @@ impl Worker {
             match volume.content {
                 Content::Inherited => {}
                 Content::Image { snapshot, .. } => layers.push(LowerLayer::Image(snapshot)),
+                Content::Lower { .. } if volume.is_damaged => {
+                    return Err(WorkerError::Damaged { key });
+                }
                 Content::Lower { disk, name } => {
                     layers.push(LowerLayer::Directory(Directory { disk, name }));
                 }

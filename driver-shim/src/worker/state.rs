@@ -31,8 +31,8 @@ use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
-use self::files::files_of;
 pub(super) use self::files::{FileKind, OwnFile};
+use self::files::{files_of, names_file};
 use super::error::WorkerError;
 use super::volume::{Content, Directory, Engine, Key, LayerKind, Volume};
 
@@ -243,7 +243,7 @@ impl State {
         index.obsolete.contains(&file)
             || index.new.contains(&file)
             || index.upper_disk() == Some(file.name)
-            || index.volumes.values().any(|volume| files_of(volume).contains(&file))
+            || index.volumes.values().any(|volume| names_file(volume, file))
     }
 
     /// The disk that takes new upper directories.

@@ -10,7 +10,8 @@
 //! So a container costs a directory, and no clone, loop device and mount of its own. One disk takes new directories, the
 //! *current* one. It is given up when writes to it were lost, when it cannot be used or is nearly full, when nothing is
 //! on it for some seconds, or when it takes much more space on the appliance than its files: what ext4 freed stays there.
-//! The next volume then gets a new one. A disk that was given up goes with its last volume.
+//! The next volume then gets a new one. A disk that was given up goes with the last volume that has, or was given, a
+//! directory on it.
 //!
 //! A volume that is to have a disk of its own has its directory on one that never is the current one, and that nothing is
 //! to be removed from. Else all that holds for a disk that was given up holds for that one.
@@ -155,9 +156,8 @@ fn is_unusable(error: &WorkerError) -> bool {
     }
 }
 
-/// Whether a volume is written on a disk. What is committed was synced before.
-fn is_written_on(volume: &Volume, disk: Uuid) -> bool {
-    matches!(volume.content, Content::Upper { disk: own, .. } if own == disk)
+fn has_directory_on(volume: &Volume, disk: Uuid) -> bool {
+    volume.directory().is_some_and(|own| own.disk == disk)
 }
 
 /// A directory that a volume is to have. While this lives its disk is the current one.
@@ -400,7 +400,7 @@ impl Worker {
     /// Syncs a disk, and notes it if that says that writes were lost. One that is not mounted has lost none.
     async fn look_for_loss(&self, disk: Uuid) -> Result<(), WorkerError> {
         let _turn = self.inner.upper_syncs.lock(&disk).await;
-        let is_whole = |volume: &Volume| is_written_on(volume, disk) && !volume.is_damaged;
+        let is_whole = |volume: &Volume| has_directory_on(volume, disk) && !volume.is_damaged;
         // Said once.
         if self.inner.state.upper_disk() != Some(disk)
             && self.inner.state.matching(is_whole).is_empty()
@@ -424,7 +424,7 @@ impl Worker {
         self.give_up_upper_disk(disk, "writes to it were lost").await?;
         let inner = Arc::clone(&self.inner);
         let noted = tokio::task::spawn_blocking(move || {
-            let is_whole = |volume: &Volume| is_written_on(volume, disk) && !volume.is_damaged;
+            let is_whole = |volume: &Volume| has_directory_on(volume, disk) && !volume.is_damaged;
             inner.state.update_matching(is_whole, |volume| volume.is_damaged = true)
         });
         noted.await.map_err(super::interrupted)?

@@ -4,7 +4,7 @@
 //! a layer that was sealed here     used of the snapshot less used of the one below; inodes of its disk less those below
 //! one that was adopted or bound    the same; a label of the snapshot has the inodes, as nothing of it is mounted
 //! a disk that is written           what no snapshot of it has, and at least what it has more than it was cloned from
-//! an upper directory               blocks and inodes of what is in it
+//! an upper directory               blocks and inodes of what is in it; once it is committed, counted once
 //! ```
 //! A snapshot of a disk that is written (`image commit`, an administrator's) leaves nothing that the disk alone has.
 //! What was written over before that is counted no more; all that is new still is.
@@ -142,16 +142,7 @@ impl Worker {
                 return Ok(volume.usage.unwrap_or_default());
             }
             Content::Lower { disk, name } => {
-                self.mount_lowers(&[LowerLayer::Directory(Directory { disk, name })]).await?;
-                let usage = self.usage_of_upper(disk, name).await?;
-                // Nothing changes it any more.
-                let known = move |volume: &mut Volume| {
-                    if matches!(volume.content, Content::Lower { .. }) {
-                        volume.usage = Some(usage);
-                    }
-                };
-                self.change(key, known).await?;
-                return Ok(usage);
+                return self.usage_of_lower(key, Directory { disk, name }).await;
             }
             Content::Upper { disk, name } => {
                 // After a reboot only its container mounts a disk of its own.
@@ -179,6 +170,25 @@ impl Worker {
 }
 
 impl Worker {
+    /// What a committed directory holds: counted once, as nothing changes it any more.
+    async fn usage_of_lower(&self, key: &Key, directory: Directory) -> Result<Usage, WorkerError> {
+        let held = self.hold_directories(&[directory])?;
+        self.mount_lowers(&[LowerLayer::Directory(directory)]).await?;
+        let turn = Arc::clone(&self.inner.upper_walks).lock_owned().await;
+        let counting = on_disk(self.path_of_directory(directory), move |upper| {
+            let _turn = (turn, held);
+            usage_below(upper)
+        });
+        let usage = counting.await?;
+        let known = move |volume: &mut Volume| {
+            if volume.directory() == Some(directory) {
+                volume.usage = Some(usage);
+            }
+        };
+        self.change(key, known).await?;
+        Ok(usage)
+    }
+
     /// What an upper directory holds: as it was counted last, if counting it takes long.
     async fn usage_of_upper(&self, disk: Uuid, name: Uuid) -> Result<Usage, WorkerError> {
         let target = self.disk_target(disk);

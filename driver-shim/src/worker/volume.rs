@@ -226,7 +226,8 @@ pub struct Volume {
     /// The directories of committed layers that its engine was given as lower ones. They stay for as long as it has them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given: Vec<Directory>,
-    /// Writes to its disk were lost: a sync of it failed, and the kernel tells that only once.
+    /// Writes to its disk were lost: a sync of it failed, and the kernel tells that only once. Of a committed directory,
+    /// until the disk is mounted anew.
     #[serde(default)]
     pub is_damaged: bool,
     /// What it holds of its own; known once it is a snapshot.
@@ -270,10 +271,9 @@ impl Volume {
 
     /// It is this from now on, and nothing of it is mounted any more.
     pub(super) fn become_content(&mut self, content: Content, usage: Option<Usage>) {
-        match content {
-            // Its own layer is still to be read above those; and all of it was synced, whatever was lost since.
-            Content::Lower { .. } => self.is_damaged = false,
-            _ => self.given = Vec::new(),
+        // Its own layer is still to be read above those.
+        if !matches!(content, Content::Lower { .. }) {
+            self.given = Vec::new();
         }
         self.content = content;
         self.mounted = None;

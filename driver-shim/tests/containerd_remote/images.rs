@@ -487,7 +487,7 @@ fn a_layer_that_containerd_unpacks_above_images_becomes_one_at_its_commit() {
         fs::set_permissions(root, Permissions::from_mode(0o711)).unwrap();
         fs::write(root.join("a"), b"a").unwrap();
         first.commit("lowest", &key, &chain).await;
-        first.make_image("lowest").await;
+        first.image("lowest");
         let mounts = first.snapshots.prepare_mounts("c", "lowest", labels(&[])).await.unwrap();
         let container = first.mount(&mounts);
         assert_eq!(container.read("a"), "a");

@@ -55,3 +55,17 @@ pub(super) fn files_of(volume: &Volume) -> BTreeSet<OwnFile> {
     };
     own.into_iter().chain(volume.directories().map(|one| disk(one.disk))).collect()
 }
+
+/// Whether a volume names this file.
+pub(super) fn names_file(volume: &Volume, file: OwnFile) -> bool {
+    let is_disk = |name| file == OwnFile { kind: FileKind::Disk, name };
+    let is_hold = |name| file == OwnFile { kind: FileKind::Hold, name };
+    let is_own = match volume.content {
+        Content::Inherited | Content::Upper { .. } | Content::Lower { .. } => false,
+        Content::Disk { name, .. } => is_disk(name),
+        Content::ImageFile { name: hold, .. }
+        | Content::Snapshot { hold, .. }
+        | Content::Image { hold, .. } => is_hold(hold),
+    };
+    is_own || volume.directories().any(|one| is_disk(one.disk))
+}
