@@ -298,7 +298,11 @@ async fn layer(
             }
             Ok(_) => {}
             // Another one may do.
-            Err(error @ (WorkerError::NotFound { .. } | WorkerError::Image { .. })) => {
+            Err(
+                error @ (WorkerError::NotFound { .. }
+                | WorkerError::Damaged { .. }
+                | WorkerError::Image { .. }),
+            ) => {
                 tracing::warn!(key = %volume.key, %error, "a layer is not taken for an image");
             }
             Err(error) => return Err(error.into()),

@@ -168,10 +168,8 @@ impl Worker {
         // One that no engine has mounted yet has no directories.
         let below = made.below.as_ref().map(Merged::path);
         let upper = upper_of(&self.ready_upper(disk, name, below).await?);
-        // Last: what it brings to the appliance is what is read. What is committed is there already.
-        if matches!(volume.content, Content::Upper { .. }) {
-            self.sync_upper(key, disk).await?;
-        }
+        // Last: what it brings to the appliance is what is read.
+        self.sync_upper(key, disk).await?;
         self.pack(key, upper, None, made).await
     }
 

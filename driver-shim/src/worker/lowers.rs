@@ -26,7 +26,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use slackwater_archive::ArchiveError;
-use slackwater_client::types::Timestamp;
+use slackwater_client::types::{SnapshotId, Timestamp};
 
 use super::layers::on_disk;
 use super::merging::Merged;
@@ -44,7 +44,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Time to the next try of what failed: twice as long with each try, up to one of the others.
 const RETRY_MIN: Duration = Duration::from_secs(30);
-/// Of all layers, as while the appliance is away.
+/// Of all layers, as while the appliance is away, or of one for a reason that may pass.
 const PAUSE_MAX: Duration = Duration::from_secs(300);
 /// Of a layer that is none for anything but an overlay, and is read for it.
 const RETRY_MAX: Duration = Duration::from_secs(3600);
@@ -92,6 +92,17 @@ fn is_of_layer(error: &WorkerError) -> bool {
             | ArchiveError::Members { .. }
             | ArchiveError::Directories { .. }
             | ArchiveError::Member { .. }
+    )
+}
+
+/// Whether an error is none of one layer, but meets all.
+fn concerns_all(error: &WorkerError) -> bool {
+    matches!(
+        error,
+        WorkerError::Appliance { .. }
+            | WorkerError::Full { .. }
+            | WorkerError::State { .. }
+            | WorkerError::Interrupted { .. }
     )
 }
 
@@ -160,6 +171,17 @@ impl Worker {
             Resolved::Images(lowers) => Ok(lowers),
             Resolved::Empty | Resolved::Snapshot(_) | Resolved::Disk(_) => Ok(Vec::new()),
         }
+    }
+
+    /// The images of a volume and of all below it, also where the layers between cannot be used.
+    pub(super) fn images_from(&self, volume: &Volume) -> Vec<SnapshotId> {
+        let below = |volume: &Volume| self.get(volume.parent.as_ref()?);
+        let all = std::iter::successors(Some(volume.clone()), below);
+        let image = |volume: Volume| match volume.content {
+            Content::Image { snapshot, .. } => Some(snapshot.id),
+            _ => None,
+        };
+        all.filter_map(image).collect()
     }
 
     /// Mounts what layers need; where each is seen, in the same order. A volume or a count of views says that they are used.
@@ -232,20 +254,18 @@ impl Worker {
             self.get(key).is_some_and(|one| matches!(one.content, Content::Lower { .. }))
         };
         let mut keys: Vec<_> = below.filter(is_lower).collect();
-        let mut last = None;
         loop {
             if path_bytes(&self.lowers_below(volume)?) + DIRECTORY_PATH_BYTES <= PATHS_BYTES_MAX {
                 return Ok(true);
             }
-            let Some(lowest) = keys.pop() else { return last.map_or(Ok(false), Err) };
+            let Some(lowest) = keys.pop() else { return Ok(false) };
             if self.inner.imaging_failures.lock().contains_key(&lowest) {
                 continue;
             }
             match self.make_image(&lowest).await {
                 // It stays a directory.
-                Err(error) if is_of_layer(&error) => {
+                Err(error @ WorkerError::Image { .. }) => {
                     self.note_failed_image(&lowest, &error);
-                    last = Some(error);
                 }
                 outcome => outcome?,
             }
@@ -267,11 +287,13 @@ impl Worker {
             let sealed = match worker.image_of_lower(&key, directory, &lowers).await {
                 Ok(Outcome::Becomes(sealed)) => sealed,
                 Ok(Outcome::Is(_)) => return Ok(()),
-                // What was removed in between is no fault.
-                Err(_) if worker.get(&key).and_then(|one| one.directory()) != Some(directory) => {
-                    return Err(WorkerError::NotFound { key });
+                // What was removed, or became an image, in between is no fault.
+                Err(error) => {
+                    return match worker.existing(&key)?.directory() == Some(directory) {
+                        true => Err(error),
+                        false => Ok(()),
+                    };
                 }
-                Err(error) => return Err(error),
             };
             let _lock = worker.inner.volume_locks.lock(&key).await;
             match worker.existing(&key)?.directory() == Some(directory) {
@@ -376,8 +398,9 @@ impl Worker {
             }
             match self.make_image(&volume.key).await {
                 Ok(()) => *pause = None,
-                Err(WorkerError::NotFound { .. }) => {}
-                Err(error) if is_of_layer(&error) => {
+                // Of one that is gone, or has another one below it whose disk lost writes, there is nothing to say.
+                Err(WorkerError::NotFound { .. } | WorkerError::Damaged { .. }) => {}
+                Err(error) if !concerns_all(&error) => {
                     next = next.min(self.note_failed_image(&volume.key, &error));
                 }
                 // The others would fail alike.
@@ -391,6 +414,7 @@ impl Worker {
                 }
             }
         }
+        *pause = None;
         next
     }
 
@@ -406,7 +430,8 @@ impl Worker {
     /// Returns how long the next try waits.
     fn note_failed_image(&self, key: &Key, error: &WorkerError) -> Duration {
         let mut failures = self.inner.imaging_failures.lock();
-        let failed = Failed::after(failures.get(key), RETRY_MAX);
+        let max = if is_of_layer(error) { RETRY_MAX } else { PAUSE_MAX };
+        let failed = Failed::after(failures.get(key), max);
         let wait = failed.wait;
         failures.insert(key.clone(), failed);
         tracing::warn!(%key, %error, next_try_seconds = wait.as_secs(),

@@ -14,7 +14,6 @@ use slackwater_client::types::{Labels, SnapshotId};
 use uuid::Uuid;
 
 use super::appliance::WORKER_LABEL;
-use super::lowers::images_in;
 use super::mounting::IDLE;
 use super::state::{Change, FileKind, OwnFile};
 use super::uppers::Removed;
@@ -95,14 +94,12 @@ impl Worker {
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             let volume = worker.existing(&key)?;
-            let lowers = volume.mounted.and_then(|_| worker.lowers_of(&volume).ok());
+            let images = volume.mounted.map(|_| worker.images_from(&volume));
             worker.apply(vec![Change::Delete(key)]).await?;
             if let Some(MountedAs::View(snapshot)) = volume.mounted {
                 worker.unmount_view_later(snapshot);
             }
-            let images = lowers.map(|lowers| images_in(&lowers)).unwrap_or_default();
-            let ids = images.into_iter().map(|image| image.id);
-            worker.unmount_images_later(ids.collect());
+            worker.unmount_images_later(images.unwrap_or_default());
             Ok(())
         })
         .await

@@ -394,7 +394,17 @@ impl Worker {
     pub(super) async fn sync_upper(&self, key: &Key, disk: Uuid) -> Result<(), WorkerError> {
         // One at a time: what another sync finds is in the state before this volume is looked at.
         let _turn = self.inner.upper_syncs.lock(&disk).await;
-        self.sync_disk(key, &self.disk_target(disk)).await
+        if self.existing(key)?.is_damaged {
+            return Err(WorkerError::Damaged { key: key.clone() });
+        }
+        let Err(error) = self.attach().await?.sync(&self.disk_target(disk)).await else {
+            return Ok(());
+        };
+        // The kernel tells it once: it counts also if the volume is gone by now.
+        if matches!(error, AttachError::LostWrites { .. }) {
+            self.note_loss_of_uppers(disk).await?;
+        }
+        Err(error.into())
     }
 
     /// Syncs a disk, and notes it if that says that writes were lost. One that is not mounted has lost none.

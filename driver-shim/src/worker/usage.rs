@@ -175,18 +175,26 @@ impl Worker {
         let held = self.hold_directories(&[directory])?;
         self.mount_lowers(&[LowerLayer::Directory(directory)]).await?;
         let turn = Arc::clone(&self.inner.upper_walks).lock_owned().await;
-        let counting = on_disk(self.path_of_directory(directory), move |upper| {
+        let (worker, key) = (self.clone(), key.clone());
+        on_disk(self.path_of_directory(directory), move |upper| {
             let _turn = (turn, held);
-            usage_below(upper)
-        });
-        let usage = counting.await?;
-        let known = move |volume: &mut Volume| {
-            if volume.directory() == Some(directory) {
-                volume.usage = Some(usage);
+            let is_it = |volume: &Volume| volume.directory() == Some(directory);
+            if let Some(usage) = worker.get(&key).filter(is_it).and_then(|volume| volume.usage) {
+                return Ok(usage);
             }
-        };
-        self.change(key, known).await?;
-        Ok(usage)
+            let usage = usage_below(upper)?;
+            // Here, as the one who asked may have left. One that is gone has none.
+            let known = |volume: &mut Volume| {
+                if is_it(volume) {
+                    volume.usage = Some(usage);
+                }
+            };
+            if let Err(error) = worker.inner.state.update(&key, known) {
+                tracing::debug!(%key, %error, "the usage of a layer is counted again");
+            }
+            Ok(usage)
+        })
+        .await
     }
 
     /// What an upper directory holds: as it was counted last, if counting it takes long.

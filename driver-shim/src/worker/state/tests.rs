@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use slackwater_client::types::{SnapshotId, Timestamp};
 
 use super::*;
-use crate::worker::identity;
 use crate::worker::volume::{DockerExtra, Extra, LayerKind, SnapshotRef};
+use crate::worker::{forget_users_of_another_boot, identity};
 
 fn key(number: u8) -> Key {
     Key::docker(format!("v{number}"))
@@ -395,6 +395,36 @@ fn a_copy_of_a_machine_is_another_worker() {
     let refused = identity(&state, path, "three").unwrap_err();
     assert!(matches!(refused, WorkerError::OtherMachine { .. }), "{refused}");
     assert_eq!(identity(&state, path, "two").unwrap(), copied);
+}
+
+#[test]
+fn after_a_boot_nothing_is_mounted_or_given_and_what_is_committed_is_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = State::open(&folder.path().join("state.redb")).unwrap();
+    let (disk, given) = (uuid(1), vec![Directory { disk: uuid(2), name: uuid(3) }]);
+    let used = |number, content| Volume {
+        given: given.clone(),
+        is_damaged: true,
+        is_kept_mounted: true,
+        ..volume(number, None, content)
+    };
+    let upper = used(1, Content::Upper { disk, name: uuid(4) });
+    let mut lower = used(2, Content::Lower { disk, name: uuid(5) });
+    lower.is_kept_mounted = false;
+    for one in [upper, lower] {
+        state.apply(&[Change::Create(Box::new(one))]).unwrap();
+    }
+    let fact = Change::Fact("boot_id".to_owned(), "another".to_owned());
+    state.apply(&[fact]).unwrap();
+    forget_users_of_another_boot(&state).unwrap();
+    let (upper, lower) = (state.get(&key(1)).unwrap(), state.get(&key(2)).unwrap());
+    assert!(upper.is_damaged && !upper.is_kept_mounted && upper.given.is_empty());
+    assert!(!lower.is_damaged, "its disk is mounted anew");
+    assert_eq!(lower.given, given, "it is above them");
+    // Of the same boot nothing is forgotten.
+    state.update(&key(2), |volume| volume.is_damaged = true).unwrap();
+    forget_users_of_another_boot(&state).unwrap();
+    assert!(state.get(&key(2)).unwrap().is_damaged);
 }
 
 #[test]
