@@ -7,7 +7,7 @@
 //!                                                                                            |
 //!                                                          workers/ID/holds/UUID, an image <-+--> snapshot of that
 //! ```
-//! So both are of one moment, whatever is written meanwhile: a container stands still for as long as the snapshot of its disk
+//! So both are of one moment, whatever is written at that time: a container stands still for as long as the snapshot of its disk
 //! takes, and not while what it wrote is packed. What comes of it has no clone: it lives until it is bound or published, or
 //! for a short time.
 

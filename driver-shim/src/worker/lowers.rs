@@ -11,8 +11,8 @@
 //!
 //! Invariants:
 //! - What is committed is on the appliance before the commit is answered, on the disk of its directory, maybe in the journal
-//!   of that alone. So of a disk that lost writes nothing more is mounted or packed before it is mounted anew, which a
-//!   restart of the machine does.
+//!   of that alone. So once a disk lost writes, nothing more of it is mounted or packed until the machine was restarted:
+//!   then it is mounted again, and the journal counts.
 //! - Nothing is to write the directory any more. As with overlayfs on a local disk that is the engine's to see to.
 //! - A directory stays for as long as a volume has it, or was given it as a lower one: an engine mounts what it was given,
 //!   also after the layer has become an image. It is given under `giving`, which the record of an image waits for.

@@ -587,7 +587,7 @@ fn forget_users_of_another_boot(state: &State) -> Result<(), WorkerError> {
         volume.is_kept_mounted = false;
         volume.mounted = None;
         match is_lower(&volume) {
-            // Its disk is mounted anew: what is in the journal counts.
+            // Its disk is mounted again: what is in the journal counts.
             true => volume.is_damaged = false,
             false => volume.given = Vec::new(),
         }

@@ -227,7 +227,7 @@ pub struct Volume {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub given: Vec<Directory>,
     /// Writes to its disk were lost: a sync of it failed, and the kernel tells that only once. Of a committed directory,
-    /// until the disk is mounted anew.
+    /// until the machine was restarted.
     #[serde(default)]
     pub is_damaged: bool,
     /// What it holds of its own; known once it is a snapshot.

@@ -419,7 +419,7 @@ fn after_a_boot_nothing_is_mounted_or_given_and_what_is_committed_is_whole() {
     forget_users_of_another_boot(&state).unwrap();
     let (upper, lower) = (state.get(&key(1)).unwrap(), state.get(&key(2)).unwrap());
     assert!(upper.is_damaged && !upper.is_kept_mounted && upper.given.is_empty());
-    assert!(!lower.is_damaged, "its disk is mounted anew");
+    assert!(!lower.is_damaged, "its disk is mounted again");
     assert_eq!(lower.given, given, "it is above them");
     // Of the same boot nothing is forgotten.
     state.update(&key(2), |volume| volume.is_damaged = true).unwrap();
