@@ -23,6 +23,10 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long a program may take to end, and what it printed to come.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How long a call that is under way may go on when the experiment must end. A client of containerd that is killed while
+/// a task is created leaves in containerd what no later call removes: mounts, and a shim without a task.
+const UNDER_WAY_MAX: Duration = Duration::from_secs(20);
+
 /// A command in a process group of its own: Ctrl-C at a terminal reaches this program alone,
 /// which then ends the others in order.
 pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
@@ -65,7 +69,8 @@ pub(crate) fn output(command: &mut Command) -> Result<String, Failure> {
 /// When a program is ended that runs still.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum End<'a> {
-    /// When the experiment must end.
+    /// When the experiment must end, or some seconds later: a call that ends by itself until then leaves nothing half
+    /// made.
     Stop(&'a Stop),
     /// After so long.
     After(Duration),
@@ -84,7 +89,8 @@ impl End<'_> {
 }
 
 /// Runs the command, which must succeed, and answers its standard output, as far as it has one of ours. One that runs too
-/// long is ended with all of its process group: by SIGTERM, and some seconds later by SIGKILL.
+/// long is ended with all of its process group: by SIGTERM, and some seconds later by SIGKILL. When the experiment must
+/// end, it may first go on for `UNDER_WAY_MAX`.
 pub(crate) fn output_until(command: &mut Command, end: End<'_>) -> Result<String, Failure> {
     let said = format!("`{}`", words(command));
     let failed = |source| Failure::System { what: format!("cannot run {said}"), source };
@@ -105,6 +111,10 @@ pub(crate) fn output_until(command: &mut Command, end: End<'_>) -> Result<String
             Err(mpsc::RecvTimeoutError::Timeout) => {}
         }
         if let Err(failure) = end.check(start, &said) {
+            let is_stop = matches!(end, End::Stop(_));
+            if is_stop && ended.recv_timeout(UNDER_WAY_MAX).is_ok() {
+                return Err(failure);
+            }
             // Fails only if it has ended by then, which is as well.
             let _ = rustix::process::kill_process_group(group, Signal::TERM);
             if ended.recv_timeout(GRACE).is_err() {
@@ -172,6 +182,18 @@ mod tests {
         let failed = outcome.unwrap_err().to_string();
         assert!(failed.contains("sleep 60` was not done after 0.05 s"), "{failed}");
         assert!(start.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_call_that_is_under_way_ends_by_itself_when_the_experiment_must_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("made");
+        let stop = Stop::listen(Duration::ZERO).unwrap();
+        let mut call = command("sh");
+        call.args(["-c", "sleep 1; echo whole >\"$0\""]).arg(&file);
+        let outcome = output_until(&mut call, End::Stop(&stop));
+        assert!(matches!(outcome, Err(Failure::TooLong { .. })), "{outcome:?}");
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "whole\n");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Signals only set a mark, which every loop looks at, so that whatever was mounted or started
 //! is undone on the way out like after any other failure.
 
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -53,6 +54,11 @@ impl Stop {
                     }
                 });
                 mark.store(true, Ordering::Relaxed);
+                // Nobody to tell when standard error is closed.
+                let _ = writeln!(
+                    std::io::stderr(),
+                    "slackwater-bench: ending: what is under way goes on for some seconds, then all is removed"
+                );
                 // The runtime lives on: without it a second signal would end the process
                 // before all is undone.
                 std::thread::park();

@@ -102,8 +102,29 @@ def require_taken_back(server, driver):
         if not left:
             return
         require(time.monotonic() < deadline, f"of {driver.process.title} {len(left)} things are left after "
-                f"{SETTLE_SECONDS} s:\n" + "\n".join(left[:SHOWN]))
+                f"{SETTLE_SECONDS} s:\n" + "\n".join(left[:SHOWN] + users(driver)))
         time.sleep(1)
+
+
+def users(driver):
+    """What uses the disks of a driver: each mount of a loop device of its export, in the namespace of mounts of whichever
+    process that is."""
+    devices = {f"/dev/{device}": file for device, file in loop_devices(driver.state)}
+    found = {}
+    for table in pathlib.Path("/proc").glob("[0-9]*/mountinfo"):
+        try:
+            lines = table.read_text("utf-8", "replace").splitlines()
+            title = (table.parent / "comm").read_text("utf-8", "replace").strip()
+        except OSError:
+            continue
+        for line in lines:
+            before, after = line.split(" - ")
+            device = after.split()[1]
+            if device in devices:
+                found.setdefault((device, before.split()[4]), []).append(f"{title} {table.parent.name}")
+    used = [f"{device} is mounted at {point} in {len(by)} processes, {by[0]} among them"
+            for (device, point), by in sorted(found.items())]
+    return [f"loop device {device} on {file}" for device, file in devices.items()] + used[:SHOWN]
 
 
 def require_nothing_left(server, drivers):
