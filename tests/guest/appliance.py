@@ -130,6 +130,14 @@ class Appliance:
         """A second appliance with a data directory and rules of its own."""
         return Appliance(self._program, data_dir, self.log_path, token=self._token, **access)
 
+    def introduction(self):
+        """The script by which a guest knows this appliance: its ports, and the token."""
+        return (
+            f"printf 'nfs_port=%s\\napi_port=%s\\n' {self.nfs_port} {self.api_port} >/run/appliance\n"
+            f"(umask 077; echo {self._token} >/run/token; "
+            f"echo 'Authorization: Bearer {self._token}' >/run/authorization)"
+        )
+
     def for_bearer(self, token):
         """The same server, as it answers those who show this token."""
         other = copy.copy(self)

@@ -28,6 +28,7 @@ import scenarios.rest
 import scenarios.others
 import scenarios.driver
 import scenarios.kernel_tls
+import scenarios.kernel_images
 import scenarios.restart
 import scenarios.end
 
@@ -142,11 +143,7 @@ def run(options, chosen, scratch):
             say(f"booting {kernel.name} (emulated)")
             guest = machine.Machine(scratch, kernel, initramfs)
             cleanup.callback(guest.stop)
-            guest.run(
-                f"printf 'nfs_port=%s\\napi_port=%s\\n' {server.nfs_port} {server.api_port} >/run/appliance\n"
-                f"(umask 077; echo {TOKEN} >/run/token; "
-                f"echo 'Authorization: Bearer {TOKEN}' >/run/authorization)"
-            )
+            guest.run(server.introduction())
             world = World(server, guest, pool, scratch, options.cache)
             passed, failed = run_all(world, chosen)
         except (appliance.ApplianceError, machine.GuestLost, OSError) as error:

@@ -1,4 +1,5 @@
-"""Debian 13: a kernel whose NFS client speaks TLS, with the tlshd and the mount.nfs that it needs.
+"""Debian 13: a kernel whose NFS client speaks TLS, with the tlshd and the mount.nfs that it needs. It mounts
+EROFS images from files, too.
 
     cache/trixie-N/            the packages, taken apart into one tree, never installed
     guest: /trixie/PROGRAM     started by Debian 13's loader, for the rest of the guest is the host's
@@ -15,7 +16,10 @@ import re
 import shutil
 import tempfile
 
+import appliance
 import image
+import machine
+from scenario import Failure
 
 RELEASE = "trixie"
 # Another number for another list of packages, so that an old cache is not taken for it.
@@ -35,8 +39,11 @@ PACKAGES = [
     "libmount1", "libselinux1", "libssl3t64", "libtirpc3t64",
 ]
 
-# TLS of the kernel, and AES-GCM, which it would have modprobe load.
-MODULES = ["tls", "aesni_intel", "ghash_generic", "gcm", "ctr"]
+# TLS of the kernel, and AES-GCM, which it would have modprobe load; EROFS. FUSE is built in.
+MODULES = ["tls", "aesni_intel", "ghash_generic", "gcm", "ctr", "erofs"]
+
+# Of a failure in the guest, what is told of it.
+CONSOLE_LINES, LOG_LINES = 20, 20
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
 LOADER = "ld-linux-x86-64.so.2"
@@ -123,6 +130,19 @@ def _install(root, home):
             shutil.copy(library, place / "lib")
 
 
-def build(scratch, modules, home, pool):
-    """Writes the initramfs into `scratch` and returns its path; `pool` becomes /pool."""
-    return image.build(scratch, modules, [], pool, MODULES, lambda root: _install(root, home))
+def boot(world, scratch, programs=()):
+    """Boots that kernel and returns the machine, which the caller stops; its files are put into `scratch`,
+    `programs` go to /tools."""
+    kernel, modules, home = fetch(world.cache)
+    initramfs = image.build(scratch, modules, programs, world.pool, MODULES, lambda root: _install(root, home))
+    return machine.Machine(scratch, kernel, initramfs)
+
+
+def run(guest, script, log):
+    """Runs a script in the guest; a failure tells what the kernel said, and the end of a file of the guest."""
+    try:
+        return guest.run(script, limit_seconds=7200.0)
+    except machine.GuestError as error:
+        said = guest.run(f"tail -n {LOG_LINES} {log} 2>/dev/null || true")
+        console = appliance.tail(guest.console_path, CONSOLE_LINES)
+        raise Failure(f"{error}\n--- {log}: {said}\n--- console: {console}") from error

@@ -14,10 +14,9 @@ import subprocess
 import time
 
 import appliance
-import machine
 import recording_proxy
 import trixie
-from scenario import Failure, require, scenario
+from scenario import require, scenario
 from scenarios import kernel_mutual_tls
 
 # Names by which the guest knows its gateway, behind which the appliance is; the certificate has the first.
@@ -28,8 +27,6 @@ BULK_BYTES = 4_000_000
 PROGRESS = 2
 # So many pieces of what is written are looked for in the recording, of so many bytes each.
 SAMPLES, SAMPLE_BYTES = 64, 32
-# Of a failure in the guest, what is told of it.
-CONSOLE_LINES, TLSHD_LINES = 20, 20
 
 
 def _certify(directory):
@@ -60,8 +57,7 @@ class _Trial:
         self.start()
         self.proxy = recording_proxy.Proxy(self.server.nfs_port)
         cleanup.callback(self.proxy.close)
-        kernel, modules, tree = trixie.fetch(world.cache)
-        self._machine = machine.Machine(home, kernel, trixie.build(home, modules, tree, world.pool))
+        self._machine = trixie.boot(world, home)
         cleanup.callback(self._machine.stop)
         for name in ("own", "foreign"):
             _put(self._machine, f"/run/{name}.pem", (home / name / "ca.pem").read_text())
@@ -82,12 +78,7 @@ class _Trial:
 
     def guest(self, script):
         """Runs a script in the guest; a failure tells what tlshd and the kernel said."""
-        try:
-            return self._machine.run(f". /tls.sh\n{script}", limit_seconds=7200.0)
-        except machine.GuestError as error:
-            said = self._machine.run(f"tail -n {TLSHD_LINES} /run/tlshd.log 2>/dev/null || true")
-            console = appliance.tail(self._machine.console_path, CONSOLE_LINES)
-            raise Failure(f"{error}\n--- tlshd: {said}\n--- console: {console}") from error
+        return trixie.run(self._machine, f". /tls.sh\n{script}", "/run/tlshd.log")
 
     def connections(self):
         """How many connections in TLS the server has had since its start."""
