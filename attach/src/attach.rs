@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use crate::disk::target_path;
 use crate::export::{Export, STATISTICS};
+use crate::image::WITHOUT_LOOP_RELEASE;
 use crate::probe::{self, Probe};
-use crate::{Access, AttachError, FileSystem, Method, Mounted, MountedBy, Options, Source};
+use crate::{Access, AttachError, FileSystem, Method, Mounted, MountedBy, Options, Source, kernel};
 
 /// The attached export. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -48,6 +49,13 @@ impl OwnedSource {
 }
 
 impl Attach {
+    /// Whether a kernel of this release mounts EROFS images from their files. Older ones take a loop device for each. The
+    /// call does not look whether the kernel has EROFS, and how it was configured.
+    #[must_use]
+    pub fn mounts_images_from_files() -> bool {
+        kernel::release().is_some_and(|release| release >= WITHOUT_LOOP_RELEASE)
+    }
+
     /// What this machine has of what attaching needs, for a method or for whichever works.
     pub async fn probe(method: Option<Method>) -> Probe {
         probe::probe(method).await

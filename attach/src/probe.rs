@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use crate::export::has_nfs;
-use crate::image::{self, WITHOUT_LOOP_RELEASE};
+use crate::image;
 use crate::tools::{MODPROBE, NEEDED, SANDBOXED, Tool, Tools, search_path};
-use crate::{Method, kernel, sandbox, serving};
+use crate::{Attach, Method, kernel, sandbox, serving};
 
 /// What `probe` found of one need.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +26,8 @@ pub struct Finding {
 pub struct Probe {
     /// The method that would be taken; `None` if none works.
     pub method: Option<Method>,
+    /// Whether EROFS images can be mounted.
+    pub has_images: bool,
     /// One line for each need.
     pub findings: Vec<Finding>,
 }
@@ -87,15 +89,16 @@ pub(crate) async fn probe(wanted: Option<Method>) -> Probe {
         true,
         "take Linux 5.10 or newer",
     ));
+    let has_images = has_file_system(&tools, image::FILE_SYSTEM).await;
     findings.push(Finding::new(
         "EROFS, for layers as images",
-        has_file_system(&tools, image::FILE_SYSTEM).await,
+        has_images,
         false,
         "modprobe erofs, or take a kernel with CONFIG_EROFS_FS; without it layers are disks",
     ));
     findings.push(Finding::new(
         "images without a loop device (Linux 6.12)",
-        kernel::release().is_some_and(|release| release >= WITHOUT_LOOP_RELEASE),
+        Attach::mounts_images_from_files(),
         false,
         "take Linux 6.12 or newer; older ones mount each image through a loop device",
     ));
@@ -107,7 +110,7 @@ pub(crate) async fn probe(wanted: Option<Method>) -> Probe {
         };
         Finding::new(tool.program, is_there, true, &advice)
     }));
-    Probe { method, findings }
+    Probe { method, has_images, findings }
 }
 
 /// Whether the kernel has a file system, or a module that brings it.

@@ -57,7 +57,7 @@ impl Stop {
                 // Nobody to tell when standard error is closed.
                 let _ = writeln!(
                     std::io::stderr(),
-                    "slackwater-bench: ending: what is under way goes on for some seconds, then all is removed"
+                    "slackwater-bench: stopping; what it started and made is ended and removed first"
                 );
                 // The runtime lives on: without it a second signal would end the process
                 // before all is undone.

@@ -155,6 +155,12 @@ impl ClientError {
         self.code() == Some(ProblemCode::NotFound)
     }
 
+    /// Whether the appliance gave no answer: it is away, or takes too long.
+    #[must_use]
+    pub const fn is_without_answer(&self) -> bool {
+        matches!(self, Self::Unreachable { .. } | Self::Lost { .. } | Self::Timeout { .. })
+    }
+
     /// Whether nothing could be sent, so that any call can be tried again.
     pub(crate) fn was_never_sent(&self) -> bool {
         matches!(self, Self::Unreachable { .. })

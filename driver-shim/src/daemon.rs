@@ -283,6 +283,7 @@ fn announce(config: &Config, worker: &Worker) {
         api = config.target.api,
         nfs = config.target.nfs,
         state_dir = %config.state_dir.display(),
+        layers = %config.layers,
         docker = ?config.docker_socket,
         containerd = ?config.containerd_socket,
         "ready"

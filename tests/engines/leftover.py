@@ -107,8 +107,7 @@ def require_taken_back(server, driver):
 
 
 def users(driver):
-    """What uses the disks of a driver: each mount of a loop device of its export, in the namespace of mounts of whichever
-    process that is."""
+    """What uses the disks of a driver: each mount of a loop device of its export, in all processes' namespaces."""
     devices = {f"/dev/{device}": file for device, file in loop_devices(driver.state)}
     found = {}
     for table in pathlib.Path("/proc").glob("[0-9]*/mountinfo"):

@@ -79,6 +79,8 @@ class Release:
     _exports: str = ""
     # What `engine-config` is asked for, to print the tables of containerd.
     _printed: str = ""
+    # How its drivers keep layers, where a scenario does not say.
+    layers: str = "auto"
     # Tells its workers and its appliance from Debian's.
     suffix: str = ""
     # Its Docker keeps its images in containerd; else Docker is Debian's, which Debian's containerd alone has.
@@ -133,13 +135,16 @@ def printed(driver_socket, driver_arguments, socket, engine, file):
     return "\n".join(chosen.splitlines()[1:]) + "\n"
 
 
-DEBIAN = Release("containerd 1.6", "1.6.", (), _CONFIGURATION_2)
+# Debian 12's own kernel is older than 6.12: its drivers keep disks. So do those of 2.2, for CRI and ctr of containerd 2. Those
+# of the newest engines keep what fits this machine's kernel.
+DEBIAN = Release("containerd 1.6", "1.6.", (), _CONFIGURATION_2, layers="disks")
 NEWER = Release(
     "containerd 2.4", newer.CONTAINERD.version, (newer.CONTAINERD.directory_name,), _CONFIGURATION_3, _SNAPSHOTTER_3,
 )
 NEWER_AS_PRINTED = dataclasses.replace(NEWER, _printed="cri")
 LONG_SUPPORTED = dataclasses.replace(
     NEWER_AS_PRINTED, title="containerd 2.2", version=newer.CONTAINERD_2_2.version, directories=(newer.CONTAINERD_2_2.directory_name,), suffix="-22",
+    layers="disks",
 )
 NEWER_DOCKER = dataclasses.replace(
     NEWER, directories=(*NEWER.directories, newer.DOCKERD.directory_name), _printed="docker-containerd",

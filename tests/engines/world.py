@@ -91,6 +91,8 @@ class Worker:
     def __init__(self, directory, name, server, control_group, wrapper=(), release=DEBIAN,
                  arguments=()):
         directory.mkdir()
+        if "--layers" not in arguments:
+            arguments = ("--layers", release.layers, *arguments)
         self.name = name
         self.server = server
         # The one that it has on the appliance.

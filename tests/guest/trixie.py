@@ -42,7 +42,7 @@ PACKAGES = [
 # TLS of the kernel, and AES-GCM, which it would have modprobe load; EROFS. FUSE is built in.
 MODULES = ["tls", "aesni_intel", "ghash_generic", "gcm", "ctr", "erofs"]
 
-# Of a failure in the guest, what is told of it.
+# How much a failure in the guest shows of them.
 CONSOLE_LINES, LOG_LINES = 20, 20
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"

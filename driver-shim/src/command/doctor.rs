@@ -20,6 +20,7 @@ use crate::engine::daemon::Daemon;
 use crate::engine::docker::Docker;
 use crate::error::DriverError;
 use crate::settings::{AttachChoice, CONTAINERD_API, Settings, Target, attach_choice};
+use crate::worker::LayerKind;
 
 /// Time to wait for each answer: a diagnosis is to be quick.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -129,7 +130,23 @@ async fn machine(settings: &Settings) -> (Vec<Line>, Option<Method>) {
         Some(method) => Line::new(Level::Ok, "disks are attached by", method.to_string()),
         None => Line::new(Level::Fail, "attaching", "no way works; see the lines above"),
     });
+    lines.push(layers(settings, probe.has_images));
     (lines, probe.method)
+}
+
+/// How layers of containerd's images are kept.
+fn layers(settings: &Settings, has_images: bool) -> Line {
+    let what = "layers of containerd's images are kept as";
+    let state_dir = settings.state_dir.clone().unwrap_or_default();
+    match settings.layers.unwrap_or_default().kind(&state_dir) {
+        Ok(LayerKind::Images) if !has_images => {
+            let why =
+                "disks, as this kernel has no EROFS: modprobe erofs, or set layers = \"disks\"";
+            Line::new(Level::Warn, what, why)
+        }
+        Ok(kind) => Line::new(Level::Ok, what, kind.to_string()),
+        Err(error) => Line::new(Level::Fail, what, error.to_string()),
+    }
 }
 
 /// The appliance, by both its faces.

@@ -7,6 +7,7 @@ use clap::{Args, ValueEnum};
 
 use super::doctor::plugin_name;
 use super::print;
+use crate::error::DriverError;
 use crate::settings::{CONTAINERD_API, Settings};
 use crate::worker::LayerKind;
 
@@ -54,18 +55,22 @@ struct Paths {
     layers: LayerKind,
 }
 
-pub(super) fn run(arguments: &EngineConfigArguments, settings: &Settings) {
+pub(super) fn run(
+    arguments: &EngineConfigArguments,
+    settings: &Settings,
+) -> Result<(), DriverError> {
     let text = |path: Option<&Path>, usual: &str| {
         path.map_or_else(|| usual.to_owned(), |path| path.display().to_string())
     };
+    let state_dir = settings.state_dir.as_deref().unwrap_or(Path::new(STATE_DIR));
     let paths = Paths {
         docker_socket: text(settings.docker_socket.as_deref(), DOCKER_SOCKET),
         plugin: plugin_name(settings.docker_socket.as_deref()),
         containerd_socket: text(settings.containerd_socket.as_deref(), CONTAINERD_SOCKET),
         containerd_api: text(settings.containerd_api.as_deref(), CONTAINERD_API),
-        state_dir: text(settings.state_dir.as_deref(), STATE_DIR),
+        state_dir: state_dir.display().to_string(),
         platform: format!("linux/{}", crate::image::containerd::architecture()),
-        layers: settings.layers.unwrap_or_default(),
+        layers: settings.layers.unwrap_or_default().kind(state_dir)?,
     };
     print(&match arguments.engine {
         Engine::Docker => docker(&paths),
@@ -74,6 +79,7 @@ pub(super) fn run(arguments: &EngineConfigArguments, settings: &Settings) {
         Engine::Containerd2 => containerd_2(&paths),
         Engine::Cri => cri(&paths),
     });
+    Ok(())
 }
 
 fn docker(paths: &Paths) -> String {
@@ -144,8 +150,8 @@ docker info --format '{{{{.Driver}}}}'     # slackwater
 # Commit by reference:
 #   slackwater-driver image commit --docker-host unix:///var/run/docker.sock CONTAINER IMAGE
 
-# Size of a disk: the driver's disk-size. `docker run --storage-opt size=...` does nothing on a
-# containerd image store, and Docker says nothing.
+# `docker run --storage-opt size=...` does nothing on a containerd image store, and Docker says nothing:
+# a disk has the driver's disk-size, and where layers are images all containers share one.
 "#,
         socket = paths.containerd_socket,
         api = paths.containerd_api,
@@ -153,16 +159,17 @@ docker info --format '{{{{.Driver}}}}'     # slackwater
 }
 
 fn containerd_1(paths: &Paths) -> String {
-    let containerd = proxy_plugin(paths, Exports::Comment);
+    let (containerd, later) = (proxy_plugin(paths, Exports::Comment), later_differ(paths));
     format!(
         r#"# containerd 1.6 and 1.7.
 #
 # The driver serves the snapshotter:
-#   slackwater-driver --containerd-socket {socket} ...
+#   slackwater-driver --containerd-socket {socket} --containerd-api {api} ...
 
 # ---- /etc/containerd/config.toml
 version = 2
 {containerd}
+{later}
 # ---- then
 systemctl restart containerd
 ctr images pull --snapshotter slackwater IMAGE
@@ -171,9 +178,10 @@ ctr run --snapshotter slackwater IMAGE NAME
 # `ctr images pull` of these releases fetches and unpacks every layer, whatever is set. Kubernetes
 # fetches none that the appliance has, and nerdctl none in the namespaces that the driver's
 # layers-without-blobs lists. Commit by reference:
-#   slackwater-driver image commit --containerd /run/containerd/containerd.sock NAME IMAGE
+#   slackwater-driver image commit --containerd {api} NAME IMAGE
 "#,
         socket = paths.containerd_socket,
+        api = paths.containerd_api,
     )
 }
 
@@ -206,7 +214,7 @@ ctr run --snapshotter slackwater IMAGE NAME
 }
 
 fn cri(paths: &Paths) -> String {
-    let old = proxy_plugin(paths, Exports::Plain);
+    let (old, later) = (proxy_plugin(paths, Exports::Plain), later_differ(paths));
     let new = proxy_plugin(paths, Exports::Annotations);
     let (differ, unpack) = (differ(paths), unpack_config(paths));
     format!(
@@ -218,6 +226,7 @@ fn cri(paths: &Paths) -> String {
 # ---- /etc/containerd/config.toml of containerd 1.7 (1.6 has no exports; leave them out)
 version = 2
 {old}
+{later}
 [plugins."io.containerd.grpc.v1.cri".containerd]
   snapshotter = "slackwater"
   disable_snapshot_annotations = false
@@ -290,6 +299,22 @@ fn differ(paths: &Paths) -> String {
   default = ["slackwater-diff", "walking"]
 "#
     )
+}
+
+/// The same for a file of containerd 1, most releases of which refuse it.
+fn later_differ(paths: &Paths) -> String {
+    let advice = match paths.layers {
+        LayerKind::Disks => "",
+        LayerKind::Images => {
+            "\n# Here layers are images: older releases unpack faster with layers = \"disks\" of the driver."
+        }
+    };
+    let mut text = format!("# From 1.7.4 on these, too, without the first `# `.{advice}\n");
+    for line in differ(paths).lines() {
+        text.push_str(format!("# {line}").trim_end());
+        text.push('\n');
+    }
+    text
 }
 
 /// What containerd 2 unpacks with. Where layers are images the driver writes them as such.

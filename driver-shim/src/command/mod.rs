@@ -209,10 +209,7 @@ async fn dispatch(command: Command, settings: Settings, format: Format) -> Resul
         }
         Command::Workers(arguments) => workers::run(&arguments, &settings, format).await,
         Command::Image(command) => image::run(command, &Config::new(&settings)?, format).await,
-        Command::EngineConfig(arguments) => {
-            engine_config::run(&arguments, &settings);
-            Ok(())
-        }
+        Command::EngineConfig(arguments) => engine_config::run(&arguments, &settings),
         // Done before.
         Command::Completions(_) | Command::Manual(_) | Command::RunTool(_) => Ok(()),
     }

@@ -23,6 +23,7 @@
 //! - What this one does not do, or fails at before that, is answered with `Unimplemented`: containerd's own differ
 //!   unpacks the layer then, and compares it with the image. That comes next in containerd's diff service. Its transfer
 //!   service knows one differ for each snapshotter, so where layers are images this one does all that is to be unpacked.
+//! - While the appliance is away it fails, and no other differ is asked.
 //! - A caller who leaves ends the reading.
 
 use std::io::{self, Read};
@@ -158,7 +159,10 @@ impl Differ {
             return Ok(Wanted { volume, how });
         }
         let found = remote::found(&self.worker, &volume, &chain).await;
-        let found = found.map_err(|error| unpacked(&error))?;
+        let found = found.map_err(|error| match error {
+            CallError::Worker(error) => gone_or_unpacked(error, path),
+            other => unpacked(&other),
+        })?;
         let is_image = volume.layers == LayerKind::Images;
         if found.is_none() && !is_image {
             self.require_images(format!("the appliance does not have layer {chain}"))?;
@@ -364,6 +368,10 @@ fn gone_or_unpacked(error: WorkerError, path: &Path) -> CallError {
         // It was removed while its blob was read, or another call was faster: nothing may be unpacked in its place.
         WorkerError::NotFound { .. } | WorkerError::ReadOnly { .. } => {
             CallError::NoDisk { path: path.to_owned() }
+        }
+        // What another differ unpacks would wait in the kernel for the appliance, and nothing would say so.
+        WorkerError::Appliance { source } if source.is_without_answer() => {
+            WorkerError::Appliance { source }.into()
         }
         other => unpacked(&other),
     }

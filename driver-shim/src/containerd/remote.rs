@@ -281,8 +281,12 @@ pub(super) async fn prepare_to_unpack(
     root: PathBuf,
 ) -> Result<(), CallError> {
     let owned = key.clone();
-    let made = on_disk(root, move |root| link_target::make(root, &owned)).await;
-    let Err(source) = made else { return Ok(()) };
+    let source = match worker.work_on_disk(root, move |root| link_target::make(root, &owned)).await
+    {
+        Ok(()) => return Ok(()),
+        Err(WorkerError::Local { source, .. }) => source,
+        Err(other) => return Err(other.into()),
+    };
     let error = CallError::Write { key: key.clone(), source };
     // A file system whose disk takes no more says so in many ways.
     Err(worker.full(&error.to_string()).await.map_or(error, CallError::Worker))

@@ -198,12 +198,7 @@ impl Config {
         if let Err(expected) = disk_size.of_disk() {
             return Err(value("disk-size", &disk_size.to_string(), &expected));
         }
-        let layers = given(settings.layers, "layers")?;
-        let is_for_mounts = |text: &str| !text.contains([',', ':', '\\', '"']);
-        if layers == LayerKind::Images && !state_dir.to_str().is_some_and(is_for_mounts) {
-            let expected = "expected a path of UTF-8 without `,`, `:`, `\\` and quotes, as options of mounts have it where layers are images";
-            return Err(value("state-dir", &state_dir.to_string_lossy(), expected));
-        }
+        let layers = given(settings.layers, "layers")?.kind(&state_dir)?;
         Ok(Self {
             target: Target::of(settings)?,
             cache_dir: absolute("cache-dir", in_state(&settings.cache_dir, "cache"))?,
@@ -423,6 +418,7 @@ fn docker_api(settings: &Settings) -> Result<String, SettingsError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::LayersChoice;
     use super::*;
 
     fn checked(change: impl FnOnce(&mut Settings)) -> Result<Config, SettingsError> {
@@ -440,23 +436,21 @@ mod tests {
         let sized = |bytes| checked(|settings| settings.disk_size = Some(Size::from_bytes(bytes)));
         let error = sized(IMAGE_SIZE_BYTES).unwrap_err().to_string();
         assert!(error.contains("disk-size") && error.contains("images"), "{error}");
-        assert_eq!(sized(IMAGE_SIZE_BYTES - BLOCK_BYTES).unwrap().layers, LayerKind::Disks);
+        sized(IMAGE_SIZE_BYTES - BLOCK_BYTES).unwrap();
     }
 
     #[test]
-    fn paths_that_options_of_mounts_cannot_have_are_refused_for_images() {
-        let kept = |layers, path: &str| {
-            let path = path.into();
-            checked(|settings| {
-                (settings.layers, settings.state_dir) = (Some(layers), Some(path));
-            })
-        };
-        for path in ["/a,b", "/a:b", "/a\\b", "/a\"b"] {
-            kept(LayerKind::Disks, path).unwrap();
-            let error = kept(LayerKind::Images, path).unwrap_err().to_string();
-            assert!(error.contains("state-dir") && error.contains("mounts"), "{error}");
+    fn how_layers_are_kept_is_as_asked_for() {
+        for (choice, kind) in
+            [(LayersChoice::Disks, LayerKind::Disks), (LayersChoice::Images, LayerKind::Images)]
+        {
+            assert_eq!(checked(|settings| settings.layers = Some(choice)).unwrap().layers, kind);
         }
-        kept(LayerKind::Images, "/var/lib/driver").unwrap();
+        let odd = checked(|settings| {
+            (settings.layers, settings.state_dir) =
+                (Some(LayersChoice::Images), Some("/a,b".into()));
+        });
+        assert!(odd.unwrap_err().to_string().contains("state-dir"));
     }
 
     #[test]

@@ -11,6 +11,7 @@
 
 mod certificate;
 mod config;
+mod layers;
 mod size;
 
 use std::net::SocketAddr;
@@ -24,11 +25,12 @@ use slackwater_client::{ClientError, TokenError};
 use tracing_subscriber::EnvFilter;
 
 use crate::small_file;
-use crate::worker::{LayerKind, Push};
+use crate::worker::Push;
 
 pub(crate) use certificate::attach_choice;
 pub(crate) use config::read_token;
 pub use config::{Config, Target};
+pub use layers::LayersChoice;
 pub use size::{Size, SizeError};
 
 /// Where containerd itself listens, as its packages have it.
@@ -88,19 +90,22 @@ pub struct Settings {
 
     /// Size of the disk of a container or layer, which is sparse [default: 64GiB]
     ///
-    /// Every worker of an appliance needs the same, to share unpacked images.
+    /// Every worker of an appliance needs the same, to share unpacked images where layers are disks. Where they are
+    /// images all containers share a disk of 1 TiB, or of this size if it is larger.
     #[arg(long, env = "SLACKWATER_DISK_SIZE", value_name = "SIZE")]
     pub disk_size: Option<Size>,
 
-    /// How the layers of containerd's images are kept [default: disks]
+    /// How the layers of containerd's images are kept [default: auto]
     ///
-    /// With `disks` each layer is a disk that has all layers below it, too, and each container a clone of one. With
-    /// `images` each layer is an EROFS image of its own, mounted once for all containers of this machine, whose
-    /// overlay has a disk for what they write: pulls unpack faster, containers share their page cache, and commits
-    /// take time by what was written. Needs the differ that `engine-config` prints, and EROFS (Linux 6.12 mounts
-    /// images without loop devices). What was pulled stays as it is, with all that is above it.
+    /// With `images` each layer is an EROFS image of its own, mounted once for all containers of this machine, whose
+    /// overlay has a disk for what they write: pulls unpack and containers start faster, and share their page cache.
+    /// Needs the differ that `engine-config` prints, and EROFS. With `disks` each layer is a disk that has all layers
+    /// below it, too, and each container a clone of one: commits by reference take constant time. `auto` takes images
+    /// where the kernel mounts them without loop devices (6.12 and newer), else disks: give one of the others where the workers
+    /// of an appliance have kernels of both kinds, as they share layers of one kind only. What was pulled stays as it
+    /// is, with all that is above it.
     #[arg(long, env = "SLACKWATER_LAYERS", value_name = "KIND")]
-    pub layers: Option<LayerKind>,
+    pub layers: Option<LayersChoice>,
 
     /// Take images that release 0.2 made by reference [default: false]
     ///
@@ -225,7 +230,7 @@ impl Settings {
             state_dir: Some("/var/lib/slackwater-driver".into()),
             cache_size: Some(Size::from_bytes(10 << 30)),
             disk_size: Some(Size::from_bytes(64 << 30)),
-            layers: Some(LayerKind::Disks),
+            layers: Some(LayersChoice::Auto),
             insecure_references_without_mac: Some(false),
             private_layers: Some(false),
             push: Some(Push::References),

@@ -1,5 +1,4 @@
-//! Volumes: what the layers, containers and snapshots of the engines are on the appliance and on
-//! this machine.
+//! Volumes: what the layers, containers and snapshots of the engines are on the appliance and on this machine.
 //!
 //! ```text
 //!              a volume's content
@@ -62,6 +61,7 @@ mod trees;
 mod uppers;
 mod usage;
 mod volume;
+mod waiting;
 mod without_init;
 
 use std::collections::HashMap;
@@ -158,6 +158,8 @@ struct Inner {
     packing: Semaphore,
     /// Disks that are captured at once: each has a snapshot and a mount of its own for that time.
     moments: Semaphore,
+    /// Work on disks that waits for the appliance.
+    disk_work: waiting::DiskWork,
     /// By size: each is made once.
     empty_disk_locks: KeyedLocks<u64>,
     /// Guards of views and images, by snapshot.
@@ -218,6 +220,7 @@ impl Inner {
             has_warned_of_images: AtomicBool::new(false),
             packing: Semaphore::new(imaging::PACKED_AT_ONCE),
             moments: Semaphore::new(imaging::PACKED_AT_ONCE),
+            disk_work: waiting::DiskWork::default(),
             empty_disk_locks: KeyedLocks::default(),
             views: Mutex::default(),
             idle_images: Mutex::default(),

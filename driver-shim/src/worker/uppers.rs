@@ -41,6 +41,7 @@ use uuid::Uuid;
 
 use super::layers::{copy_attributes, on_disk};
 use super::lowers::directories_in;
+use super::merging::path_of;
 use super::mounting::IDLE;
 use super::removal::{Chosen, Removal, remove_from};
 use super::state::Change;
@@ -101,7 +102,7 @@ fn make_directories(directory: &Path) -> io::Result<()> {
 }
 
 /// Gives the upper directory, which is the root that is seen, what the one below has; under its name once it is whole.
-fn make_root(directory: &Path, highest: Option<&Path>) -> io::Result<()> {
+fn make_root(directory: &Path, highest: Option<&File>) -> io::Result<()> {
     let (unfinished, upper) = (directory.join(UNFINISHED), upper_of(directory));
     if upper.try_exists()? {
         return Ok(());
@@ -110,9 +111,9 @@ fn make_root(directory: &Path, highest: Option<&Path>) -> io::Result<()> {
         fs::set_permissions(&unfinished, Permissions::from_mode(ROOT_MODE))?;
         return fs::rename(&unfinished, &upper);
     };
-    let root = fs::metadata(highest)?;
+    let root = highest.metadata()?;
     std::os::unix::fs::chown(&unfinished, Some(root.uid()), Some(root.gid()))?;
-    copy_attributes(highest, &unfinished)?;
+    copy_attributes(&path_of(highest), &unfinished)?;
     fs::set_permissions(&unfinished, Permissions::from_mode(root.mode() & 0o7777))?;
     File::open(&unfinished)?.set_modified(root.modified()?)?;
     fs::rename(&unfinished, &upper)
@@ -368,10 +369,15 @@ impl Worker {
         name: Uuid,
         highest: Option<PathBuf>,
     ) -> Result<PathBuf, WorkerError> {
+        // Open, as what names it may be gone before the directory is made.
+        let highest = match highest {
+            Some(path) => Some(on_disk(path, |path| File::open(path)).await?),
+            None => None,
+        };
         let made = match self.mount_upper_disk(disk).await {
             Ok(target) => {
                 let directory = target.join(name.to_string());
-                on_disk(directory.clone(), make_directories).await.map(|()| directory)
+                self.work_on_disk(directory.clone(), make_directories).await.map(|()| directory)
             }
             Err(error) => Err(error),
         };
@@ -386,7 +392,7 @@ impl Worker {
             Err(error) => return Err(error),
         };
         // What fails here is mostly the fault of what is below.
-        on_disk(directory.clone(), move |path| make_root(path, highest.as_deref())).await?;
+        self.work_on_disk(directory.clone(), move |path| make_root(path, highest.as_ref())).await?;
         Ok(directory)
     }
 

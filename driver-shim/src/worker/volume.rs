@@ -131,13 +131,13 @@ pub enum Content {
 }
 
 /// How the layers of images are kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, ValueEnum, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LayerKind {
-    /// Each as a disk with all layers below it
+    /// Each as a disk with all layers below it.
     #[default]
     Disks,
-    /// Each as an EROFS image of its own, for overlayfs
+    /// Each as an EROFS image of its own, for overlayfs.
     Images,
 }
 

@@ -9,7 +9,7 @@ use slackwater_driver::containerd::proto::{
     ApplyRequest, CommitRequest, Descriptor, Mount, Payload,
 };
 use slackwater_driver::image::digest::{Digest, chain_id};
-use slackwater_driver::worker::{Content as VolumeContent, Engine, Key, SnapshotRef};
+use slackwater_driver::worker::{Content as VolumeContent, Engine, Key, LayerKind, SnapshotRef};
 use tonic::Code;
 
 use crate::support::content::{Containerd, Content};
@@ -156,6 +156,34 @@ fn a_fetched_layer_that_the_appliance_has_is_not_unpacked() {
         let answer = others.prepare_labelled(&key, "", labels(&[(REF, &chains[0])])).await;
         refused(answer, Code::AlreadyExists);
         others.stop().await;
+        snapshots.stop().await;
+    });
+}
+
+#[test]
+fn no_other_differ_is_asked_while_the_appliance_is_away() {
+    let mut appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let tar = tar(1);
+        let chain = diff_id(&tar);
+        let (_first, snapshots, _) = unpacked(&appliance, &chain).await;
+        for layers in [LayerKind::Disks, LayerKind::Images] {
+            let second = Machine::start_keeping(&appliance, layers).await;
+            let (others, containerd) = serve_docker(&second).await;
+            let key = unpack_key(1, &chain);
+            let root = prepared(&others, &key, "", &chain).await;
+            let digest = fetched(&containerd, gzip(&tar));
+            appliance.stop();
+            let asked = request(&root, &digest, GZIP);
+            let said = refused(others.apply("default", asked.clone()).await, Code::Unavailable);
+            assert!(said.contains("cannot reach the appliance"), "{layers}: {said}");
+            appliance.serve();
+            if layers == LayerKind::Disks {
+                assert_eq!(others.apply("default", asked).await.unwrap().digest, diff_id(&tar));
+            }
+            others.stop().await;
+        }
         snapshots.stop().await;
     });
 }

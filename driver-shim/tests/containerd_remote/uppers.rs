@@ -1,5 +1,6 @@
 //! Upper directories: all containers of a machine on one disk, and what is left of those that are gone.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -191,6 +192,67 @@ fn lost_writes_are_those_of_all_on_the_disk_and_the_next_has_another() {
         drop(view);
         stand.snapshots.remove("view of of e").await.unwrap();
         // The damaged one goes with its last volume.
+        for key in ["c", "d"] {
+            stand.snapshots.remove(key).await.unwrap();
+        }
+        stand.await_disks(0).await;
+        stand.stop().await;
+    });
+}
+
+/// A file system whose changes wait, as where the appliance is away.
+struct Frozen(PathBuf);
+
+impl Frozen {
+    fn freeze(directory: &Path) -> Self {
+        fsfreeze("--freeze", directory);
+        Self(directory.to_owned())
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        fsfreeze("--unfreeze", &self.0);
+    }
+}
+
+fn fsfreeze(how: &str, directory: &Path) {
+    let done = std::process::Command::new("fsfreeze").arg(how).arg(directory).status();
+    assert!(done.unwrap().success(), "fsfreeze {how} {}", directory.display());
+}
+
+#[test]
+fn a_directory_that_waits_for_the_appliance_says_so_and_is_removed_once_it_is_made() {
+    let mut appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let names = stand.pull(&layers()[..1]).await;
+        let first = stand.container("c", &names[0]).await;
+        let disk = directory(&first).parent().unwrap().to_owned();
+        stand.snapshots.cleanup().await.unwrap();
+        let frozen = Frozen::freeze(&disk);
+        appliance.stop();
+        let asked = stand.snapshots.prepare_mounts("d", &names[0], labels(&[])).await;
+        let said = refused(asked, Code::Unavailable);
+        assert!(said.contains("cannot reach the appliance"), "{said}");
+        appliance.serve();
+        drop(frozen);
+        // The disk is no worse for it, and the name can be had.
+        let next = stand.container("d", &names[0]).await;
+        assert_eq!(directory(&next).parent(), Some(disk.as_path()));
+        let deadline = Instant::now() + REMOVED_WITHIN;
+        let expected = [&first, &next].map(|mounts| directory(mounts)).into();
+        loop {
+            stand.snapshots.cleanup().await.unwrap();
+            let found = fs::read_dir(&disk).unwrap().map(|entry| entry.unwrap().path());
+            let found: BTreeSet<_> = found.filter(|path| !path.ends_with("lost+found")).collect();
+            if found == expected {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{found:?} instead of {expected:?}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         for key in ["c", "d"] {
             stand.snapshots.remove(key).await.unwrap();
         }

@@ -52,9 +52,11 @@ def whole(world):
     layers = {layer["digest"] for layer in world.registry.manifest(image.split("/", 1)[1])["layers"]}
     with world.fresh_worker("unpacks", server, release=NEWER_AS_PRINTED) as first:
         require(layers <= pull(world, first, image), "the first worker fetched no layer")
-        before = {item["id"] for item in server.listing("snapshots")}
         with world.fresh_worker("compares", server, release=NEWER_AS_PRINTED) as worker:
             containerd = worker.containerd
+            # The disk of what is written above images is made with the first snapshot.
+            containerd.snapshots("prepare", "first")
+            before = {item["id"] for item in server.listing("snapshots")}
             worker.meter.reset()
             fetched = pull(world, worker, image)
             require(layers <= fetched, f"fetched {fetched}, expected all of {layers}")

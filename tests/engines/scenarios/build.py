@@ -98,14 +98,20 @@ def described(docker, image):
     return entries
 
 
-def compare(world, docker, buildkit, tag):
+def compare(world, docker, buildkit, tag, is_overlay=False):
     """The same build on a worker's Docker and on overlay2; it is pushed by that tag."""
     expected = built(world, world.plain, buildkit)
+    if is_overlay and buildkit:
+        # BuildKit leaves out of the layer of an overlay what was copied up and is as before (containerd does so with its
+        # own overlayfs): the file that step 8 links.
+        for name in list(expected["added/plain"]["same as"]):
+            del expected[name]["same as"]
+            expected[name]["links"] = 1
     world.plain("image", "rm", "ten:1")
     got = built(world, docker, buildkit)
     require(CAPABILITY in expected["added/plain"]["attributes"].values(), "the capability is lost")
     require("data/gone" not in expected and "data/opaque/new" in expected, "the steps did not work")
-    tree.require_same(got, expected, "the worker's build", "overlay2's")
+    tree.require_same(got, expected, f"the worker's build, BuildKit {buildkit}", "overlay2's")
     name = world.registry.name(f"ten-{'buildkit' if buildkit else 'legacy'}:{tag}")
     docker("tag", "ten:1", name)
     docker("push", name)

@@ -14,7 +14,7 @@ LIMIT_SECONDS = 900
 @scenario("conformance: containerd's own suite of a snapshotter, by containerd 2.4", LIMIT_SECONDS, stand_in=True,
           newer=True)
 def snapshotter(world):
-    suite(world, (), [])
+    suite(world, ("--layers", "disks"), [])
     return f"{TESTS} tests"
 
 

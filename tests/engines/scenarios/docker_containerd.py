@@ -185,5 +185,9 @@ def read_of_commit(worker, image):
 
 @scenario("docker 29: builds of 10 steps, by both builders, equal to overlay2's", 600, newer=True)
 def builds(world):
-    with world.fresh_worker("builds-29", release=NEWER_DOCKER) as worker:
-        return ", ".join(build.compare(world, worker.docker, buildkit, "29") for buildkit in (False, True))
+    entries = []
+    for kind in ("disks", "images"):
+        with world.fresh_worker(f"builds-29-{kind}", release=NEWER_DOCKER, arguments=("--layers", kind)) as worker:
+            entries += [build.compare(world, worker.docker, buildkit, f"29-{kind}", kind == "images")
+                        for buildkit in (False, True)]
+    return ", ".join(entries)
