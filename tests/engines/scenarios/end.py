@@ -8,7 +8,7 @@ from scenario import require, require_equal, scenario
 
 TROUBLE = re.compile(r"panicked|[Cc]orrupt|stack overflow")
 # What the driver says of the archives that other scenarios damage.
-REFUSED_ARCHIVE = re.compile(r'call="ApplyDiff".*the archive is ')
+REFUSED_ARCHIVE = re.compile(r'(call="ApplyDiff"|containerd::apply: left).*the archive is ')
 
 
 @scenario("end: images on two workers, removed, leave nothing on the appliance", 240, also=(NEWER_FOR_ALL,))
