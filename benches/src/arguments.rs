@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::compare;
 use crate::containers;
+use crate::docker;
 use crate::soak::SoakCommand;
 
 /// Ends the help text.
@@ -30,13 +31,15 @@ pub(crate) enum Command {
     Compare(CompareArguments),
     /// Pull, run and diff by this snapshotter and by others of the same containerd, by turns (as root)
     Containers(ContainersArguments),
+    /// Pull, run, commit and build by this Docker and by others of the same machine, by turns; a newer docker needs buildx
+    Docker(DockerArguments),
     /// Serve a directory by nfsserve: a rival of `compare`, which starts it
     #[command(hide = true)]
     ServeDirectory {
         /// The directory
         directory: PathBuf,
     },
-    /// Draw a comparison that was kept with `compare --json`
+    /// Draw a comparison that was kept with --json of `compare`, `containers` or `docker`
     Plot(PlotArguments),
     /// Hold the latest `cargo bench` against a kept baseline
     Regressions(RegressionsArguments),
@@ -151,13 +154,96 @@ pub(crate) struct ContainersArguments {
     pub(crate) svg: Option<PathBuf>,
 }
 
+/// What `docker` takes.
+#[derive(Debug, Args)]
+pub(crate) struct DockerArguments {
+    /// The image, as `docker pull` takes it, such as debian:12
+    #[arg(long, value_name = "REFERENCE", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) image: String,
+
+    /// The Docker that is measured
+    #[arg(long, value_name = "ADDRESS", default_value = "unix:///var/run/docker.sock", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) docker_host: String,
+
+    /// A Docker to compare with, and what to call it, such as overlayfs=unix:///run/other/docker.sock; may be repeated
+    #[arg(long = "rival", value_name = "NAME=ADDRESS", required = true, value_parser = named_host)]
+    pub(crate) rivals: Vec<NamedHost>,
+
+    /// Only these rows, by their keys: pull, run, at-once, commit-fresh, commit-written, build-1, build-4, build-14
+    #[arg(long, value_name = "KEY", value_delimiter = ',', value_parser = known_docker_work)]
+    pub(crate) only: Vec<String>,
+
+    /// How often each side has its turn
+    #[arg(long, value_name = "COUNT", default_value_t = 7, value_parser = of_range::<1, 100>)]
+    pub(crate) rounds: usize,
+
+    /// Containers that run at a time in `at-once`
+    #[arg(long, value_name = "COUNT", default_value_t = 20, value_parser = of_range::<1, 200>)]
+    pub(crate) at_once: usize,
+
+    /// The shell of the image, which has to have true, sleep, sync and head
+    #[arg(long, value_name = "WORDS", default_value = "/bin/sh")]
+    pub(crate) shell: String,
+
+    /// Docker's command
+    #[arg(long, value_name = "FILE", default_value = "docker")]
+    pub(crate) docker: PathBuf,
+
+    /// One more argument for `docker run`; may be repeated
+    #[arg(long = "run-argument", value_name = "WORD", allow_hyphen_values = true)]
+    pub(crate) run_arguments: Vec<String>,
+
+    /// One more argument for `docker build`; may be repeated
+    #[arg(long = "build-argument", value_name = "WORD", allow_hyphen_values = true)]
+    pub(crate) build_arguments: Vec<String>,
+
+    /// Write all figures to this file as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+
+    /// Draw plots into this directory
+    #[arg(long, value_name = "DIR")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+/// A Docker, and what it is called in the table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NamedHost {
+    pub(crate) name: String,
+    /// As `docker --host` takes it.
+    pub(crate) address: String,
+}
+
+fn named_host(text: &str) -> Result<NamedHost, String> {
+    match text.split_once('=') {
+        Some((name, address)) if !name.is_empty() && !address.is_empty() => {
+            Ok(NamedHost { name: name.to_owned(), address: address.to_owned() })
+        }
+        _ => {
+            Err("expected NAME=ADDRESS, such as overlayfs=unix:///run/other/docker.sock".to_owned())
+        }
+    }
+}
+
 /// The key of a row of `containers`.
 fn known_work(text: &str) -> Result<String, String> {
-    if containers::is_known(text) {
-        return Ok(text.to_owned());
+    one_of(text, containers::keys())
+}
+
+/// The key of a row of `docker`.
+fn known_docker_work(text: &str) -> Result<String, String> {
+    one_of(text, docker::keys())
+}
+
+fn one_of(
+    text: &str,
+    mut keys: impl Iterator<Item = &'static str> + Clone,
+) -> Result<String, String> {
+    let all = keys.clone();
+    match keys.any(|key| key == text) {
+        true => Ok(text.to_owned()),
+        false => Err(format!("expected one of {}", all.collect::<Vec<_>>().join(", "))),
     }
-    let keys: Vec<_> = containers::keys().collect();
-    Err(format!("expected one of {}", keys.join(", ")))
 }
 
 /// A number from `LEAST` to `MOST`.

@@ -10,6 +10,8 @@
 //!                     report     table, JSON, verdict
 //!              compare, growth   rivals by turns, over NFS and in the store -> row
 //!              containers        the same of containerd's snapshotters -> row
+//!              docker            the same of two Dockers -> row
+//!              turns             who has the next turn, and the rows of what came of them
 //!              plot              rows as SVG
 //!              regressions       `cargo bench` held against a kept baseline
 //!              soak              a server that is killed or flooded, and loses nothing
@@ -21,6 +23,7 @@ mod cases;
 mod clone;
 mod compare;
 mod containers;
+mod docker;
 mod embedded;
 mod failure;
 mod growth;
@@ -36,6 +39,7 @@ mod row;
 mod soak;
 mod statistics;
 mod stop;
+mod turns;
 
 use std::process::ExitCode;
 
@@ -54,6 +58,7 @@ fn main() -> ExitCode {
         Command::Clone(arguments) => clone::run(&arguments),
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Containers(arguments) => containers::run(&arguments),
+        Command::Docker(arguments) => docker::run(&arguments),
         Command::ServeDirectory { directory } => {
             compare::serve_directory(&directory).map(|()| true)
         }

@@ -197,6 +197,7 @@ async fn status(State(control): State<Control>) -> Json<Value> {
         "nfs": config.target.nfs,
         "state_dir": config.state_dir,
         "disk_size_bytes": worker.disk_size_bytes(),
+        "layers": worker.layers_setting(),
         "appliance": appliance,
         "attach": attach,
         "mounted_by": mounted_by,

@@ -196,7 +196,7 @@ class Docker:
         self.directory.mkdir(parents=True)
         self.socket = directory / "docker.sock"
         self.storage = storage
-        self._client = next(
+        self.client = next(
             client for client in CLIENTS if "/" not in client or os.access(client, os.X_OK)
         )
         file = self.directory / "daemon.json"
@@ -233,13 +233,13 @@ class Docker:
     def attempt(self, *words, settings=None, **options):
         """Runs the client, however it ends."""
         return attempt(
-            [self._client, *words], settings={**self._settings, **(settings or {})}, **options
+            [self.client, *words], settings={**self._settings, **(settings or {})}, **options
         )
 
     def begin(self, *words):
         """Starts the client and does not wait for it."""
         return subprocess.Popen(
-            [self._client, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [self.client, *words], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, env=environment(**self._settings),
         )
 

@@ -12,7 +12,6 @@ mod ctr;
 mod memory;
 mod work;
 
-use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -25,6 +24,7 @@ use crate::compare::{Comparison, machine, progress, tell};
 use crate::failure::Failure;
 use crate::row::Row;
 use crate::stop::Stop;
+use crate::turns::Turns;
 
 /// Longest time of all together.
 const TIME_MAX: Duration = Duration::from_secs(3600);
@@ -48,13 +48,8 @@ pub(crate) struct Bench<'a> {
     made: AtomicUsize,
 }
 
-/// Whether there is a row with that key.
-pub(crate) fn is_known(key: &str) -> bool {
-    keys().any(|known| known == key)
-}
-
 /// The keys of all rows.
-pub(crate) fn keys() -> impl Iterator<Item = &'static str> {
+pub(crate) fn keys() -> impl Iterator<Item = &'static str> + Clone {
     WORK.iter().map(|work| work.key)
 }
 
@@ -123,10 +118,14 @@ impl Bench<'_> {
                 }
                 has_image = true;
             }
-            let mut samples = BTreeMap::new();
-            let outcome = self.sample(work, &mut samples);
-            let reason = outcome.as_ref().err().map(ToString::to_string);
-            rows.extend(self.rows_of(work, &samples, reason.as_deref()));
+            let mut turns = Turns::new(&self.sides, self.arguments.rounds);
+            let outcome = turns.take(|side| self.turn(work, &self.sides[side]));
+            rows.extend(turns.rows(
+                work.key,
+                &(work.title)(self),
+                work.unit,
+                outcome.as_ref().err(),
+            ));
             match outcome {
                 Err(failure) if failure.is_stop() => return Err(failure),
                 // The next ones may do. What stays of this one is removed in the end, which says so if it cannot be.
@@ -142,58 +141,11 @@ impl Bench<'_> {
         only.is_empty() || only.iter().any(|wanted| wanted == key)
     }
 
-    /// Takes the samples of a work, by turns.
-    fn sample<'a>(
-        &'a self,
-        work: &Work,
-        samples: &mut BTreeMap<&'a str, Vec<f64>>,
-    ) -> Result<(), Failure> {
-        // Once before, so that the first round is as the others.
-        for side in &self.sides {
-            self.turn(work, side)?;
-        }
-        for round in 0..self.arguments.rounds {
-            let mut turns: Vec<&'a String> = self.sides.iter().collect();
-            // What follows on one side does not always fall to the same other one.
-            if round % 2 == 1 {
-                turns.reverse();
-            }
-            for side in turns {
-                let sample = self.turn(work, side)?;
-                samples.entry(side.as_str()).or_default().push(sample);
-            }
-        }
-        Ok(())
-    }
-
     /// One sample; what it let go of is gone afterwards.
     fn turn(&self, work: &Work, side: &str) -> Result<f64, Failure> {
         let sample = (work.sample)(self, side)?;
         self.ctr.collect()?;
         Ok(sample)
-    }
-
-    /// The rows of one work, one for each rival.
-    fn rows_of(
-        &self,
-        work: &Work,
-        samples: &BTreeMap<&str, Vec<f64>>,
-        not_run: Option<&str>,
-    ) -> Vec<Row> {
-        let of = |side: &str| samples.get(side).cloned().unwrap_or_default();
-        let rivals = self.arguments.rivals.iter().map(|rival| Row {
-            work: (work.title)(self),
-            key: format!("{}-{rival}", work.key),
-            unit: work.unit.to_owned(),
-            higher_is_better: false,
-            subject: self.arguments.snapshotter.clone(),
-            rival: Some(rival.clone()),
-            samples: of(&self.arguments.snapshotter),
-            rival_samples: of(rival),
-            target: None,
-            not_run: not_run.map(str::to_owned),
-        });
-        rivals.collect()
     }
 
     fn image(&self) -> &str {
@@ -286,7 +238,6 @@ mod tests {
     #[test]
     fn a_key_names_one_row() {
         assert_eq!(keys().collect::<HashSet<_>>().len(), WORK.len());
-        assert!(is_known("at-once") && !is_known("at"));
     }
 
     #[test]

@@ -1,10 +1,9 @@
 //! What is measured: each by one call for each side, taken by turns.
 
-use std::time::Instant;
-
 use super::Bench;
 use super::memory;
 use crate::failure::Failure;
+use crate::turns::{for_each_at_once, timed};
 
 /// Something that gives a row for each rival.
 pub(super) struct Work {
@@ -82,13 +81,6 @@ pub(super) const WORK: [Work; 7] = [
     },
 ];
 
-/// Milliseconds that something takes.
-fn timed(work: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
-    let start = Instant::now();
-    work()?;
-    Ok(start.elapsed().as_secs_f64() * 1000.0)
-}
-
 fn pull(bench: &Bench, side: &str) -> Result<f64, Failure> {
     let took = timed(|| bench.pull(side))?;
     bench.root(side)?;
@@ -135,21 +127,4 @@ fn memory_of_many(bench: &Bench, side: &str) -> Result<f64, Failure> {
     let after = memory::used_mib()?;
     for_each_at_once(&names, |name| bench.ctr.remove_container(name))?;
     Ok(after - before)
-}
-
-/// Does something with all names at a time; the first failure, if there is one, when all have ended.
-fn for_each_at_once(
-    names: &[String],
-    work: impl Fn(&str) -> Result<(), Failure> + Sync,
-) -> Result<(), Failure> {
-    let work = &work;
-    std::thread::scope(|scope| {
-        let begun: Vec<_> = names.iter().map(|name| scope.spawn(move || work(name))).collect();
-        let ended = begun.into_iter().map(|thread| match thread.join() {
-            Ok(outcome) => outcome,
-            Err(_) => Err(Failure::Unfit("a thread panicked".to_owned())),
-        });
-        // Each is waited for, also behind one that failed.
-        ended.fold(Ok(()), Result::and)
-    })
 }

@@ -335,7 +335,11 @@ async fn daemon(settings: &Settings) -> Vec<Line> {
     let in_state = settings.state_dir.as_ref().map(|state| state.join("control.sock"));
     if let Some(socket) = settings.control_socket.clone().or(in_state) {
         let what = "daemon";
-        lines.push(match Daemon::new(&socket).status().await {
+        let status = Daemon::new(&socket).status().await;
+        if let Ok(status) = &status {
+            lines.extend(other_layers(settings, status["layers"].as_str()));
+        }
+        lines.push(match status {
             Ok(status) => {
                 let worker = status["worker_id"].as_str().unwrap_or_default();
                 match status["served_with_these_settings"] == false {
@@ -363,6 +367,20 @@ async fn daemon(settings: &Settings) -> Vec<Line> {
         }
     }
     lines
+}
+
+/// What is wrong if the daemon keeps layers in another way than these settings say.
+fn other_layers(settings: &Settings, kept: Option<&str>) -> Option<Line> {
+    let kept = kept?;
+    let state_dir = settings.state_dir.clone().unwrap_or_default();
+    let kind = settings.layers.unwrap_or_default().kind(&state_dir).ok()?;
+    (kept != kind.to_string()).then(|| {
+        let detail = format!(
+            "the daemon was started with {kept}, these settings say {kind}: give doctor and engine-config the settings of \
+             the daemon (--config, or its environment), or restart it"
+        );
+        Line::new(Level::Warn, "layers", detail)
+    })
 }
 
 async fn listening(what: &str, socket: &Path) -> Line {

@@ -151,7 +151,8 @@ docker info --format '{{{{.Driver}}}}'     # slackwater
 #   slackwater-driver image commit --docker-host unix:///var/run/docker.sock CONTAINER IMAGE
 
 # `docker run --storage-opt size=...` does nothing on a containerd image store, and Docker says nothing:
-# a disk has the driver's disk-size, and where layers are images all containers share one.
+# where layers are disks each has the driver's disk-size, and where they are images all containers share
+# one of 1 TiB, or of disk-size if that is larger.
 "#,
         socket = paths.containerd_socket,
         api = paths.containerd_api,
@@ -306,10 +307,12 @@ fn later_differ(paths: &Paths) -> String {
     let advice = match paths.layers {
         LayerKind::Disks => "",
         LayerKind::Images => {
-            "\n# Here layers are images: older releases unpack faster with layers = \"disks\" of the driver."
+            "# Before containerd 1.7.4 set layers = \"disks\" of the driver: pulls unpack faster so.\n"
         }
     };
-    let mut text = format!("# From 1.7.4 on these, too, without the first `# `.{advice}\n");
+    let mut text = format!(
+        "{advice}# containerd 1.7.4 and newer: remove `# ` from each line below, up to the empty one.\n"
+    );
     for line in differ(paths).lines() {
         text.push_str(format!("# {line}").trim_end());
         text.push('\n');
@@ -368,6 +371,20 @@ mod tests {
                 let own = text.split("snapshotter = \"slackwater\"\n  differ = ").nth(1).unwrap();
                 assert!(own.starts_with(&format!("\"{expected}\"")), "{layers} {own}");
             }
+        }
+    }
+
+    #[test]
+    fn what_is_printed_as_a_comment_for_later_releases_can_be_pasted() {
+        for layers in [LayerKind::Disks, LayerKind::Images] {
+            let text = later_differ(&Paths { layers, ..paths() });
+            let (advice, tables) = text.split_once("below, up to the empty one.\n").unwrap();
+            assert_eq!(advice.contains("disks"), layers == LayerKind::Images);
+            let lines = tables.lines().map(|line| line.strip_prefix("# ").unwrap_or("#"));
+            let table: toml::Table = lines.collect::<Vec<_>>().join("\n").parse().unwrap();
+            assert_eq!(table["proxy_plugins"]["slackwater-diff"]["type"].as_str(), Some("diff"));
+            let order = &table["plugins"]["io.containerd.service.v1.diff-service"]["default"];
+            assert_eq!(order.as_array().unwrap().len(), 2);
         }
     }
 

@@ -370,9 +370,7 @@ fn gone_or_unpacked(error: WorkerError, path: &Path) -> CallError {
             CallError::NoDisk { path: path.to_owned() }
         }
         // What another differ unpacks would wait in the kernel for the appliance, and nothing would say so.
-        WorkerError::Appliance { source } if source.is_without_answer() => {
-            WorkerError::Appliance { source }.into()
-        }
+        other if other.is_without_answer() => other.into(),
         other => unpacked(&other),
     }
 }

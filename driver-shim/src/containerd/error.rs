@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use slackwater_archive::{ArchiveError, REFERENCE_LINK_TARGET};
+use slackwater_attach::AttachError;
 use tonic::{Code, Status};
 
 use crate::engine::EngineError;
@@ -258,7 +259,8 @@ fn worker_code(error: &WorkerError) -> Code {
         | WorkerError::Image { .. }
         | WorkerError::Busy { .. }
         | WorkerError::ReadOnly { .. } => Code::FailedPrecondition,
-        WorkerError::Appliance { .. } => Code::Unavailable,
+        WorkerError::Appliance { .. }
+        | WorkerError::Attach { source: AttachError::TimedOut { .. } } => Code::Unavailable,
         WorkerError::Full { .. } => Code::ResourceExhausted,
         _ => Code::Internal,
     }

@@ -289,7 +289,7 @@ pub(super) async fn prepare_to_unpack(
     };
     let error = CallError::Write { key: key.clone(), source };
     // A file system whose disk takes no more says so in many ways.
-    Err(worker.full(&error.to_string()).await.map_or(error, CallError::Worker))
+    Err(worker.reason_of_appliance(&error.to_string()).await.map_or(error, CallError::Worker))
 }
 
 /// The snapshot that was meant, where a reference was unpacked as if it were a layer. Else what

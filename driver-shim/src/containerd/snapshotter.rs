@@ -270,12 +270,21 @@ impl Snapshotter {
             false => LayerKind::Disks,
         };
         let extra = Extra::Containerd(extra);
-        let volume = self.worker.create_keeping(key, parent, extra, layers).await?;
-        let mounted = self.begun(&volume).await;
-        if mounted.is_err() {
+        let mut is_second = false;
+        loop {
+            let (key, parent, extra) = (key.clone(), parent.clone(), extra.clone());
+            let volume = self.worker.create_keeping(key, parent, extra, layers).await?;
+            let mounted = self.begun(&volume).await;
+            if mounted.is_ok() {
+                return mounted;
+            }
             remote::forget(&self.worker, &volume.key).await;
+            // One whose disk turned out to be of no use gets another one.
+            if is_second || !self.worker.has_other_disk_than(&volume) {
+                return mounted;
+            }
+            is_second = true;
         }
-        mounted
     }
 
     async fn begun(&self, volume: &Volume) -> Result<MountsResponse, CallError> {

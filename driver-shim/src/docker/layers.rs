@@ -120,7 +120,7 @@ impl GraphDriver {
                 // A file system whose disk takes no more says so in many ways.
                 Err(match &error {
                     DockerError::Archive { .. } => {
-                        let full = self.worker().full(&error.to_string()).await;
+                        let full = self.worker().reason_of_appliance(&error.to_string()).await;
                         full.map_or(error, DockerError::from)
                     }
                     _ => error,

@@ -6,7 +6,7 @@ use slackwater_client::query::ListSnapshots;
 use slackwater_client::types::{
     CreateSnapshot, DeletionPolicy, Labels, RegisterChain, Snapshot, SnapshotId, Timestamp,
 };
-use slackwater_client::{ClientError, ProblemCode};
+use slackwater_client::{ClientError, ProblemCode, RetryPolicy};
 use uuid::Uuid;
 
 use super::chains::Registration;
@@ -14,7 +14,7 @@ use super::imaging::IMAGE_SIZE_BYTES;
 use super::state::{Change, FileKind, OwnFile};
 use super::usage::INODES_LABEL;
 use super::volume::SnapshotRef;
-use super::{Worker, WorkerError, now};
+use super::{FULL_BELOW_BYTES, Worker, WorkerError, now};
 
 /// Label of every snapshot that a worker takes: the worker's id.
 pub(super) const WORKER_LABEL: &str = "slackwater.worker";
@@ -28,6 +28,9 @@ const BELOW_NOTHING: &str = "nothing";
 /// A new snapshot of a disk has no clone yet; should the worker die before it makes one, the appliance
 /// deletes the snapshot some time after this.
 pub(super) const UNHELD_AGE_MAX: Duration = Duration::from_secs(3600);
+
+/// How long a failed call is held up by the question whether the appliance is the reason.
+const REASON_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// A file that is being made: listed as obsolete, and deleted again unless a volume names it
 /// before this is dropped.
@@ -51,6 +54,24 @@ pub struct Held {
 }
 
 impl Worker {
+    /// What to say of a failed mount or write if the reason is that the appliance is full, or that it takes nothing of this
+    /// worker any more: a file system on a disk that cannot be written fails in many ways, none of which says so.
+    pub async fn reason_of_appliance(&self, failed: &str) -> Option<WorkerError> {
+        let asking = self.client().with_retry(RetryPolicy::never());
+        let stats = tokio::time::timeout(REASON_TIME_MAX, asking.stats()).await.ok()?;
+        match stats {
+            Ok(stats) if stats.available_bytes < FULL_BELOW_BYTES => Some(WorkerError::Full {
+                appliance: self.client().url().to_owned(),
+                available_bytes: stats.available_bytes,
+                reason: failed.to_owned(),
+            }),
+            Err(source) if source.code() == Some(ProblemCode::Unauthenticated) => {
+                Some(source.into())
+            }
+            Ok(_) | Err(_) => None,
+        }
+    }
+
     /// Keeps a snapshot by a clone that is not written to. If no other is made, the snapshot goes with it.
     ///
     /// # Errors

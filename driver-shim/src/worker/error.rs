@@ -285,6 +285,18 @@ pub enum WorkerError {
     },
 }
 
+impl WorkerError {
+    /// Whether the appliance gave no answer in time, by either of its faces.
+    #[must_use]
+    pub const fn is_without_answer(&self) -> bool {
+        match self {
+            Self::Appliance { source } => source.is_without_answer(),
+            Self::Attach { source } => matches!(source, AttachError::TimedOut { .. }),
+            _ => false,
+        }
+    }
+}
+
 /// Who published an image, in words, if that is known.
 fn told(by: &BTreeSet<String>) -> String {
     match by.is_empty() {

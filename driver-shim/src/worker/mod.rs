@@ -73,8 +73,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use slackwater_attach::Attach;
+use slackwater_client::Client;
 use slackwater_client::types::{SnapshotId, Timestamp};
-use slackwater_client::{Client, RetryPolicy};
 use tokio::sync::{Notify, OnceCell, Semaphore};
 use uuid::Uuid;
 
@@ -112,9 +112,6 @@ pub const DISK_SIZE_BYTES_DEFAULT: u64 = 64 << 30;
 /// An appliance with less room than this is full for a layer, and may refuse heartbeats: it is what
 /// one segment takes.
 pub(crate) const FULL_BELOW_BYTES: u64 = 64 << 20;
-
-/// How long a failed call is held up by the question whether the appliance is full.
-const FULL_QUESTION_TIME_MAX: Duration = Duration::from_secs(2);
 
 /// What a worker is made of.
 #[derive(Debug, Clone)]
@@ -489,22 +486,9 @@ impl Worker {
                 | WorkerError::Image { .. }
                 | WorkerError::InitLayer { .. }
                 | WorkerError::Local { .. }),
-            ) => Err(self.full(&error.to_string()).await.unwrap_or(error)),
+            ) => Err(self.reason_of_appliance(&error.to_string()).await.unwrap_or(error)),
             other => other,
         }
-    }
-
-    /// What to say of a failed mount or write if the reason is that the appliance is full: a file
-    /// system on a disk that takes no more fails in many ways, none of which says so.
-    pub async fn full(&self, reason: &str) -> Option<WorkerError> {
-        let asking = self.client().with_retry(RetryPolicy::never());
-        let stats =
-            tokio::time::timeout(FULL_QUESTION_TIME_MAX, asking.stats()).await.ok()?.ok()?;
-        (stats.available_bytes < FULL_BELOW_BYTES).then(|| WorkerError::Full {
-            appliance: self.client().url().to_owned(),
-            available_bytes: stats.available_bytes,
-            reason: reason.to_owned(),
-        })
     }
 
     fn existing(&self, key: &Key) -> Result<Volume, WorkerError> {

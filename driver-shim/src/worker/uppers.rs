@@ -274,6 +274,13 @@ impl Worker {
         Ok(())
     }
 
+    /// Whether a new volume would get another disk than this one did, as that was given up.
+    pub fn has_other_disk_than(&self, volume: &Volume) -> bool {
+        let is_shared = volume.extra.own_disk().is_none();
+        is_shared
+            && volume.directory().is_some_and(|own| self.inner.state.upper_disk() != Some(own.disk))
+    }
+
     /// Gives up the current disk if nothing is on it.
     async fn let_go_of_upper_disk(&self, disk: Uuid) -> Result<(), WorkerError> {
         let _changing = self.inner.upper_disk.write().await;

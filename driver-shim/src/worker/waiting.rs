@@ -14,6 +14,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use slackwater_client::RetryPolicy;
@@ -29,6 +30,13 @@ const WORK_MAX: usize = 16;
 
 /// How long such work may take before the appliance is asked whether it is there. Mostly it takes less than a millisecond.
 const ASKED_AFTER: Duration = Duration::from_secs(1);
+
+/// How it is asked: twice, as it may be restarted at that moment.
+const ASKED: RetryPolicy = RetryPolicy {
+    attempts_max: 2,
+    delay_first: Duration::from_secs(1),
+    delay_max: Duration::from_secs(1),
+};
 
 /// Longest time between two questions.
 const PAUSE_MAX: Duration = Duration::from_secs(8);
@@ -59,24 +67,35 @@ impl Worker {
         work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
     ) -> Result<T, WorkerError> {
         let turns = &self.inner.disk_work;
+        // The second of two to end, the work and who waits for it, sees that the other has.
+        let (reap, one_ended) = (Arc::clone(&self.inner.reap), Arc::new(AtomicBool::new(false)));
+        let (reap_later, other_ended) = (Arc::clone(&reap), Arc::clone(&one_ended));
         let done = async {
             let directory_turn = turns.directories.lock(&directory).await;
             // An error: the driver ends.
             let turn = Arc::clone(&turns.turns).acquire_owned().await;
             on_disk(directory, move |directory| {
                 let _turns = (directory_turn, turn);
-                work(directory)
+                let done = work(directory);
+                if other_ended.swap(true, Ordering::AcqRel) {
+                    // Mostly nothing names what was made.
+                    reap_later.notify_one();
+                }
+                done
             })
             .await
         };
-        let client = self.client().with_retry(RetryPolicy::never());
         let ask = || async {
-            match client.readyz().await {
+            match self.client().with_retry(ASKED).readyz().await {
                 Err(error) if error.is_without_answer() => Err(error),
                 _ => Ok(()),
             }
         };
-        while_it_answers(done, ASKED_AFTER, ask).await?
+        let answer = while_it_answers(done, ASKED_AFTER, ask).await;
+        if answer.is_err() && one_ended.swap(true, Ordering::AcqRel) {
+            reap.notify_one();
+        }
+        answer?
     }
 }
 

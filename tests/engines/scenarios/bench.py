@@ -1,19 +1,22 @@
-"""`slackwater-bench containers` on a containerd: every row is there, and nothing is left. How fast is what, no test
-says."""
+"""`slackwater-bench containers` on a containerd, and `docker` on two Dockers: every row is there, and nothing is left. How
+fast is what, no test says."""
 
+import dataclasses
 import json
 import os
 import pathlib
 import signal
 import subprocess
 
+from engine import Containerd, Docker
 from process import attempt, environment
-from releases import DEBIAN, NEWER_AS_PRINTED
+from releases import DEBIAN, NEWER_AS_PRINTED, NEWER_DOCKER
 from scenario import PATIENCE, require, require_equal, scenario, wait_until
 
 NAMESPACE = "slackwater-bench"
 # All but the memory, for which the whole machine has to read its files again.
 ROWS = ("pull", "prepare", "run", "at-once", "diff-fresh", "diff-written")
+DOCKER_ROWS = ("pull", "run", "at-once", "commit-fresh", "commit-written", "build-1", "build-4", "build-14")
 LIMIT_SECONDS = 300
 # As the command's help says.
 NOT_RUN, FAILED = 1, 3
@@ -62,6 +65,42 @@ def require_rows(world, containerd, image):
     require_empty(containerd)
 
 
+def other_docker(world):
+    """A Docker 29 on overlayfs, which is to be ended."""
+    directory = world.scratch / "bench-other"
+    directory.mkdir()
+    plain = dataclasses.replace(NEWER_DOCKER, _printed="", _snapshotter="")
+    containerd = Containerd(directory, "other", world.scratch.name, None, plain)
+    containerd.start()
+    # Debian's runc knows no namespaces of time.
+    settings = json.dumps({"features": {"containerd-snapshotter": True, "time-namespaces": False}})
+    docker = Docker(directory, "other", "overlayfs", containerd, world.scratch.name, NEWER_DOCKER, settings)
+    docker.start()
+    return containerd, docker
+
+
+def require_none_left(dockers):
+    """Fails if a container or an image is left."""
+    for docker in dockers:
+        require_equal("containers", docker("ps", "--all", "--quiet"), "")
+        require_equal("images", docker("image", "ls", "--quiet"), "")
+
+
+def stopped_in_the_middle(call, dockers):
+    """Stops it by Ctrl-C while a container is there."""
+    call[call.index("--rounds") + 1] = "100"
+    with subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+                          env=environment()) as process:
+        try:
+            wait_until("a container runs", 120, lambda: process.poll() is not None or dockers[0]("ps", "--quiet"))
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=LIMIT_SECONDS * PATIENCE)
+        finally:
+            process.kill()
+    require_equal("after Ctrl-C", (process.returncode, "interrupted" in said), (FAILED, True))
+    require_none_left(dockers)
+
+
 def require_interrupted(containerd, image):
     """Stops it in the middle, by Ctrl-C."""
     call = words(containerd, image, "--only", "at-once", rounds=100)
@@ -97,6 +136,46 @@ def require_all(world, release, arguments=()):
         require("NOT RUN  prepare" not in done.output, done.text)
         require_empty(containerd)
         require_interrupted(containerd, image)
+
+
+@scenario("bench: slackwater-bench docker measures Docker 29 beside another one on overlayfs", 600, newer=True)
+def dockers(world):
+    image = world.images.busybox()
+    with world.fresh_worker("bench-29", release=NEWER_DOCKER) as worker:
+        containerd, other = other_docker(world)
+        found = world.scratch / "bench-29.json"
+        program = pathlib.Path(os.environ["SLACKWATERD"]).with_name("slackwater-bench")
+        call = [
+            program, "docker", "--docker", worker.docker.client, "--docker-host", f"unix://{worker.docker.socket}",
+            "--image", image, "--rounds", 1, "--at-once", 3, "--run-argument=--network=none",
+            "--build-argument=--network=none",
+        ]
+        same = attempt([*map(str, call), "--rival", f"same=unix://{worker.docker.socket}"]).must_fail()
+        require("is the same Docker" in same, f"compared with itself: {same}")
+        call += ["--rival", f"overlayfs=unix://{other.socket}", "--json", found]
+        attempt([str(word) for word in call], limit_seconds=LIMIT_SECONDS).must_succeed()
+        rows = {row["key"]: row for row in json.loads(found.read_text("utf-8"))["rows"]}
+        require_equal("rows", list(rows), [f"{key}-overlayfs" for key in DOCKER_ROWS])
+        for key, row in rows.items():
+            samples = row["samples"] + row["rival_samples"]
+            require(len(samples) == 2 and min(samples) > 0, f"{key}: {row}")
+        require_none_left((worker.docker, other))
+        # What was there before stays.
+        other("pull", image)
+        done = attempt([str(word) for word in (*call, "--only", "pull,run")], limit_seconds=LIMIT_SECONDS)
+        require_equal("with the image there", done.code, NOT_RUN)
+        require("NOT RUN  pull-overlayfs: " in done.output and "NOT RUN  run" not in done.output, done.text)
+        require(other("image", "ls", "--quiet", image), "an image that was there before is gone")
+        other("image", "rm", image)
+        stopped_in_the_middle([str(word) for word in (*call, "--only", "run")], (worker.docker, other))
+        done = attempt([str(word) for word in (*call, "--only", "run,build-1", "--shell", "/nonexistent")],
+                       limit_seconds=LIMIT_SECONDS)
+        require_equal("without the shell", done.code, NOT_RUN)
+        require("NOT RUN  run-overlayfs: " in done.output and "/nonexistent" in done.output, done.text)
+        require_none_left((worker.docker, other))
+        other.clear()
+        other.process.stop()
+        containerd.process.stop()
 
 
 @scenario("bench: slackwater-bench containers measures containerd 1.6 and leaves nothing", 600)

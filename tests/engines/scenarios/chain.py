@@ -71,7 +71,7 @@ def layer(world, containerd, index, parent):
 
 
 @scenario(f"containerd: a chain of {LAYERS} snapshots, each mounted, written, committed", 600,
-          stand_in=True)
+          stand_in=True, also=(LONG_SUPPORTED,))
 def chain(world):
     containerd = world.worker("a").containerd
     name, count = None, STAND_IN_LAYERS if world.stand_in else LAYERS

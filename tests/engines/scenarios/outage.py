@@ -43,7 +43,7 @@ def killed(world):
     return said
 
 
-@scenario(f"outage: the appliance stops to answer for {AWAY_SECONDS} s", 300)
+@scenario(f"outage: the appliance stops to answer for {AWAY_SECONDS} s", 300, also=(NEWER_FOR_ALL,))
 def paused(world):
     worker, image = world.worker("a"), world.images.layered()
     start_writer(worker.docker, image, "writer")

@@ -133,13 +133,13 @@ def again(world):
                   "b\none\nlink\nsymlink")
 
 
-@scenario("docker: export of an image by reference runs on plain Docker", 180)
+@scenario("docker: export of an image by reference runs on plain Docker", 180, also=(NEWER_FOR_ALL,))
 def export(world):
     worker = world.worker("a")
     image, name = world.images.layered(), world.registry.name("leaving:1")
     worker.docker("pull", image)
     push_by_reference(world, worker, image, name)
-    archive = world.scratch / "leaving.tar"
+    archive = worker.directory / "leaving.tar"
     words = ["image", "export", "--docker-host", f"unix://{worker.docker.socket}", name, "-o", archive]
     # A mount namespace that no later mount reaches: all layers would be empty.
     said = attempt(["unshare", "--mount", "--propagation", "private", os.environ["SLACKWATER_DRIVER"],

@@ -66,7 +66,7 @@ def many(world):
     return f"{many_bytes / one:.3f} times the {one >> 20} MiB of one"
 
 
-@scenario("share: two images on one Debian base fetch the base once", 600)
+@scenario("share: two images on one Debian base fetch the base once", 600, also=(NEWER_FOR_ALL,))
 def bases(world):
     other_text = PROGRAM.replace("sum %d", "total %d")
     first = referenced(world, program_image(world, "program:1", PROGRAM), "program-reference:1")
