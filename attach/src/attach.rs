@@ -116,8 +116,8 @@ impl Attach {
         to_the_end(async move { export.mount(source.borrow(), &target, access).await }).await
     }
 
-    /// Whether a file that holds ext4 is mounted at `target`, with this access. From the kernel's table alone: it waits
-    /// for no other call and not for the appliance. `Occupied` if something else is mounted there.
+    /// Whether a file that holds ext4 is mounted at `target`, with this access. By what the kernel has in
+    /// memory: it waits for no mount and not for the appliance. `Occupied` if something else is mounted there.
     pub fn is_mounted(
         &self,
         source: Source<'_>,
@@ -138,7 +138,7 @@ impl Attach {
     }
 
     /// Which of these images are mounted at their targets already, by one look into the kernel's table. It waits for no
-    /// other call and not for the appliance. `Occupied` if something else is mounted at one of them.
+    /// mount and not for the appliance. `Occupied` if something else is mounted at one of them.
     pub fn mounted_images(&self, images: &[(Source<'_>, &Path)]) -> Result<Vec<bool>, AttachError> {
         self.export.mounted_images(images)
     }

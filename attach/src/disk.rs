@@ -355,7 +355,8 @@ impl Export {
 
     /// Refuses a target at which no disk is mounted.
     pub(crate) fn require_disk(target: &Path) -> Result<(), AttachError> {
-        if kernel::mounted_at(target)?.as_ref().is_some_and(is_disk) {
+        let points = kernel::known_mount_points()?;
+        if points.iter().rfind(|point| point.target == target).is_some_and(is_disk) {
             return Ok(());
         }
         Err(AttachError::NotMounted { target: target.to_owned() })

@@ -1,13 +1,22 @@
 //! What the kernel says is mounted and which files its loop devices are on.
 //!
-//! Read from `/proc/self/mountinfo` and sysfs alone. Asking a loop device itself would ask the
+//! ```text
+//! /proc/self/mountinfo --> mount_points          read each time
+//!                      '-> known_mount_points    read again only once the kernel says that it has changed (poll)
+//! /sys/block/loopN     --> loop_devices
+//! ```
+//! Read from `/proc/self/mountinfo` and sysfs, and `statvfs` of disks, which the kernel answers from memory. Asking a loop device itself would ask the
 //! file below, and with it an appliance that may not answer: nothing here does.
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Read as _};
+use std::io::{self, Read as _, Seek as _};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::StatVfsMountFlags;
 
 use crate::AttachError;
 
@@ -48,18 +57,66 @@ impl MountPoint {
 
 /// The mount table, in the order in which things were mounted.
 pub(crate) fn mount_points() -> Result<Vec<MountPoint>, AttachError> {
-    let text = read_table().map_err(|source| AttachError::System {
-        action: "read",
-        path: MOUNT_TABLE.into(),
-        source,
-    })?;
-    Ok(text.split(|byte| *byte == b'\n').filter_map(parse_line).collect())
+    fs::File::open(MOUNT_TABLE).and_then(|mut table| read_table(&mut table)).map_err(unreadable)
+}
+
+/// The same as it was read last, if nothing was mounted, unmounted or remounted since in this mount namespace. Whether a file
+/// system is read-only it may not know: an error makes one so on kernels before 6.12, and a remount elsewhere on all. See
+/// [`is_read_only`].
+pub(crate) fn known_mount_points() -> Result<Arc<[MountPoint]>, AttachError> {
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    let points = known_table(&mut known).map_err(unreadable)?;
+    Ok(points)
+}
+
+/// The table as it was read last, and the file that it was read from, of which the kernel says when it has changed.
+#[derive(Debug)]
+struct KnownTable {
+    file: fs::File,
+    points: Arc<[MountPoint]>,
+}
+
+static KNOWN: Mutex<Option<KnownTable>> = Mutex::new(None);
+
+fn known_table(known: &mut Option<KnownTable>) -> io::Result<Arc<[MountPoint]>> {
+    let mut file = match known.take() {
+        Some(table) if !has_changed(&table.file)? => {
+            return Ok(Arc::clone(&known.insert(table).points));
+        }
+        Some(table) => table.file,
+        None => fs::File::open(MOUNT_TABLE)?,
+    };
+    // From its opening, or the last time that it was asked, on: what changes while it is read is told the next time.
+    file.rewind()?;
+    let points = read_table(&mut file)?.into();
+    Ok(Arc::clone(&known.insert(KnownTable { file, points }).points))
+}
+
+/// Whether the table has changed since its file was opened or was asked last (proc_pid_mounts(5)).
+fn has_changed(table: &fs::File) -> io::Result<bool> {
+    let mut asked = [PollFd::new(table, PollFlags::PRI)];
+    loop {
+        match rustix::event::poll(&mut asked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+            Ok(_) => return Ok(!asked[0].revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn unreadable(source: io::Error) -> AttachError {
+    AttachError::System { action: "read", path: MOUNT_TABLE.into(), source }
+}
+
+/// Whether what is mounted at `target`, a disk, is read-only now. If that cannot be said, it may be. Newer kernels (6.12)
+/// do not call an ext4 so that gave up after an error; each write to it fails, and each sync.
+pub(crate) fn is_read_only(target: &Path) -> bool {
+    rustix::fs::statvfs(target).map_or(true, |now| now.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
 /// The kernel gives a page of the table at a time, if it is asked for as much: [`fs::read`] asks for less at first, as
 /// the file says no size, and it is read often.
-fn read_table() -> io::Result<Vec<u8>> {
-    let mut table = fs::File::open(MOUNT_TABLE)?;
+fn read_table(table: &mut fs::File) -> io::Result<Vec<MountPoint>> {
     let (mut text, mut length) = (vec![0; TABLE_BYTES], 0);
     loop {
         if length == text.len() {
@@ -68,7 +125,7 @@ fn read_table() -> io::Result<Vec<u8>> {
         match table.read(&mut text[length..]) {
             Ok(0) => {
                 text.truncate(length);
-                return Ok(text);
+                return Ok(text.split(|byte| *byte == b'\n').filter_map(parse_line).collect());
             }
             Ok(more) => length += more,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -303,6 +360,48 @@ mod tests {
             assert_eq!(parse_release(text), None, "{text:?}");
         }
         assert!(release().is_some());
+    }
+
+    /// In a mount namespace of its own, as in one that others share much may change.
+    #[test]
+    fn as_root_the_known_table_is_that_of_now() {
+        const AGAIN: &str = "SLACKWATER_TEST_KNOWN_TABLE";
+        let Some(target) = std::env::var_os(AGAIN).map(PathBuf::from) else {
+            let target = tempfile::tempdir().unwrap();
+            let mut again = std::process::Command::new("unshare");
+            again.args(["--mount", "--"]).arg(std::env::current_exe().unwrap());
+            again.args(["--exact", "kernel::tests::as_root_the_known_table_is_that_of_now"]);
+            let target = target.path().canonicalize().unwrap();
+            let ended = again.env(AGAIN, target).output().unwrap();
+            let said = String::from_utf8_lossy(&ended.stdout);
+            assert!(ended.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        };
+        let run = |program: &str, words: &[&str]| {
+            let mut command = std::process::Command::new(program);
+            assert!(command.args(words).arg(&target).status().unwrap().success(), "{program}");
+        };
+        let found = |target: &Path| {
+            let points = known_mount_points().unwrap();
+            let point = points.iter().rfind(|point| point.target == target).cloned();
+            assert_eq!(point, mounted_at(target).unwrap());
+            point.map(|point| point.read_only)
+        };
+        assert_eq!(found(&target), None);
+        for options in ["rw", "ro"] {
+            run("mount", &["-n", "-t", "tmpfs", "-o", options, "test"]);
+            assert_eq!(
+                (found(&target), is_read_only(&target)),
+                (Some(options == "ro"), options == "ro")
+            );
+            run("mount", &["-n", "-o", "remount,ro"]);
+            assert_eq!((found(&target), is_read_only(&target)), (Some(true), true));
+            let before = known_mount_points().unwrap();
+            assert!(Arc::ptr_eq(&before, &known_mount_points().unwrap()), "it is read again");
+            run("umount", &["-n"]);
+            assert_eq!(found(&target), None);
+        }
+        assert!(is_read_only(Path::new("/no/such/folder")), "it may be");
     }
 
     #[test]

@@ -10,8 +10,9 @@
 //!  STATE/export            kernel NFS mount  or  FUSE mount <- server process <- keeper process
 //! ```
 //!
-//! Nothing here lives in memory alone: what is attached is read from the kernel each time, so a
-//! new process goes on where a killed one stopped. The tools that can hang on an appliance that
+//! Nothing here lives in memory alone: what is attached is what the kernel says, so a new process goes on where a killed
+//! one stopped. The kernel's table of mounts is kept in memory until the kernel says
+//! that something was mounted, unmounted or remounted. The tools that can hang on an appliance that
 //! does not answer run as children with a time limit, never on the threads of this process; images are mounted and
 //! unmounted by one that lives on (`mounter.rs`).
 

@@ -1,4 +1,5 @@
-//! Whether sources are mounted, from looks into the kernel's table alone.
+//! Whether sources are mounted, from looks into the kernel's table: as it was when something was mounted or unmounted last.
+//! What else that says is looked at again in the table of now.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -37,24 +38,31 @@ impl Export {
         access: Access,
         kind: FileSystem,
     ) -> Result<bool, AttachError> {
-        self.is_among(&kernel::mount_points()?, (place, target), access, kind)
+        let what = (place, target);
+        let known = self.is_among(&kernel::known_mount_points()?, what, access, kind);
+        // A file system can become read-only and writable again without a change of the table that is signalled.
+        let is_certain = match known {
+            Ok(is_mounted) => !is_mounted || access.is_read_only() || !kernel::is_read_only(target),
+            Err(_) => false,
+        };
+        match is_certain {
+            true => known,
+            false => self.is_among(&kernel::mount_points()?, what, access, kind),
+        }
     }
 
     /// Which of these images are mounted at their targets already, each an export's source with its target; an error if
-    /// one of the targets is another mount. The table is read once, which takes as long as all mounts are many, and each
-    /// directory of targets is resolved once.
-    pub(crate) fn mounted_images(
+    /// one of the targets is another mount. Each directory of targets is resolved once.
+    pub(crate) fn mounted_images<'a>(
         &self,
-        images: &[(Source<'_>, &Path)],
+        images: &[(Source<'_>, &'a Path)],
     ) -> Result<Vec<bool>, AttachError> {
-        let points = kernel::mount_points()?;
-        let mut targets = Targets::default();
-        let mut found = Vec::with_capacity(images.len());
-        for (source, target) in images {
+        let (points, mut targets) = (kernel::known_mount_points()?, Targets::default());
+        let is_mounted = |(source, target): &(Source<'_>, &'a Path)| {
             let what = (&self.place(*source)?, &*targets.path(target)?);
-            found.push(self.is_among(&points, what, Access::ReadOnly, FileSystem::Erofs)?);
-        }
-        Ok(found)
+            self.is_among(&points, what, Access::ReadOnly, FileSystem::Erofs)
+        };
+        images.iter().map(is_mounted).collect()
     }
 
     /// [`Self::is_mounted`], of what is mounted as the table says.

@@ -41,7 +41,7 @@ use rustix::thread::clear_ambient_capability_set;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_no_new_privs};
 
 use crate::image;
-use crate::tools::search_path;
+use crate::tools::files_of;
 use crate::{Access, AttachError};
 
 /// What the tool has as its file.
@@ -147,9 +147,7 @@ fn become_tool(arguments: &[OsString]) -> AttachError {
 /// The file of a program that a sandbox has: the first of that name in the search path that lies,
 /// links resolved, in a folder of programs.
 pub(crate) fn program(name: &OsStr) -> Option<PathBuf> {
-    let folders = search_path();
-    let found = std::env::split_paths(&folders).map(|folder| folder.join(name));
-    let mut files = found.filter(|path| path.is_file()).filter_map(|path| path.canonicalize().ok());
+    let mut files = files_of(name).filter_map(|path| path.canonicalize().ok());
     let is_visible = |path: &PathBuf| {
         PROGRAM_FOLDERS.iter().any(|folder| path.starts_with(Path::new("/").join(folder)))
     };

@@ -31,6 +31,9 @@ impl Export {
         let _turn = self.locks.lock(&target).await;
         Self::require_disk(&target)?;
         self.sync_locked(&target, limit).await?;
+        if !kernel::is_read_only(&target) {
+            return Ok(());
+        }
         // A file system that gave up after an error has nothing to sync, and older kernels
         // say that this went well.
         let point = kernel::mounted_at(&target)?.filter(|point| point.read_only);

@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, Seek as _, Write as _};
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -140,7 +140,7 @@ impl Tools {
 
     /// Begins a call of a tool.
     pub(crate) fn call(&self, tool: Tool) -> Call {
-        let mut command = Command::new(tool.program);
+        let mut command = command_of(tool.program);
         // Their messages are read here, and `C` has no others.
         command.env("PATH", search_path()).env("LC_ALL", "C").stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -282,10 +282,33 @@ impl Call {
 
     /// The command line, for messages.
     fn text(&self) -> String {
-        let command = self.command.as_std();
-        let words = std::iter::once(command.get_program()).chain(command.get_args());
+        let program = OsStr::new(self.tool.program);
+        let words = std::iter::once(program).chain(self.command.as_std().get_args());
         words.skip(self.hidden_words).map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
     }
+}
+
+/// The command of a program by its path. Of one without, the new process is to look for it by the `PATH` that it is given:
+/// then the standard library copies this process for it (fork), which takes longer the more memory this one has.
+fn command_of(program: &str) -> Command {
+    let mut command = Command::new(file_of(program).unwrap_or_else(|| program.into()));
+    command.arg0(program);
+    command
+}
+
+/// The first file of that name in the search path which can be started.
+fn file_of(program: &str) -> Option<PathBuf> {
+    files_of(program.as_ref()).next()
+}
+
+/// The files of that name in the search path which can be started.
+pub(crate) fn files_of(program: &OsStr) -> impl Iterator<Item = PathBuf> {
+    let folders = search_path();
+    let files: Vec<_> = std::env::split_paths(&folders).map(|one| one.join(program)).collect();
+    let can_be_started = |path: &PathBuf| {
+        rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok() && path.is_file()
+    };
+    files.into_iter().filter(can_be_started)
 }
 
 /// A file in memory with this content, to be read: for what is not to be in a command line, which all users see.
@@ -416,6 +439,15 @@ mod tests {
         let much = Tool { program: "head", package: "coreutils" };
         let call = tools().call(much).arguments(["-c", &count, "/dev/zero"]);
         assert_eq!(call.run().await.unwrap().len() as u64, SAID_BYTES_MAX - 1);
+    }
+
+    #[test]
+    fn a_tool_is_called_by_its_path_and_named_without() {
+        let call = tools().call(LS).argument("/");
+        let program = Path::new(call.command.as_std().get_program());
+        assert!(program.is_absolute() && program.ends_with("ls"), "{}", program.display());
+        assert_eq!(call.text(), "ls /");
+        assert_eq!(file_of("slackwater-no-such-tool"), None);
     }
 
     #[tokio::test]

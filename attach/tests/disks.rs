@@ -55,6 +55,32 @@ impl Drop for Ended {
     }
 }
 
+/// As an error does on older kernels: no change of this mount namespace's table is signalled.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_became_read_only_elsewhere_is_known_as_it_is_now() {
+    let place = Place::new();
+    let attach = disk(&place, "disk").await;
+    let (source, target) = (Source::File("disk"), target(&place, "a"));
+    attach.mount(source, &target, Access::ReadWrite).await.unwrap();
+    let is_mounted = || attach.is_mounted(source, &target, Access::ReadWrite);
+    let remount = |option| {
+        let target = target.to_str().unwrap();
+        run("unshare", &["--mount", "--", "mount", "-n", "-o", option, target]);
+    };
+    assert!(is_mounted().unwrap());
+    remount("remount,ro");
+    assert!(matches!(is_mounted(), Err(AttachError::Occupied { .. })), "{:?}", is_mounted());
+    // The table is read again, and is one of a disk that is read-only.
+    let other = place.state.join("other");
+    fs::create_dir(&other).unwrap();
+    run("mount", &["-n", "-t", "tmpfs", "test", other.to_str().unwrap()]);
+    run("umount", &["-n", other.to_str().unwrap()]);
+    assert!(matches!(is_mounted(), Err(AttachError::Occupied { .. })), "{:?}", is_mounted());
+    remount("remount,rw");
+    assert!(is_mounted().unwrap());
+    attach.unmount(&target).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_is_made_written_and_read_again() {
     let place = Place::new();

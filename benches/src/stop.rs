@@ -54,7 +54,7 @@ impl Stop {
                     }
                 });
                 mark.store(true, Ordering::Relaxed);
-                // Nobody to tell when standard error is closed.
+                // It may be closed; what is ended and removed is so all the same.
                 let _ = writeln!(
                     std::io::stderr(),
                     "slackwater-bench: stopping; what it started and made is ended and removed first"

@@ -20,8 +20,8 @@ use crate::metrics::Metrics;
 use crate::trust::sharing::{Sharing, is_of_image, layer_digest};
 use crate::trust::unpacking::{self, Below, Root};
 use crate::worker::{
-    Access, ContainerdExtra, Engine, Extra, Key, Kind, LayerKind, Registration, Rootfs, Usage,
-    Volume, Worker, WorkerError, now, upper_of,
+    Access, ContainerdExtra, Engine, Extra, Key, Kind, Registration, Rootfs, Usage, Volume, Worker,
+    WorkerError, now, upper_of,
 };
 
 /// Longest name. containerd's own are at most a few hundred bytes.
@@ -265,11 +265,17 @@ impl Snapshotter {
         extra: ContainerdExtra,
     ) -> Result<MountsResponse, CallError> {
         let parent = parent.map(|parent| parent.key);
-        let layers = match extra.kind == Kind::Active && !extra.is_shared {
-            true => self.worker.layers_above(parent.as_ref()).await?,
-            false => LayerKind::Disks,
-        };
+        let is_written = extra.kind == Kind::Active && !extra.is_shared;
         let extra = Extra::Containerd(extra);
+        if !is_written {
+            let volume = self.worker.create_view(key, parent, extra).await?;
+            let mounted = self.begun(&volume).await;
+            if mounted.is_err() {
+                remote::forget(&self.worker, &volume.key).await;
+            }
+            return mounted;
+        }
+        let layers = self.worker.layers_above(parent.as_ref()).await?;
         let mut is_second = false;
         loop {
             let (key, parent, extra) = (key.clone(), parent.clone(), extra.clone());

@@ -31,8 +31,9 @@ use uuid::Uuid;
 
 use super::lowers::directories_in;
 use super::mounting::IDLE;
+use super::state::Change;
 use super::uppers::{HeldUpper, upper_of, work_of};
-use super::volume::{Access, Content, Key, LayerKind, MountedAs, SnapshotRef, Volume};
+use super::volume::{Access, Content, Extra, Key, LayerKind, MountedAs, SnapshotRef, Volume};
 use super::{Inner, Worker, WorkerError};
 
 /// Most images one above the other. The engine gives their paths to mount(2) in one page of 4 KiB, below a
@@ -161,6 +162,41 @@ impl Worker {
         let volume = self.existing(key)?;
         let is_image = matches!(volume.content, Content::ImageFile { .. } | Content::Image { .. });
         Ok(is_image || volume.layers == LayerKind::Images)
+    }
+
+    /// Makes a volume that is only read, as [`Self::create`] does. One of images counts as mounted from the beginning, to
+    /// stay so until it is removed: one record instead of two.
+    ///
+    /// # Errors
+    /// As [`Self::create`]; `Damaged` if what is below is, `OfImages` if that is no layer.
+    pub async fn create_view(
+        &self,
+        key: Key,
+        parent: Option<Key>,
+        extra: Extra,
+    ) -> Result<Volume, WorkerError> {
+        let volume = Volume::new(key, parent, extra, LayerKind::Disks);
+        self.run(async move |worker: Self| worker.create_as_mounted(volume).await).await
+    }
+
+    /// Records a new volume. One of images counts as mounted, and has been given what is below it.
+    pub(super) async fn create_as_mounted(&self, volume: Volume) -> Result<Volume, WorkerError> {
+        // What is given here is not replaced before that is in the state.
+        let _giving = self.inner.giving.read().await;
+        let lowers = match &volume.parent {
+            Some(parent) if self.get(parent).is_some() => self.lowers_below(&volume)?,
+            // One that is not there is refused below.
+            _ => Vec::new(),
+        };
+        let volume = match lowers.is_empty() && volume.directory().is_none() {
+            true => volume,
+            false => {
+                let (mounted, given) = (Some(MountedAs::Images), directories_in(&lowers));
+                Volume { mounted, is_kept_mounted: true, given, ..volume }
+            }
+        };
+        self.apply(vec![Change::Create(Box::new(volume.clone()))]).await?;
+        Ok(volume)
     }
 
     /// Sees that a volume is mounted as far as the driver mounts it, to stay so until it is sealed or removed.

@@ -340,21 +340,7 @@ impl Worker {
         extra: Extra,
         layers: LayerKind,
     ) -> Result<Volume, WorkerError> {
-        let volume = Volume {
-            key,
-            parent,
-            content: Content::Inherited,
-            layers,
-            users: 0,
-            recent_calls: Vec::new(),
-            mounted: None,
-            is_kept_mounted: false,
-            given: Vec::new(),
-            is_damaged: false,
-            usage: None,
-            created_at: now(),
-            extra,
-        };
+        let volume = Volume::new(key, parent, extra, layers);
         if layers == LayerKind::Images {
             return self.create_upper(volume).await;
         }

@@ -51,6 +51,10 @@ impl Sealed {
         Self { snapshot, usage, is_restricted: false, layers, hold, _made: None }
     }
 
+    pub(super) fn layers(&self) -> LayerKind {
+        self.layers
+    }
+
     pub(super) fn content(&self) -> Content {
         let (snapshot, hold) = (self.snapshot, self.hold.name());
         match self.layers {

@@ -91,23 +91,28 @@ impl Worker {
                 worker.inner.imaging.notify_one();
                 return Ok(committed);
             }
-            let (became, is_restricted) = match worker.sealed(&key, chain).await? {
+            let outcome = worker.sealed(&key, chain).await?;
+            let layer = match &outcome {
+                Outcome::Becomes(sealed) => Some((sealed.snapshot, sealed.layers())),
+                Outcome::Is(_) => worker.existing(&key)?.layer(),
+            };
+            let (became, is_restricted) = match outcome {
                 Outcome::Becomes(sealed) => {
                     let is_restricted = sealed.is_restricted;
                     (Became::Snapshot(sealed), is_restricted)
                 }
                 // It was bound, to what may be of another worker.
-                Outcome::Is(snapshot) if worker.existing(&key)?.layer().is_some() => {
+                Outcome::Is(snapshot) if layer.is_some() => {
                     (Became::Same, worker.is_restricted(snapshot.id).await?)
                 }
                 Outcome::Is(_) => (Became::Same, false),
             };
-            let committed = worker.record_as(&key, to, extra(is_restricted), became).await?;
-            // Mostly the next layer, or a container, is above it at once.
-            if let Some((image, LayerKind::Images)) = committed.layer() {
+            // Mostly the next layer, or a container, is above it at once. If it cannot be recorded, nothing uses the image,
+            // and it is unmounted some seconds later.
+            if let Some((image, LayerKind::Images)) = layer {
                 worker.mount_ahead(image.id);
             }
-            Ok(committed)
+            worker.record_as(&key, to, extra(is_restricted), became).await
         })
         .await
     }

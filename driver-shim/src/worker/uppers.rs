@@ -34,18 +34,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use slackwater_attach::{AttachError, Source};
 use tokio::sync::RwLockReadGuard;
 use uuid::Uuid;
 
 use super::layers::{copy_attributes, on_disk};
-use super::lowers::directories_in;
 use super::merging::path_of;
 use super::mounting::IDLE;
 use super::removal::{Chosen, Removal, remove_from};
 use super::state::Change;
-use super::volume::{Content, Directory, Key, MountedAs, Volume};
+use super::volume::{Content, Directory, Key, Volume};
 use super::{Worker, WorkerError};
 
 /// Size of a disk of upper directories, or that of a volume's own disk if that is larger: all containers of a machine
@@ -91,14 +91,30 @@ const ROOT_MODE: u32 = 0o755;
 /// Permissions of the directory around an overlay's.
 const AROUND_MODE: u32 = 0o700;
 
-/// Makes the directories of an overlay, if they are not there. The upper one is made by [`make_root`].
-fn make_directories(directory: &Path) -> io::Result<()> {
+/// Whether the directories of an overlay are there.
+enum Made {
+    /// All.
+    Whole,
+    /// All but the upper one, which [`make_root`] makes; with the root of what is below, if anything is.
+    ButRoot(io::Result<Option<File>>),
+}
+
+/// Makes the directories of an overlay, if they are not there. The root of what is below is opened only here, as mostly
+/// nothing is to be made; and here already: what names it may be gone before the upper directory is made.
+fn make_directories(directory: &Path, highest: Option<&Path>) -> io::Result<Made> {
     make_directory(directory)?;
     make_directory(&work_of(directory))?;
-    if !upper_of(directory).try_exists()? {
-        make_directory(&directory.join(UNFINISHED))?;
+    if upper_of(directory).try_exists()? {
+        return Ok(Made::Whole);
     }
-    Ok(())
+    make_directory(&directory.join(UNFINISHED))?;
+    Ok(Made::ButRoot(highest.map(open_root).transpose()))
+}
+
+/// A directory, without opening what it may be by then: this can be done late.
+fn open_root(path: &Path) -> io::Result<File> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(File::from(rustix::fs::open(path, flags, Mode::empty())?))
 }
 
 /// Gives the upper directory, which is the root that is seen, what the one below has; under its name once it is whole.
@@ -205,32 +221,14 @@ impl Worker {
             if let Some(own) = volume.extra.own_disk() {
                 let size_bytes = own.size_bytes.unwrap_or(worker.disk_size_bytes());
                 let disk = worker.new_disk(size_bytes).await?;
-                return worker.create_on(volume, disk.file.name, Uuid::new_v4()).await;
+                let content = Content::Upper { disk: disk.file.name, name: Uuid::new_v4() };
+                return worker.create_as_mounted(Volume { content, ..volume }).await;
             }
             let new = worker.new_upper().await?;
-            worker.create_on(volume, new.disk, new.name).await
+            let content = Content::Upper { disk: new.disk, name: new.name };
+            worker.create_as_mounted(Volume { content, ..volume }).await
         })
         .await
-    }
-
-    async fn create_on(
-        &self,
-        volume: Volume,
-        disk: Uuid,
-        name: Uuid,
-    ) -> Result<Volume, WorkerError> {
-        let (content, mounted) = (Content::Upper { disk, name }, Some(MountedAs::Images));
-        // What is given here is not replaced before that is in the state.
-        let _giving = self.inner.giving.read().await;
-        let given = match &volume.parent {
-            Some(parent) if self.get(parent).is_some() => self.lowers_below(&volume)?,
-            // One that is not there is refused below.
-            _ => Vec::new(),
-        };
-        let given = directories_in(&given);
-        let volume = Volume { content, mounted, is_kept_mounted: true, given, ..volume };
-        self.apply(vec![Change::Create(Box::new(volume.clone()))]).await?;
-        Ok(volume)
     }
 
     async fn new_upper(&self) -> Result<NewUpper<'_>, WorkerError> {
@@ -376,20 +374,17 @@ impl Worker {
         name: Uuid,
         highest: Option<PathBuf>,
     ) -> Result<PathBuf, WorkerError> {
-        // Open, as what names it may be gone before the directory is made.
-        let highest = match highest {
-            Some(path) => Some(on_disk(path, |path| File::open(path)).await?),
-            None => None,
-        };
+        let below = highest.clone();
         let made = match self.mount_upper_disk(disk).await {
             Ok(target) => {
                 let directory = target.join(name.to_string());
-                self.work_on_disk(directory.clone(), make_directories).await.map(|()| directory)
+                let make = move |path: &Path| make_directories(path, below.as_deref());
+                self.work_on_disk(directory.clone(), make).await.map(|made| (directory, made))
             }
             Err(error) => Err(error),
         };
-        let directory = match made {
-            Ok(directory) => directory,
+        let (directory, made) = match made {
+            Ok(made) => made,
             Err(error) if is_unusable(&error) => {
                 self.give_up_upper_disk(disk, &error.to_string()).await?;
                 // What is wrong with it may be that writes were lost.
@@ -398,8 +393,13 @@ impl Worker {
             }
             Err(error) => return Err(error),
         };
-        // What fails here is mostly the fault of what is below.
-        self.work_on_disk(directory.clone(), move |path| make_root(path, highest.as_ref())).await?;
+        let Made::ButRoot(opened) = made else { return Ok(directory) };
+        // What fails from here on is mostly the fault of what is below.
+        let below = opened.map_err(|source| {
+            let path = highest.unwrap_or_default();
+            WorkerError::Local { path, source }
+        })?;
+        self.work_on_disk(directory.clone(), move |path| make_root(path, below.as_ref())).await?;
         Ok(directory)
     }
 

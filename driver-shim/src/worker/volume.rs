@@ -9,6 +9,7 @@ use slackwater_client::types::{SnapshotId, Timestamp};
 use uuid::Uuid;
 
 use super::imaging::IMAGE_SIZE_BYTES;
+use super::now;
 
 /// An engine that the driver serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -243,6 +244,25 @@ pub struct Volume {
 const RECENT_CALLS_MAX: usize = 8;
 
 impl Volume {
+    /// A new one, with nothing of its own.
+    pub(super) fn new(key: Key, parent: Option<Key>, extra: Extra, layers: LayerKind) -> Self {
+        Self {
+            key,
+            parent,
+            content: Content::Inherited,
+            layers,
+            users: 0,
+            recent_calls: Vec::new(),
+            mounted: None,
+            is_kept_mounted: false,
+            given: Vec::new(),
+            is_damaged: false,
+            usage: None,
+            created_at: now(),
+            extra,
+        }
+    }
+
     /// Changes the number of users for a call of the engine, unless the same call did so before;
     /// whether it did now.
     pub(super) fn count_once(

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal};
 use slackwater_driver::containerd::proto::Mount;
-use slackwater_driver::worker::{Key, LayerKind, WorkerError};
+use slackwater_driver::worker::{ContainerdExtra, Extra, Key, Kind, LayerKind, WorkerError};
 use tonic::Code;
 
 use crate::images::{Stand, layers, options, set};
@@ -21,6 +22,9 @@ use crate::{bounded, refused, runtime};
 
 /// Longest time in which what a container wrote is removed, also on a busy machine.
 const REMOVED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Longest time in which a call says that the appliance is away.
+const SAID_WITHIN: Duration = Duration::from_secs(30);
 
 /// The upper directory of an overlay.
 pub(crate) fn upper(mounts: &[Mount]) -> PathBuf {
@@ -203,27 +207,31 @@ fn lost_writes_are_those_of_all_on_the_disk_and_the_next_has_another() {
     });
 }
 
-/// A file system whose changes wait, as where the appliance is away.
-struct Frozen {
+/// An outage in which each change of a file system waits. At its end the appliance serves again, before the file system is
+/// thawed: that writes, too.
+struct Outage<'a> {
+    appliance: &'a mut Appliance,
     directory: PathBuf,
     /// Ends that where this test is killed, whose threads would wait for ever.
     guard: Child,
 }
 
-impl Frozen {
-    fn freeze(directory: &Path) -> Self {
+impl<'a> Outage<'a> {
+    fn begin(appliance: &'a mut Appliance, directory: &Path) -> Self {
         let mut guard = Command::new("sh");
         guard.args(["-c", "sleep 60; fsfreeze --unfreeze \"$0\""]).arg(directory);
         let guard = guard.process_group(0).spawn().unwrap();
-        let frozen = Self { directory: directory.to_owned(), guard };
         let done = Command::new("fsfreeze").arg("--freeze").arg(directory).status();
+        let outage = Self { appliance, directory: directory.to_owned(), guard };
+        outage.appliance.stop();
         assert!(done.unwrap().success(), "freeze {}", directory.display());
-        frozen
+        outage
     }
 }
 
-impl Drop for Frozen {
+impl Drop for Outage<'_> {
     fn drop(&mut self) {
+        self.appliance.serve();
         let done = Command::new("fsfreeze").arg("--unfreeze").arg(&self.directory).status();
         let group = Pid::from_child(&self.guard);
         let _ = rustix::process::kill_process_group(group, Signal::KILL);
@@ -244,13 +252,12 @@ fn a_directory_that_waits_for_the_appliance_says_so_and_is_removed_once_it_is_ma
         let first = stand.container("c", &names[0]).await;
         let disk = directory(&first).parent().unwrap().to_owned();
         stand.snapshots.cleanup().await.unwrap();
-        let frozen = Frozen::freeze(&disk);
-        appliance.stop();
-        let asked = stand.snapshots.prepare_mounts("d", &names[0], labels(&[])).await;
+        let outage = Outage::begin(&mut appliance, &disk);
+        let asked = stand.snapshots.prepare_mounts("d", &names[0], labels(&[]));
+        let asked = tokio::time::timeout(SAID_WITHIN, asked).await.expect("it says nothing");
         let said = refused(asked, Code::Unavailable);
         assert!(said.contains("cannot reach the appliance"), "{said}");
-        appliance.serve();
-        drop(frozen);
+        drop(outage);
         // The disk is no worse for it, and the name can be had.
         let next = stand.container("d", &names[0]).await;
         assert_eq!(directory(&next).parent(), Some(disk.as_path()));
@@ -268,6 +275,40 @@ fn a_directory_that_waits_for_the_appliance_says_so_and_is_removed_once_it_is_ma
         }
         for key in ["c", "d"] {
             stand.snapshots.remove(key).await.unwrap();
+        }
+        stand.await_disks(0).await;
+        stand.stop().await;
+    });
+}
+
+/// Its record says that it is mounted.
+#[test]
+fn a_view_whose_driver_was_killed_before_it_was_mounted_is_so_when_it_is_asked_for() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let names = stand.pull(&layers()).await;
+        let parent = Key::containerd(names.last().unwrap());
+        let Extra::Containerd(extra) = stand.machine.worker.get(&parent).unwrap().extra else {
+            panic!("{parent} is no volume of containerd")
+        };
+        let extra = Extra::Containerd(ContainerdExtra { kind: Kind::View, ..extra });
+        let (worker, key) = (&stand.machine.worker, Key::containerd("v"));
+        worker.create_view(key, Some(parent), extra).await.unwrap();
+        let stand = stand.restart(&appliance, LayerKind::Images).await;
+        // As after a restart of the machine, too.
+        let images = stand.machine.worker.state_directory().join("images");
+        for image in mounts_below(&images) {
+            rustix::mount::unmount(&image, UnmountFlags::empty()).unwrap();
+        }
+        assert_eq!(mounts_below(&images), Vec::<PathBuf>::new());
+        let view = stand.mount(&stand.snapshots.all_mounts("v").await.unwrap());
+        let expected = stand.view(names.last().unwrap()).await;
+        assert_eq!(view.names(), expected.names());
+        drop((view, expected));
+        for key in ["v".to_owned(), format!("view of {}", names.last().unwrap())] {
+            stand.snapshots.remove(&key).await.unwrap();
         }
         stand.await_disks(0).await;
         stand.stop().await;
