@@ -6,13 +6,18 @@
 mod plugin;
 mod support;
 
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
 use serde_json::{Value, json};
 use slackwater_archive::Reference;
 use slackwater_driver::worker::Key;
 use uuid::Uuid;
 
 use self::plugin::{Plugin, layer, set_up_init};
-use self::support::{Appliance, DISK_BYTES, Machine, Trust};
+use self::support::{Appliance, DISK_BYTES, Machine, Trust, kernel_release};
 
 fn socket(machine: &Machine) -> std::path::PathBuf {
     machine.path().join("plugin.sock")
@@ -326,4 +331,82 @@ async fn an_appliance_that_is_away_is_named() {
     plugin.create("next", "image");
     plugin.apply("next", "image", &tar);
     assert_eq!(plugin.diff("next", "image"), tar);
+}
+
+const WRITERS: u8 = 4;
+const PIECES: u64 = 96;
+const PIECE_BYTES: usize = 256 << 10;
+/// Longest time that the writes may take between two faults, also on a busy machine.
+const ENDED_WITHIN: Duration = Duration::from_secs(120);
+
+/// What the piece of a writer holds.
+fn piece(writer: u8, number: u64) -> Vec<u8> {
+    let first = number.wrapping_mul(31).wrapping_add(writer.into());
+    let byte = |at: u64| u8::try_from((first + at / 512) % 251).unwrap();
+    (0..PIECE_BYTES as u64).map(byte).collect()
+}
+
+/// The kernel sends what goes to a disk side by side (Linux 6.9 and newer).
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_written_side_by_side_is_whole_over_kills_of_the_server_and_cut_connections() {
+    let mut appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let plugin = Plugin::serve(&machine.worker, &socket(&machine));
+    plugin.create_read_write("live", "");
+    let root = plugin.get("live");
+    let syncs = Arc::new(AtomicU64::new(0));
+    let writers = (0..WRITERS).map(|writer| {
+        let (path, syncs) = (root.join(format!("file-{writer}")), Arc::clone(&syncs));
+        std::thread::spawn(move || {
+            let file = std::fs::File::create(path).unwrap();
+            for number in 0..PIECES {
+                file.write_all_at(&piece(writer, number), number * PIECE_BYTES as u64).unwrap();
+                if number % 8 == 7 {
+                    file.sync_data().unwrap();
+                    syncs.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        })
+    });
+    let writers: Vec<_> = writers.collect();
+    // Before 6.9 the kernel does not hand out again what a dead server had taken.
+    let is_resent = kernel_release() >= (6, 9);
+    for round in 0..6 {
+        // A sync that began after the round before has ended: what a server left that was killed is settled. If the appliance
+        // restarts before that, it is lost, and the disk says so.
+        let until = syncs.load(Ordering::Relaxed) + u64::from(WRITERS) + 1;
+        let deadline = Instant::now() + ENDED_WITHIN;
+        while syncs.load(Ordering::Relaxed) < until {
+            assert!(Instant::now() < deadline, "nothing is written any more");
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        if is_resent && round % 2 == 0 {
+            let record = std::fs::read_to_string(machine.path().join("state/server.process"));
+            let record = record.unwrap();
+            let process = record.split(' ').next().unwrap();
+            // The one before may have ended, and the next not be written down yet.
+            let _ = std::process::Command::new("kill").args(["-KILL", process]).status();
+        } else {
+            appliance.stop();
+            appliance.serve();
+        }
+    }
+    let ended = tokio::task::spawn_blocking(|| {
+        writers.into_iter().for_each(|writer| writer.join().unwrap());
+    });
+    let ended = tokio::time::timeout(ENDED_WITHIN, ended).await.unwrap();
+    let log = std::fs::read_to_string(machine.path().join("state/serve-export.log"));
+    assert!(ended.is_ok(), "{}", log.unwrap_or_default());
+    for writer in 0..WRITERS {
+        let file = std::fs::File::open(root.join(format!("file-{writer}"))).unwrap();
+        // So that it comes from the appliance.
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        let mut found = vec![0; PIECE_BYTES];
+        for number in 0..PIECES {
+            file.read_exact_at(&mut found, number * PIECE_BYTES as u64).unwrap();
+            assert!(found == piece(writer, number), "piece {number} of writer {writer}");
+        }
+    }
+    plugin.put("live");
+    plugin.remove("live");
 }

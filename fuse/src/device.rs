@@ -47,8 +47,7 @@ impl Device {
     /// caller from one call to the next.
     pub(crate) async fn receive(&self, buffer: &mut Vec<u8>) -> io::Result<Option<Bytes>> {
         loop {
-            buffer.clear();
-            buffer.reserve(REQUEST_BYTES_MAX);
+            make_ready(buffer);
             let mut ready = self.descriptor.ready(Interest::READABLE | Interest::ERROR).await?;
             let outcome = ready.try_io(|descriptor| {
                 let read = rustix::io::read(descriptor, spare_capacity(buffer));
@@ -86,6 +85,17 @@ impl Device {
     pub(crate) fn notify(&self, code: i32) -> Result<(), Errno> {
         rustix::io::write(self.descriptor.get_ref(), &notification(code)).map(|_| ())
     }
+}
+
+/// Empties the buffer, and sees that all of it is in memory. If this process is killed while the kernel copies a request to
+/// where no memory is yet, the request fails (EIO), and is not handed out again: a disk would have lost a write.
+fn make_ready(buffer: &mut Vec<u8>) {
+    if buffer.capacity() < REQUEST_BYTES_MAX {
+        buffer.clear();
+        buffer.resize(REQUEST_BYTES_MAX, 0);
+        std::hint::black_box(&mut *buffer);
+    }
+    buffer.clear();
 }
 
 #[cfg(test)]

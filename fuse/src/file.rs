@@ -7,12 +7,15 @@
 //!   kernel.
 //! - Writes hold `order` shared, whoever sends old ones again holds it alone: what is sent
 //!   again can never overtake what is newer.
+//! - Writes that overlap are sent one after the other, so that what is kept last is what the appliance has.
 
 use std::collections::HashMap;
+use std::ops::Range;
+use std::pin::pin;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::RwLock;
+use tokio::sync::{Notify, RwLock, Semaphore, SemaphorePermit};
 
 use crate::kept::KeptWrites;
 use crate::maps::{MapSource, WINDOW_BLOCKS};
@@ -50,6 +53,72 @@ impl WrittenBlocks {
     }
 }
 
+/// Writes of one file under way at once: 16 MiB of largest ones, enough for 10 Gbit/s and 10 ms, and a quarter of all calls
+/// under way, so that a file which is written as fast as can be leaves room for others.
+const WRITES_MAX: usize = 16;
+
+/// The writes of a file that are under way: so many at once, and none that overlaps another. The kernel sends those of a loop
+/// device side by side, and a program's direct writes may overlap.
+#[derive(Debug)]
+pub(crate) struct WritesUnderWay {
+    turns: Semaphore,
+    ranges: Mutex<Vec<Range<u64>>>,
+    ended: Notify,
+}
+
+impl Default for WritesUnderWay {
+    fn default() -> Self {
+        let turns = Semaphore::new(WRITES_MAX);
+        Self { turns, ranges: Mutex::default(), ended: Notify::new() }
+    }
+}
+
+impl WritesUnderWay {
+    /// Waits until a write of these bytes may be sent. It is under way for as long as the answer lives.
+    pub(crate) async fn begin(&self, range: Range<u64>) -> UnderWay<'_> {
+        // An error: it is never closed.
+        let turn = self.turns.acquire().await.ok();
+        loop {
+            let mut ended = pin!(self.ended.notified());
+            // From here on an end counts, also one before the wait.
+            ended.as_mut().enable();
+            if self.take(&range) {
+                return UnderWay { writes: self, range, _turn: turn };
+            }
+            ended.await;
+        }
+    }
+
+    fn take(&self, range: &Range<u64>) -> bool {
+        let mut ranges = self.ranges.lock();
+        let is_free = ranges.iter().all(|one| one.end <= range.start || range.end <= one.start);
+        if is_free {
+            ranges.push(range.clone());
+        }
+        is_free
+    }
+}
+
+/// A write that is under way.
+#[derive(Debug)]
+pub(crate) struct UnderWay<'a> {
+    writes: &'a WritesUnderWay,
+    range: Range<u64>,
+    _turn: Option<SemaphorePermit<'a>>,
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        let mut ranges = self.writes.ranges.lock();
+        // None other begins where this one does.
+        if let Some(index) = ranges.iter().position(|range| *range == self.range) {
+            ranges.swap_remove(index);
+        }
+        drop(ranges);
+        self.writes.ended.notify_waiters();
+    }
+}
+
 /// What changes with each write.
 #[derive(Debug, Default)]
 pub(crate) struct WriteState {
@@ -68,6 +137,7 @@ pub(crate) struct ServedFile {
     pub(crate) handle: Handle,
     pub(crate) source: MapSource,
     pub(crate) writes: Mutex<WriteState>,
+    pub(crate) under_way: WritesUnderWay,
     pub(crate) order: Arc<RwLock<()>>,
     /// One commit at a time.
     pub(crate) committing: tokio::sync::Mutex<()>,
@@ -80,6 +150,7 @@ impl ServedFile {
             handle,
             source,
             writes: Mutex::default(),
+            under_way: WritesUnderWay::default(),
             order: Arc::default(),
             committing: tokio::sync::Mutex::default(),
         }
@@ -93,7 +164,46 @@ impl ServedFile {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
+
+    #[tokio::test]
+    async fn writes_that_overlap_wait_for_each_other_and_others_do_not() {
+        let writes = WritesUnderWay::default();
+        let is_free = |range: Range<u64>| writes.begin(range).now_or_never().is_some();
+        let first = writes.begin(10..20).await;
+        for (start, end, expected) in
+            [(0, 10, true), (20, 30, true), (19, 20, false), (0, 11, false), (12, 13, false)]
+        {
+            assert_eq!(is_free(start..end), expected, "{start}..{end}");
+        }
+        // Two wait for the first, and then one for the other.
+        let (mut second, mut third) =
+            (Box::pin(writes.begin(0..15)), Box::pin(writes.begin(5..40)));
+        assert!(second.as_mut().now_or_never().is_none());
+        assert!(third.as_mut().now_or_never().is_none());
+        drop(first);
+        let one = tokio::select! { one = &mut second => one, one = &mut third => one };
+        assert!(!is_free(7..8));
+        drop(one);
+        drop((second, third));
+        assert!(is_free(0..100) && writes.ranges.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn so_many_writes_of_a_file_are_under_way_at_once() {
+        let writes = WritesUnderWay::default();
+        let mut under_way = Vec::new();
+        for number in 0..16 {
+            under_way.push(writes.begin(number..number + 1).now_or_never().unwrap());
+        }
+        let more = writes.begin(100..101);
+        assert!(writes.begin(200..201).now_or_never().is_none());
+        under_way.pop();
+        drop(more.await);
+        assert!(writes.begin(200..201).now_or_never().is_some());
+    }
 
     #[test]
     fn marks_are_by_block() {

@@ -28,9 +28,8 @@ use crate::wire::{
     UNIQUE_RESENT,
 };
 
-/// Requests that are answered at a time: four times what the kernel has in the background, for
-/// those that somebody waits for. At 1 MiB each they hold 256 MiB when the appliance is away
-/// and twenty containers write all they can.
+/// Requests that are answered at a time: more than the kernel has in the background, for those that a program waits for. At
+/// 1 MiB each they hold 256 MiB when the appliance is away and twenty containers write all they can.
 const REQUESTS_MAX: usize = 256;
 
 /// Time that the writes of an export that was unmounted have to be committed.

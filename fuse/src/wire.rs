@@ -37,13 +37,17 @@ pub(crate) const MAJOR: u32 = 7;
 /// What this file follows.
 const MINOR: u32 = 40;
 
-/// Requests that the kernel has under way without anybody waiting (readahead): enough to fill a
-/// network, few enough that a stalled appliance does not pin much memory.
+/// Requests that the kernel has under way and that no program waits in (readahead): enough to fill a network, few enough
+/// that a stalled appliance does not pin much memory.
 const BACKGROUND_MAX: u16 = 64;
-const CONGESTION_THRESHOLD: u16 = 48;
+/// The same with those of loop devices: more than one of them has under way (128), so that it leaves room for others.
+const BACKGROUND_WITH_LOOPS_MAX: u16 = 192;
 
 const FLAG_ASYNC_READ: u32 = 1;
 const FLAG_BIG_WRITES: u32 = 1 << 5;
+/// Direct requests, as those of loop devices, go on side by side, and count as in the background. Without it each waits
+/// for the one before.
+const FLAG_ASYNC_DIO: u32 = 1 << 15;
 const FLAG_PARALLEL_DIROPS: u32 = 1 << 18;
 const FLAG_MAX_PAGES: u32 = 1 << 22;
 const FLAG_EXTENDED: u32 = 1 << 30;
@@ -273,8 +277,15 @@ impl InitRequest {
     /// The reply. There is no write-back cache: what was written is at the appliance when the
     /// write is answered, so that a sync has only to commit it.
     pub(crate) fn reply(&self) -> Vec<u8> {
+        // What a dead server had taken is answered by none where the kernel does not hand it out again. In the background
+        // it would take its place there for good, and with it, in the end, those of all files.
+        let (loops, background_max) = match self.has_resend() {
+            true => (FLAG_ASYNC_DIO, BACKGROUND_WITH_LOOPS_MAX),
+            false => (0, BACKGROUND_MAX),
+        };
         let wanted = FLAG_ASYNC_READ
             | FLAG_BIG_WRITES
+            | loops
             | FLAG_PARALLEL_DIROPS
             | FLAG_MAX_PAGES
             | FLAG_EXTENDED;
@@ -283,8 +294,9 @@ impl InitRequest {
         put_u32(&mut bytes, self.minor.min(MINOR));
         put_u32(&mut bytes, self.max_readahead_bytes);
         put_u32(&mut bytes, self.flags & wanted);
-        put_u16(&mut bytes, BACKGROUND_MAX);
-        put_u16(&mut bytes, CONGESTION_THRESHOLD);
+        let congestion_threshold = background_max / 4 * 3;
+        put_u16(&mut bytes, background_max);
+        put_u16(&mut bytes, congestion_threshold);
         put_u32(&mut bytes, TRANSFER_BYTES_MAX);
         let time_granularity_nanoseconds = 1;
         put_u32(&mut bytes, time_granularity_nanoseconds);
@@ -512,17 +524,25 @@ mod tests {
     #[test]
     fn the_greeting_is_answered_without_a_write_back_cache() {
         let write_back_cache = 1 << 16;
-        let flags = FLAG_ASYNC_READ | FLAG_MAX_PAGES | FLAG_EXTENDED | write_back_cache;
+        let asked = FLAG_ASYNC_READ | FLAG_ASYNC_DIO | FLAG_MAX_PAGES | FLAG_EXTENDED;
+        let flags = asked | write_back_cache;
         let body = words(&[7, 45, 131_072, flags, FLAG2_HAS_RESEND | 1]);
         let Some(Operation::Init(init)) = operation(26, &body) else { panic!("no greeting") };
         assert!(init.has_resend());
         let mut expected = words(&[7, 40, 131_072, flags & !write_back_cache]);
-        expected.extend([64_u16, 48].iter().flat_map(|word| word.to_ne_bytes()));
+        expected.extend([192_u16, 144].iter().flat_map(|word| word.to_ne_bytes()));
         expected.extend(words(&[1 << 20, 1]));
         expected.extend([256_u16, 0].iter().flat_map(|word| word.to_ne_bytes()));
         expected.extend(words(&[FLAG2_HAS_RESEND]));
         expected.resize(64, 0);
         assert_eq!(init.reply(), expected);
+        // Before Linux 6.9.
+        let body = words(&[7, 38, 131_072, flags, 0]);
+        let Some(Operation::Init(init)) = operation(26, &body) else { panic!("no greeting") };
+        assert!(!init.has_resend());
+        let reply = init.reply();
+        assert_eq!(reply[12..16], words(&[flags & !(write_back_cache | FLAG_ASYNC_DIO)]));
+        assert_eq!(reply[16..20], [64_u16, 48].map(u16::to_ne_bytes).concat());
     }
 
     #[test]

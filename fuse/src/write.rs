@@ -46,6 +46,7 @@ impl Export {
             return Ok(());
         }
         let is_journaled = {
+            let _under_way = file.under_way.begin(offset_bytes..end).await;
             let _order = file.order.read().await;
             // Nothing of it can be synced any more.
             if file.writes.lock().is_lost {

@@ -36,8 +36,11 @@ use super::uppers::{HeldUpper, upper_of};
 use super::volume::{Content, Directory, Key, SnapshotRef, Volume};
 use super::{Registration, Worker, WorkerError, now};
 
-/// Time from a commit to the making of its image. By then the next step of a build is committed, and a short container gone.
+/// Time from the last commit of all to the making of images. By then a build is through, and a short container gone.
 pub const IMAGED_AFTER: Duration = Duration::from_secs(10);
+
+/// Time from a commit to the making of its image where others follow it again and again.
+const IMAGED_AT_LAST: Duration = Duration::from_secs(300);
 
 /// How long nothing is looked for where no layer is without an image: a commit wakes it.
 const LOOK_INTERVAL: Duration = Duration::from_secs(600);
@@ -106,11 +109,15 @@ fn concerns_all(error: &WorkerError) -> bool {
     )
 }
 
-/// The time that is left until the image is to be made of what was committed then.
-fn time_left(committed: Timestamp, now: Timestamp, after: Duration) -> Duration {
+/// The time that is left until the image is to be made of what was committed then, where the last commit of all was at
+/// `last`: it would slow down what commits one layer after the other, as a build does.
+fn time_left(committed: Timestamp, last: Timestamp, now: Timestamp, after: Duration) -> Duration {
     // A clock that was set back says nothing.
-    let age = now.as_nanos().checked_sub(committed.as_nanos());
-    after.saturating_sub(age.map_or(Duration::MAX, Duration::from_nanos))
+    let age = |moment: Timestamp| now.as_nanos().checked_sub(moment.as_nanos());
+    let left = |after: Duration, moment| {
+        after.saturating_sub(age(moment).map_or(Duration::MAX, Duration::from_nanos))
+    };
+    left(after, last).min(left(after.max(IMAGED_AT_LAST), committed))
 }
 
 /// The images among layers, in their order.
@@ -391,7 +398,8 @@ impl Worker {
         let mut next = LOOK_INTERVAL;
         // Of those whose disk lost writes that was said.
         for volume in volumes.iter().filter(|volume| !volume.is_damaged) {
-            let left = self.time_to_image(volume);
+            let last = self.without_image().last().map_or(volume.created_at, |one| one.created_at);
+            let left = self.time_to_image(volume, last);
             if left > Duration::ZERO {
                 next = next.min(left);
                 continue;
@@ -418,8 +426,9 @@ impl Worker {
         next
     }
 
-    fn time_to_image(&self, volume: &Volume) -> Duration {
-        let left = time_left(volume.created_at, now(), self.inner.options.imaged_after);
+    fn time_to_image(&self, volume: &Volume, last: Timestamp) -> Duration {
+        let after = self.inner.options.imaged_after;
+        let left = time_left(volume.created_at, last, now(), after);
         let failures = self.inner.imaging_failures.lock();
         let retry = failures.get(&volume.key).map(|failed| failed.next);
         left.max(
@@ -454,8 +463,15 @@ mod tests {
         let after = Duration::from_secs(10);
         for (now, left) in [(100, 10), (104, 6), (110, 0), (200, 0), (99, 0)] {
             let left = Duration::from_secs(left);
-            assert_eq!(time_left(second(100), second(now), after), left, "{now}");
+            assert_eq!(time_left(second(100), second(100), second(now), after), left, "{now}");
         }
+        // The last commit of all counts, but not for ever.
+        for (last, now, left) in [(120, 122, 8), (120, 130, 0), (395, 397, 3), (399, 400, 0)] {
+            let left = Duration::from_secs(left);
+            assert_eq!(time_left(second(100), second(last), second(now), after), left, "{now}");
+        }
+        let long = 2 * IMAGED_AT_LAST;
+        assert_eq!(time_left(second(100), second(100), second(100), long), long);
         let mut failed = Failed::after(None, PAUSE_MAX);
         let mut waits = vec![failed.wait.as_secs()];
         for _ in 0..5 {

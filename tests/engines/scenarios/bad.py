@@ -194,7 +194,7 @@ def full(world):
     return said.strip().splitlines()[-1][:200]
 
 
-@scenario("bad: no FUSE on this machine", 120)
+@scenario("bad: no FUSE on this machine", 120, also=(NEWER_FOR_ALL,))
 def no_fuse(world):
     image, server = world.images.busybox(), world.server("no-fuse-appliance")
     # A /dev of its own, with what a start needs and without /dev/fuse.

@@ -1,17 +1,16 @@
 """`slackwater-bench containers` on a containerd, and `docker` on two Dockers: every row is there, and nothing is left. How
 fast is what, no test says."""
 
-import dataclasses
 import json
 import os
 import pathlib
 import signal
 import subprocess
 
-from engine import Containerd, Docker
 from process import attempt, environment
 from releases import DEBIAN, NEWER_AS_PRINTED, NEWER_DOCKER
 from scenario import PATIENCE, require, require_equal, scenario, wait_until
+from without_driver import docker_29
 
 NAMESPACE = "slackwater-bench"
 # All but the memory, for which the whole machine has to read its files again.
@@ -63,20 +62,6 @@ def require_rows(world, containerd, image):
         require(len(samples) == 2 and min(samples) > 0, f"{key}: {row}")
         require(row["work"] in done.output, f"{key} is not in the table: {done.output}")
     require_empty(containerd)
-
-
-def other_docker(world):
-    """A Docker 29 on overlayfs, which is to be ended."""
-    directory = world.scratch / "bench-other"
-    directory.mkdir()
-    plain = dataclasses.replace(NEWER_DOCKER, _printed="", _snapshotter="")
-    containerd = Containerd(directory, "other", world.scratch.name, None, plain)
-    containerd.start()
-    # Debian's runc knows no namespaces of time.
-    settings = json.dumps({"features": {"containerd-snapshotter": True, "time-namespaces": False}})
-    docker = Docker(directory, "other", "overlayfs", containerd, world.scratch.name, NEWER_DOCKER, settings)
-    docker.start()
-    return containerd, docker
 
 
 def require_none_left(dockers):
@@ -141,8 +126,7 @@ def require_all(world, release, arguments=()):
 @scenario("bench: slackwater-bench docker measures Docker 29 beside another one on overlayfs", 600, newer=True)
 def dockers(world):
     image = world.images.busybox()
-    with world.fresh_worker("bench-29", release=NEWER_DOCKER) as worker:
-        containerd, other = other_docker(world)
+    with world.fresh_worker("bench-29", release=NEWER_DOCKER) as worker, docker_29(world, "bench-other") as other:
         found = world.scratch / "bench-29.json"
         program = pathlib.Path(os.environ["SLACKWATERD"]).with_name("slackwater-bench")
         call = [
@@ -173,9 +157,6 @@ def dockers(world):
         require_equal("without the shell", done.code, NOT_RUN)
         require("NOT RUN  run-overlayfs: " in done.output and "/nonexistent" in done.output, done.text)
         require_none_left((worker.docker, other))
-        other.clear()
-        other.process.stop()
-        containerd.process.stop()
 
 
 @scenario("bench: slackwater-bench containers measures containerd 1.6 and leaves nothing", 600)

@@ -1,5 +1,6 @@
 """The everyday commands of Docker, with ordinary images from an ordinary registry."""
 
+import gzip
 import hashlib
 import json
 import tarfile
@@ -13,6 +14,7 @@ CHECK_LAYERED = (
     "readlink /two/symlink"
 )
 LAYERED = "one\ntwo\nthree\n2751 2\n644 2\nfile\n/three"
+GZIP_BEGINNING = b"\x1f\x8b"
 
 
 def layered_output(output):
@@ -23,14 +25,17 @@ def layered_output(output):
     return "\n".join(lines)
 
 
-@scenario("docker: pull, run, inspect, rm, rmi of an ordinary image", 120, stand_in=True)
+@scenario("docker: pull, run, inspect, rm, rmi of an ordinary image", 120, stand_in=True, also=(NEWER_FOR_ALL,))
 def ordinary(world):
     docker, image = world.worker("a").docker, world.images.layered()
     docker("pull", image)
     require_equal("output", layered_output(docker.run(image, "sh", "-c", CHECK_LAYERED)), LAYERED)
     container = docker.run_detached(image, "sleep", "1000", options=("--name", "ordinary"))
     details = docker.inspect_json(container)
-    require_equal("GraphDriver.Name", details["GraphDriver"]["Name"], docker.storage)
+    require_equal("Driver", details["Driver"], docker.storage)
+    if not world.release.has_docker:
+        # Docker 29 says no more.
+        require_equal("GraphDriver.Name", details["GraphDriver"]["Name"], docker.storage)
     require_equal("exec", docker("exec", "ordinary", "sh", "-c", "echo hi >/new; cat /new"), "hi")
     docker("restart", "--time", "0", "ordinary")
     require_equal("after a restart", docker("exec", "ordinary", "cat", "/new"), "hi")
@@ -93,7 +98,15 @@ def commit_and_push(world):
     require_equal("pulled back", docker.run(name, "cat", "/own"), "own")
 
 
-@scenario("docker: save gives ordinary layers byte for byte; load and import", 180, stand_in=True)
+def diff_id(saved):
+    """The digest of the tar of a saved layer. Docker 29 saves the blob as it was pulled, and that is compressed."""
+    data = saved.read()
+    tar = gzip.decompress(data) if data.startswith(GZIP_BEGINNING) else data
+    return "sha256:" + hashlib.sha256(tar).hexdigest()
+
+
+@scenario("docker: save gives ordinary layers byte for byte; load and import", 180, stand_in=True,
+          also=(NEWER_FOR_ALL,))
 def save_and_load(world):
     docker, image = world.worker("a").docker, world.images.layered()
     docker("pull", image)
@@ -102,10 +115,7 @@ def save_and_load(world):
     with tarfile.open(archive) as tar:
         saved = json.load(tar.extractfile("manifest.json"))[0]
         configuration = json.load(tar.extractfile(saved["Config"]))
-        digests = [
-            "sha256:" + hashlib.file_digest(tar.extractfile(layer), "sha256").hexdigest()
-            for layer in saved["Layers"]
-        ]
+        digests = [diff_id(tar.extractfile(layer)) for layer in saved["Layers"]]
     require_equal("digests of the layers", digests, configuration["rootfs"]["diff_ids"])
     docker("image", "rm", image)
     require("Loaded image" in docker("load", "--input", str(archive)), "load says nothing")

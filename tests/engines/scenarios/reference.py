@@ -7,6 +7,7 @@ import os
 from process import attempt, run
 from releases import NEWER_FOR_ALL
 from scenario import require, require_equal, scenario
+from without_driver import docker_29
 
 # A reference layer, and what HTTP and the manifest around it may add to a push or pull.
 LAYER_BYTES_MAX = 4 << 10
@@ -52,6 +53,14 @@ def blob_bytes(worker, image):
     digest = worker.docker.inspect(image, "{{.Id}}")
     manifest = json.loads(worker.containerd.ctr(*containerd, "get", digest))
     return sum(layer["size"] for layer in manifest["layers"])
+
+
+def commit_by_reference(world, worker, container, name):
+    """Commits a container by reference: by the plugin `docker commit` does, on Docker 29 the driver's command."""
+    if world.release.has_docker:
+        worker.driver.image("commit", "--docker-host", f"unix://{worker.docker.socket}", container, name)
+    else:
+        worker.docker("commit", container, name)
 
 
 def push_by_reference(world, worker, source, name):
@@ -109,7 +118,7 @@ def gcc(world):
     return f"file of 16 MiB: {fetched >> 10} KiB fetched; gcc: {compiled >> 20} of {size >> 20} MiB"
 
 
-@scenario("docker: an image by reference is committed, pushed and pulled again", 240)
+@scenario("docker: an image by reference is committed, pushed and pulled again", 240, also=(NEWER_FOR_ALL,))
 def again(world):
     worker, other = world.worker("a"), world.worker("b")
     image, name = world.images.layered(), world.registry.name("again:1")
@@ -118,9 +127,9 @@ def again(world):
     pull_by_reference(world, other, name, layers)
     other.docker.run_detached(name, "sh", "-c", "rm /two/file; echo b >/own; exec sleep 1000",
                               options=("--name", "work"))
-    other.docker("exec", "work", "sh", "-c", "while [ ! -e /own ]; do sleep 0.1; done")
+    other.docker("exec", "work", "sh", "-c", "while [ ! -s /own ]; do sleep 0.1; done")
     second = world.registry.name("again:2")
-    other.docker("commit", "work", second)
+    commit_by_reference(world, other, "work", second)
     other.docker("push", second)
     sizes = [layer["size"] for layer in world.registry.manifest("again:2")["layers"]]
     require(max(sizes) < LAYER_BYTES_MAX, f"a commit was pushed with layers of {sizes} bytes")
@@ -152,17 +161,28 @@ def export(world):
     world.plain("image", "rm", loaded)
 
 
-@scenario("docker: engines without the driver refuse a reference, and say why", 240)
+def refused_by_newer(world, containerd, name):
+    """What a Docker 29 without the driver says of a reference, and a containerd that is to unpack it by overlayfs."""
+    with docker_29(world, "elsewhere-29") as docker:
+        pulled = docker.attempt("pull", name)
+        require_equal("images of a Docker 29", docker("image", "ls", "--all", "--quiet"), "")
+    unpacked = containerd.attempt("images", "pull", "--plain-http", "--snapshotter", "overlayfs", name)
+    return {"docker pull of Docker 29": pulled, "ctr of containerd 2.4": unpacked}
+
+
+@scenario("docker: engines without the driver refuse a reference, and say why", 240, also=(NEWER_FOR_ALL,))
 def elsewhere(world):
     worker, name = world.worker("a"), world.registry.name("elsewhere:1")
     worker.docker("pull", world.images.layered())
     worker.docker.run_detached(world.images.layered(), "sh", "-c", "echo own >/own; exec sleep 1000",
                                options=("--name", "work"))
     worker.docker("exec", "work", "sh", "-c", "while [ ! -s /own ]; do sleep 0.1; done")
-    worker.docker("commit", "work", name)
+    commit_by_reference(world, worker, "work", name)
     worker.docker("push", name)
     worker.docker("rm", "--force", "work")
-    archive, layout, storage = (world.scratch / f"elsewhere{end}" for end in (".tar", ".oci", ".storage"))
+    # umoci does not unpack where it did before.
+    archive, layout, storage = (
+        world.scratch / f"elsewhere{world.release.suffix}{end}" for end in (".tar", ".oci", ".storage"))
     worker.docker("save", "--output", str(archive), name)
     copy = ["skopeo", "--insecure-policy", "copy", "--src-tls-verify=false", f"docker://{name}"]
     run(*copy, f"oci:{layout}:1")
@@ -175,6 +195,8 @@ def elsewhere(world):
         "skopeo": attempt([*copy, f"containers-storage:[vfs@{storage}+{storage}-run]{name}"]),
         "umoci": attempt(["umoci", "unpack", "--image", f"{layout}:1", f"{layout}-bundle"]),
     }
+    if world.release.has_docker:
+        refused |= refused_by_newer(world, worker.containerd, name)
     for unpacker, outcome in refused.items():
         said = outcome.must_fail()
         # Containers' storage gives the kernel's error without the names.
@@ -184,7 +206,7 @@ def elsewhere(world):
     require_equal("images of the plain Docker", kept, before)
     # ctr fetched it before it unpacked.
     containerd.ctr("images", "remove", "--sync", name)
-    # Unpacked by containerd itself, as no annotation says what it is.
+    # Unpacked by containerd itself: Docker 20.10 pushes no annotation that says what it is.
     worker.containerd.must_pull_through_cri(name)
     found = worker.containerd.run(name, "elsewhere", "sh", "-c", "cat /own /one/file; ls -A /").split()
     require_equal("files by containerd with the driver", found[:2], ["own", "one"])

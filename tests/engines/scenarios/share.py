@@ -1,8 +1,13 @@
 """What is shared is fetched once: twenty containers of one image, two images on one base, read-only
 containers on one mount."""
 
+import os
+
+from images import BUSYBOX
+from process import attempt
 from releases import NEWER_FOR_ALL
 from scenario import PATIENCE, require, require_equal, scenario
+from scenarios.cri import NEWER_ONES
 from scenarios.reference import COMPILE, OUTPUT, PROGRAM
 
 CONTAINERS = 20
@@ -11,6 +16,9 @@ RATIO_MAX = 1.1
 # A busy machine runs twenty at a time, not at once.
 PARALLEL = 5
 LIMIT_SECONDS = 300
+READ_ONLY_CONTAINERS = 5
+# By which a container has the root that it shares. Docker 29 gives its containers' snapshots no labels.
+SHARED_ROOT = "containerd.io/snapshot/slackwater.shared=true"
 
 
 def program_image(world, path, text):
@@ -91,11 +99,33 @@ def read_only(world):
     options = ("--read-only", "--storage-opt", "shared=true")
     before = len(worker.driver.mounts())
     containers = [
-        worker.docker.run_detached(image, "sleep", "1000", options=options) for _ in range(5)
+        worker.docker.run_detached(image, "sleep", "1000", options=options) for _ in range(READ_ONLY_CONTAINERS)
     ]
     devices = {worker.docker("exec", name, "stat", "-c", "%d", "/one/file") for name in containers}
     require_equal("file systems under five containers", len(devices), 1)
     added = len(worker.driver.mounts()) - before
     require(added <= 4, f"five shared containers added {added} mounts")
     said = worker.docker.attempt("exec", containers[0], "touch", "/new").must_fail()
+    require("Read-only file system" in said, f"writing: {said}")
+
+
+@scenario("share: read-only containers of containerd share one mount and cannot write", 180, also=NEWER_ONES)
+def read_only_by_label(world):
+    # It has each directory that ctr mounts over, as none can be made. Its one layer is mounted without an overlay.
+    worker, image = world.worker("a"), world.images.debian()
+    containerd = worker.containerd
+    containerd.must_pull_through_cri(image, limit_seconds=LIMIT_SECONDS)
+    before = len(worker.driver.mounts())
+    for number in range(READ_ONLY_CONTAINERS):
+        run, *words = containerd.run_words("--detach", image, f"shared-{number}", BUSYBOX, "sleep", "1000")
+        containerd.ctr(run, "--snapshotter-label", SHARED_ROOT, *words)
+    # Lines such as: shared-0 1234 RUNNING
+    rows = [line.split() for line in containerd.ctr("tasks", "list").splitlines()[1:]]
+    roots = [f"/proc/{row[1]}/root" for row in rows if row[0].startswith("shared-")]
+    require_equal("containers that run", len(roots), READ_ONLY_CONTAINERS)
+    devices = {os.stat(f"{root}/etc/issue").st_dev for root in roots}
+    require_equal("file systems under the containers", len(devices), 1)
+    added = len(worker.driver.mounts()) - before
+    require(added <= 4, f"the containers added {added} mounts")
+    said = attempt(["touch", f"{roots[0]}/new"]).must_fail()
     require("Read-only file system" in said, f"writing: {said}")

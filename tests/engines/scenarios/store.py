@@ -10,6 +10,7 @@ import threading
 import urllib.parse
 
 from scenario import require, require_equal, scenario
+from scenarios.cri import NEWER_ONES
 
 
 class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
@@ -66,7 +67,7 @@ def docker(socket, containerd, names):
             server.shutdown()
 
 
-@scenario("image: convert and export of a Docker that keeps its images in containerd", 300)
+@scenario("image: convert and export of a Docker that keeps its images in containerd", 300, also=NEWER_ONES)
 def containerd_store(world):
     worker, image = world.worker("a"), world.images.layered()
     containerd, made = worker.containerd, world.registry.name("stored:1")
