@@ -88,11 +88,13 @@ impl Device {
 }
 
 /// Empties the buffer, and sees that all of it is in memory. If this process is killed while the kernel copies a request to
-/// where no memory is yet, the request fails (EIO), and is not handed out again: a disk would have lost a write.
+/// where no memory is yet, the request fails (EIO), and is not handed out again: a disk would have lost a write. It begins
+/// without capacity.
 fn make_ready(buffer: &mut Vec<u8>) {
     if buffer.capacity() < REQUEST_BYTES_MAX {
         buffer.clear();
-        buffer.resize(REQUEST_BYTES_MAX, 0);
+        // Zeros could be had without memory.
+        buffer.resize(REQUEST_BYTES_MAX, 1);
         std::hint::black_box(&mut *buffer);
     }
     buffer.clear();

@@ -139,8 +139,8 @@ pub(crate) struct ServedFile {
     pub(crate) writes: Mutex<WriteState>,
     pub(crate) under_way: WritesUnderWay,
     pub(crate) order: Arc<RwLock<()>>,
-    /// One commit at a time.
-    pub(crate) committing: tokio::sync::Mutex<()>,
+    /// One commit at a time: the watermark of what is kept, up to which all is committed.
+    pub(crate) committing: tokio::sync::Mutex<u64>,
 }
 
 impl ServedFile {

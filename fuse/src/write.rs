@@ -99,9 +99,14 @@ impl Export {
     pub(crate) async fn commit(&self, file: &ServedFile) -> Result<(), Errno> {
         // A recovery holds this.
         drop(file.order.read().await);
-        let _one_at_a_time = file.committing.lock().await;
+        let wanted = file.writes.lock().kept.watermark();
+        let mut committed = file.committing.lock().await;
         if file.writes.lock().is_lost {
             return Err(Errno::IO);
+        }
+        // Many wait here once much is kept. The first commit is that of all who came before it was sent.
+        if wanted <= *committed {
+            return Ok(());
         }
         let outcome = self.commit_all(file).await;
         if outcome == Err(Errno::STALE) {
@@ -111,7 +116,8 @@ impl Export {
                 "uncommitted writes are lost: the appliance has the file no more"
             );
         }
-        outcome
+        *committed = outcome?;
+        Ok(())
     }
 
     /// No sync of the file says from now on that its writes are durable.
@@ -124,12 +130,16 @@ impl Export {
         });
     }
 
-    async fn commit_all(&self, file: &ServedFile) -> Result<(), Errno> {
+    /// Commits what is kept; the watermark up to which it is.
+    async fn commit_all(&self, file: &ServedFile) -> Result<u64, Errno> {
         loop {
-            if file.writes.lock().kept.is_empty() {
-                return Ok(());
+            let (so_far, is_empty) = {
+                let writes = file.writes.lock();
+                (writes.kept.watermark(), writes.kept.is_empty())
+            };
+            if is_empty {
+                return Ok(so_far);
             }
-            let so_far = file.writes.lock().kept.watermark();
             let verifier = self.nfs.commit(&file.handle).await?;
             let is_behind = self.change_writes(file, |writes| {
                 let is_behind = writes.kept.settle(so_far, verifier);
@@ -137,7 +147,7 @@ impl Export {
                 is_behind
             });
             if !is_behind {
-                return Ok(());
+                return Ok(so_far);
             }
             self.send_again(file, verifier).await?;
         }

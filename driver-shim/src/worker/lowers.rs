@@ -36,7 +36,8 @@ use super::uppers::{HeldUpper, upper_of};
 use super::volume::{Content, Directory, Key, SnapshotRef, Volume};
 use super::{Registration, Worker, WorkerError, now};
 
-/// Time from the last commit of all to the making of images. By then a build is through, and a short container gone.
+/// Time from the last commit to the making of images, of those that have none yet. By then a build is through mostly, and a short
+/// container gone.
 pub const IMAGED_AFTER: Duration = Duration::from_secs(10);
 
 /// Time from a commit to the making of its image where others follow it again and again.
@@ -109,7 +110,7 @@ fn concerns_all(error: &WorkerError) -> bool {
     )
 }
 
-/// The time that is left until the image is to be made of what was committed then, where the last commit of all was at
+/// The time that is left until the image is to be made of what was committed then, where the last commit was at
 /// `last`: it would slow down what commits one layer after the other, as a build does.
 fn time_left(committed: Timestamp, last: Timestamp, now: Timestamp, after: Duration) -> Duration {
     // A clock that was set back says nothing.
@@ -118,6 +119,12 @@ fn time_left(committed: Timestamp, last: Timestamp, now: Timestamp, after: Durat
         after.saturating_sub(age(moment).map_or(Duration::MAX, Duration::from_nanos))
     };
     left(after, last).min(left(after.max(IMAGED_AT_LAST), committed))
+}
+
+/// When the last of these layers was committed that can become an image. A clock that was set back since says nothing.
+fn last_commit(layers: &[Volume], now: Timestamp) -> Timestamp {
+    let whole = layers.iter().filter(|layer| !layer.is_damaged).map(|layer| layer.created_at);
+    whole.filter(|moment| *moment <= now).max().unwrap_or(Timestamp::from_nanos(0))
 }
 
 /// The images among layers, in their order.
@@ -396,15 +403,17 @@ impl Worker {
         let is_there = |key: &Key| volumes.iter().any(|volume| volume.key == *key);
         self.inner.imaging_failures.lock().retain(|key, _| is_there(key));
         let mut next = LOOK_INTERVAL;
+        let mut last = last_commit(&volumes, now());
         // Of those whose disk lost writes that was said.
         for volume in volumes.iter().filter(|volume| !volume.is_damaged) {
-            let last = self.without_image().last().map_or(volume.created_at, |one| one.created_at);
             let left = self.time_to_image(volume, last);
             if left > Duration::ZERO {
                 next = next.min(left);
                 continue;
             }
-            match self.make_image(&volume.key).await {
+            let made = self.make_image(&volume.key).await;
+            last = last.max(last_commit(&self.without_image(), now()));
+            match made {
                 Ok(()) => *pause = None,
                 // Of one that is gone, or has another one below it whose disk lost writes, there is nothing to say.
                 Err(WorkerError::NotFound { .. } | WorkerError::Damaged { .. }) => {}
