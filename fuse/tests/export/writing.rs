@@ -64,8 +64,16 @@ fn what_is_written_is_read_and_synced() {
     appliance.crash();
     appliance.restart();
     assert!(stored(&appliance) == model);
-    scribble(&file, &mut model, 20, 20);
-    assert!(read_back(&file) == model);
+    // A sync commits what was written since the one before, too.
+    for seed in [20, 30] {
+        scribble(&file, &mut model, seed, 20);
+        assert!(read_back(&file) == model);
+        file.sync_all().unwrap();
+        assert_eq!(mount.statistics()["kept_bytes"], 0);
+    }
+    appliance.crash();
+    appliance.restart();
+    assert!(stored(&appliance) == model);
 }
 
 #[test]
