@@ -145,8 +145,8 @@ fuzz: needs ## Look for inputs that break something, each target for FUZZ_SECOND
 image: build ## Build the container image slackwater
 	mkdir -p $(IMAGE_DIR)
 	flock $(IMAGE_DIR) sh -ec ' \
-		install -s -m 755 $(RELEASE)/slackwaterd $(RELEASE)/slackwater $(IMAGE_DIR); \
-		SLACKWATER_IMAGE_TARGET=prebuilt $(COMPOSE) build slackwater'
+		install -s -m 755 $(RELEASE)/slackwaterd $(RELEASE)/slackwater $(RELEASE)/slackwater-driver $(IMAGE_DIR); \
+		SLACKWATER_IMAGE_TARGET=prebuilt $(COMPOSE) build slackwater $(findstring worker,$(COMPOSE_PROFILES))'
 
 up: image ## Start the appliance and a registry with docker-compose
 	# Users of containers read these, also of a clone that was made with umask 077.
@@ -154,7 +154,7 @@ up: image ## Start the appliance and a registry with docker-compose
 	SLACKWATER_IMAGE_TARGET=prebuilt $(COMPOSE) up -d
 
 down: ## Stop what `make up` started
-	COMPOSE_PROFILES=monitoring $(COMPOSE) down
+	COMPOSE_PROFILES=monitoring,worker $(COMPOSE) down
 
 clean-data: ## Delete the storage under ./data
 	rm -rf $(DATA_DIR)

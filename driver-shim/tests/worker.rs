@@ -121,6 +121,36 @@ async fn layers_read_as_they_were_written_and_leave_nothing() {
     assert_nothing_left(worker).await;
 }
 
+/// As a driver registered layers before snapshots had labels.
+#[tokio::test(flavor = "multi_thread")]
+async fn inodes_of_a_layer_whose_maker_told_none_are_those_of_its_file_system() {
+    let appliance = Appliance::start();
+    let machine = Machine::start(&appliance).await;
+    let worker = &machine.worker;
+    for (name, parent) in [("one", None), ("two", Some("one"))] {
+        let made = layer(worker, name, parent).await;
+        let told = worker.snapshot_of(&made).await.unwrap().unwrap();
+        let (path, bound) = (format!("plain/{name}"), format!("bound {name}"));
+        appliance.client().create_clone(told.id, &path).await.unwrap();
+        let plain = CreateSnapshot { path: path.clone(), ..CreateSnapshot::default() };
+        let plain = appliance.client().create_snapshot(&plain).await.unwrap();
+        assert!(plain.labels.is_empty());
+        let parent = parent.map(|parent| format!("bound {parent}"));
+        let bound = create(worker, &bound, parent.as_deref()).await;
+        worker.bind(&bound, plain.id).await.unwrap();
+        appliance.client().delete_file(&path).await.unwrap();
+        let [made, bound] =
+            [worker.usage(&made).await.unwrap(), worker.usage(&bound).await.unwrap()];
+        assert_eq!((bound.inodes, bound.disk_inodes), (1, made.disk_inodes));
+    }
+    // Above it counts what is its own.
+    let active = create(worker, "active", Some("bound two")).await;
+    let path = worker.acquire(&active, Access::ReadWrite).await.unwrap();
+    assert_eq!(worker.usage(&active).await.unwrap().inodes, 0);
+    std::fs::write(path.join("file"), "own").unwrap();
+    assert_eq!(worker.usage(&active).await.unwrap().inodes, 1);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_capture_is_of_its_moment_and_lives_when_bound() {
     let appliance = Appliance::start();

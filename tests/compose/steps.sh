@@ -311,6 +311,55 @@ push_and_pull() {
     cmp "$scratch/probe" "$scratch/probe.pulled"
 }
 
+# ---- the worker
+
+# A command of its Docker.
+worker_docker() {
+    COMPOSE_PROFILES=worker compose exec -T worker docker "$@"
+}
+
+is_worker_healthy() {
+    [ "$(COMPOSE_PROFILES=worker inspect worker '{{.State.Health.Status}}')" = healthy ]
+}
+
+worker_healthy() {
+    wait_until "$HEALTHY_LIMIT_SECONDS" "the worker is healthy" is_worker_healthy || {
+        COMPOSE_PROFILES=worker compose logs --tail=40 worker
+        return 1
+    }
+}
+
+worker_up() {
+    # As the image has it that is made where packages can be fetched.
+    make_image worker-base --variant=minbase --include=ca-certificates,docker.io,e2fsprogs
+    docker import "$cache/worker-base-$(dpkg --print-architecture).tar" worker-base
+    SLACKWATER_WORKER_BASE=worker-base COMPOSE_PROFILES=worker make_target up
+    worker_healthy
+    cli worker list | grep compose-
+}
+
+worker_runs() {
+    local name=127.0.0.1:$registry_port/hello:1
+    worker_docker import - debian:12 <"$cache/debian-12-$(dpkg --print-architecture).tar"
+    worker_docker run --name work --network none debian:12 sh -c 'echo hello >/hello'
+    worker_docker commit work "$name"
+    worker_docker push "$name"
+    worker_docker rm work
+    worker_docker image rm "$name"
+    worker_docker pull "$name"
+    [ "$(worker_docker run --rm --network host "$name" cat /hello)" = hello ]
+    # Its disks are the appliance's.
+    cli snapshot ls | grep workers/
+}
+
+worker_restarts() {
+    COMPOSE_PROFILES=worker compose restart worker
+    worker_healthy
+    # The same worker, with its images.
+    [ "$(cli worker list | grep -c compose-)" = 1 ]
+    [ "$(worker_docker run --rm --network none "127.0.0.1:$registry_port/hello:1" cat /hello)" = hello ]
+}
+
 # ---- endurance
 
 restart_keeps() {
@@ -331,7 +380,7 @@ restart_keeps() {
 only_volumes_left() {
     [ -z "$(docker ps --all --quiet)" ]
     # docker-compose 1.29 makes those of services that are not started, too.
-    [ "$(docker volume ls --quiet --filter name=slackwater- | grep -v 'slackwater-\(grafana\|prometheus\)' | sort \
+    [ "$(docker volume ls --quiet --filter name=slackwater- | grep -v 'slackwater-\(grafana\|prometheus\|worker\)' | sort \
         | tr '\n' ' ')" = "slackwater-data slackwater-registry " ]
 }
 

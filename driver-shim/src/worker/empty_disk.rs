@@ -95,6 +95,11 @@ impl Worker {
         self.known_empty_disk(self.disk_size_bytes()).is_some_and(|known| known.id == id)
     }
 
+    /// Whether a snapshot is an empty disk of any size that this worker has used.
+    pub(super) fn is_known_as_empty(&self, snapshot: SnapshotRef) -> bool {
+        self.known_empty_disk(snapshot.size_bytes) == Some(snapshot)
+    }
+
     fn known_empty_disk(&self, size_bytes: u64) -> Option<SnapshotRef> {
         let id = self.inner.state.fact(&fact(size_bytes))?.parse().ok()?;
         Some(SnapshotRef { id, size_bytes })

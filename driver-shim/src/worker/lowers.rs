@@ -464,6 +464,7 @@ mod tests {
     use uuid::Uuid;
 
     use super::super::layers::IMAGES_MAX;
+    use super::super::volume::{DockerExtra, Extra, LayerKind};
     use super::*;
 
     #[test]
@@ -489,6 +490,28 @@ mod tests {
         }
         assert_eq!(waits, [30, 60, 120, 240, 300, 300]);
         assert!(failed.next <= Instant::now() + PAUSE_MAX);
+    }
+
+    #[test]
+    fn the_last_commit_is_of_a_layer_that_can_become_an_image() {
+        let layer = |committed, is_damaged| Volume {
+            created_at: Timestamp::from_nanos(committed),
+            is_damaged,
+            ..Volume::new(
+                Key::docker("layer"),
+                None,
+                Extra::Docker(DockerExtra::default()),
+                LayerKind::Images,
+            )
+        };
+        let layers = [layer(5, false), layer(9, false), layer(7, false), layer(12, true)];
+        let last = |now| last_commit(&layers, Timestamp::from_nanos(now)).as_nanos();
+        assert_eq!(last(20), 9, "not of one whose disk lost writes");
+        assert_eq!(last(9), 9);
+        // The clock was set back: what was committed later than now says nothing.
+        assert_eq!(last(8), 7);
+        assert_eq!(last(4), 0);
+        assert_eq!(last_commit(&[], Timestamp::from_nanos(20)).as_nanos(), 0);
     }
 
     #[test]

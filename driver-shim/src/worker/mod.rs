@@ -56,6 +56,7 @@ mod removal;
 mod sealed;
 mod sealing;
 mod state;
+mod superblock;
 mod taking;
 mod trees;
 mod uppers;

@@ -17,7 +17,7 @@ pub(super) enum Hold {
 }
 
 impl Hold {
-    fn name(&self) -> Uuid {
+    pub(super) fn name(&self) -> Uuid {
         match self {
             Self::File(name) => *name,
             Self::Clone(making) => making.file.name,

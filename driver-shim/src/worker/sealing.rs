@@ -210,7 +210,11 @@ impl Worker {
             // What the file system itself takes is nobody's own.
             Some(Resolved::Empty) | None => self.counted_empty_disk(snapshot.size_bytes).await?,
         };
-        let usage = self.usage_of(&snapshot, below, inodes_told(&snapshot)).await?;
+        let disk_inodes = match inodes_told(&snapshot) {
+            0 => self.inodes_on_disk(hold.name(), snapshot.size_bytes).await,
+            told => told,
+        };
+        let usage = self.usage_of(&snapshot, below, disk_inodes).await?;
         Ok(Sealed::new(&snapshot, layers, hold, usage))
     }
 

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! a layer that was sealed here     used of the snapshot less used of the one below; inodes of its disk less those below
-//! one that was adopted or bound    the same; a label of the snapshot has the inodes, as nothing of it is mounted
+//! one that was adopted or bound    the same; a label of the snapshot has the inodes, as nothing of it is mounted, or the
+//!                                  superblock of its disk (superblock.rs) where its maker told none, as release 0.2
 //! a disk that is written           what no snapshot of it has, and at least what it has more than it was cloned from
 //! an upper directory               blocks and inodes of what is in it; once it is committed, counted once
 //! ```
@@ -88,7 +89,7 @@ impl Worker {
         let used_below = known.map_or(0, |known| known.used_bytes);
         Ok(Usage {
             size_bytes: snapshot.used_bytes.saturating_sub(used_below),
-            inodes: disk_inodes.saturating_sub(self.inodes_of(below, known)),
+            inodes: self.inodes_above(below, known, disk_inodes),
             disk_inodes,
         })
     }
@@ -115,13 +116,24 @@ impl Worker {
         Ok(Some(figures))
     }
 
-    /// Inodes in use on the disk of a snapshot: as a volume that was sealed here remembers them, or as its maker told.
-    fn inodes_of(&self, snapshot: Option<SnapshotRef>, told: Option<Figures>) -> u64 {
-        let Some(snapshot) = snapshot else { return EMPTY_DISK_INODES };
-        let volumes = self.inner.state.matching(|volume| volume.snapshot() == Some(snapshot));
+    /// Inodes of a disk with so many beyond those of the snapshot below it: as a volume of this worker remembers them, or as
+    /// its maker told. None of it is counted where those of a layer below are not known: they would count as this one's.
+    fn inodes_above(
+        &self,
+        below: Option<SnapshotRef>,
+        told: Option<Figures>,
+        disk_inodes: u64,
+    ) -> u64 {
+        let above_empty = disk_inodes.saturating_sub(EMPTY_DISK_INODES);
+        let Some(below) = below else { return above_empty };
+        let volumes = self.inner.state.matching(|volume| volume.snapshot() == Some(below));
+        let is_layer = !volumes.is_empty() && !self.is_known_as_empty(below);
         let own = volumes.into_iter().filter_map(|volume| Some(volume.usage?.disk_inodes));
-        let told = told.map(|told| told.inodes);
-        own.chain(told).find(|inodes| *inodes > 0).unwrap_or(EMPTY_DISK_INODES)
+        match own.chain(told.map(|told| told.inodes)).find(|inodes| *inodes > 0) {
+            Some(inodes) => disk_inodes.saturating_sub(inodes),
+            None if is_layer => 0,
+            None => above_empty,
+        }
     }
 
     /// What a volume holds of its own. From memory for a snapshot; for a disk, one short question
@@ -164,7 +176,7 @@ impl Worker {
             Some(_) => used_inodes(&self.disk_target(name)).unwrap_or_default(),
             None => 0,
         };
-        let inodes = disk_inodes.saturating_sub(self.inodes_of(Some(from), known));
+        let inodes = self.inodes_above(Some(from), known, disk_inodes);
         Ok(Usage { size_bytes: file.unique_bytes.max(grown), inodes, disk_inodes })
     }
 }
