@@ -403,6 +403,12 @@ fn as_root_a_layer_is_as_containerd_applies_it() {
         .with(root, b"")
         .pax(&[("SCHILY.xattr.com.apple.provenance", b"x"), ("SCHILY.xattr.user.kept", b"y")])
         .file("file", b"content")
+        .pax(&[("SCHILY.xattr.trusted.note", b"z"), ("mtime", b"9223372036.854775807")])
+        .file("last", b"")
+        .pax(&[("mtime", b"9223372036.854775808")])
+        .file("later", b"")
+        .pax(&[("mtime", b"-0.5")])
+        .file("earlier", b"")
         .end();
     let folder = tempdir().unwrap();
     let path = folder.path().join("image");
@@ -417,10 +423,21 @@ fn as_root_a_layer_is_as_containerd_applies_it() {
     assert_eq!((root.mode() & 0o7777, root.uid(), root.gid()), (0o755, 0, 0));
     let found = xattrs(&mounted.root().join("file"));
     assert_eq!(found.into_iter().collect::<Vec<_>>(), [(b"user.kept".to_vec(), b"y".to_vec())]);
+    let times = |root: &Path| {
+        ["last", "later", "earlier"].map(|name| {
+            let found = root.join(name).metadata().unwrap();
+            (found.mtime(), found.mtime_nsec())
+        })
+    };
+    assert_eq!(times(mounted.root()), [(9_223_372_036, 854_775_807), (0, 0), (0, 0)]);
+    assert_eq!(xattrs(&mounted.root().join("last")).len(), 0);
     drop(mounted);
     // By the other way it counts, as for what a container did to its root.
     fs::remove_file(&path).unwrap();
     image(&archive[..], None, open().unwrap(), None).unwrap();
     let mounted = Mount::image(&path, &points[1]);
     assert_eq!(mounted.root().metadata().unwrap().mode() & 0o7777, 0o700);
+    let kept = [(9_223_372_036, 854_775_807), (9_223_372_036, 854_775_808), (-1, 500_000_000)];
+    assert_eq!(times(mounted.root()), kept);
+    assert_eq!(xattrs(&mounted.root().join("last"))[&b"trusted.note"[..]], b"z");
 }

@@ -335,7 +335,10 @@ worker_up() {
     docker import "$cache/worker-base-$(dpkg --print-architecture).tar" worker-base
     SLACKWATER_WORKER_BASE=worker-base COMPOSE_PROFILES=worker make_target up
     worker_healthy
-    cli worker list | grep compose-
+    cli worker list | grep 'compose-.*joined'
+    # Devices of its disks are found by it.
+    cli worker list | grep -o '[0-9a-f]*-[0-9a-f]*-[0-9a-f]*-[0-9a-f]*-[0-9a-f]*' | sed 's|^|/workers/|' >"$scratch/workers"
+    [ -s "$scratch/workers" ]
 }
 
 worker_runs() {
@@ -344,7 +347,6 @@ worker_runs() {
     worker_docker run --name work --network none debian:12 sh -c 'echo hello >/hello'
     worker_docker commit work "$name"
     worker_docker push "$name"
-    worker_docker rm work
     worker_docker image rm "$name"
     worker_docker pull "$name"
     [ "$(worker_docker run --rm --network host "$name" cat /hello)" = hello ]
@@ -352,12 +354,24 @@ worker_runs() {
     cli snapshot ls | grep workers/
 }
 
-worker_restarts() {
-    COMPOSE_PROFILES=worker compose restart worker
+# That it is the same worker, with its images, and works.
+worker_same() {
+    local name=127.0.0.1:$registry_port/again:1
     worker_healthy
-    # The same worker, with its images.
     [ "$(cli worker list | grep -c compose-)" = 1 ]
     [ "$(worker_docker run --rm --network none "127.0.0.1:$registry_port/hello:1" cat /hello)" = hello ]
+    worker_docker start --attach work
+    worker_docker commit work "$name"
+    [ "$(worker_docker run --rm --network none "$name" cat /hello)" = hello ]
+    worker_docker image rm "$name"
+}
+
+worker_restarts() {
+    # Nothing has synced it.
+    worker_docker run --name late --network none debian:12 sh -c 'seq 100000 >/late'
+    COMPOSE_PROFILES=worker compose restart worker
+    worker_same
+    worker_docker cp late:/late - | tar --extract --to-stdout | cmp - <(seq 100000)
 }
 
 # ---- endurance
@@ -374,6 +388,7 @@ restart_keeps() {
     [ "$(grep -c 'closed$' "$scratch/log")" = 1 ]
     appliance_healthy
     all_equal
+    worker_same
 }
 
 # Both volumes, and no container in any state.

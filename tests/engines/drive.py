@@ -35,6 +35,7 @@ import scenarios.differ
 import scenarios.docker_containerd
 import scenarios.layers
 import scenarios.hostile
+import scenarios.generated
 import scenarios.password
 import scenarios.share
 import scenarios.speed

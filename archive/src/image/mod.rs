@@ -21,7 +21,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
 use rustix::fs::{FileType, Stat, major, minor};
-use slackwater_erofs::{Attributes, ErofsError, Extent, ImageWriter, InodeId, Kind, PosixAcl};
+use slackwater_erofs::{
+    Attributes, ErofsError, Extent, ImageWriter, InodeId, Kind, PosixAcl, Time,
+};
 
 use crate::error::{ArchiveError, failed, shown};
 use crate::members::{Kind as MemberKind, Member, Members, Next};
@@ -67,7 +69,9 @@ pub fn image(
     Imager::new(below, image, recording)?.run(&mut Members::new(reader))
 }
 
-/// The same of a layer as containerd applies it: what it says of the root itself counts for nothing.
+/// The same of a layer as containerd applies it (`pkg/archive` there): what it says of the root itself counts for nothing;
+/// extended attributes `trusted.*`, which are for the machine's administrator, are left out; and times before 1970, or
+/// that an `int64` of nanoseconds cannot hold, are 1970.
 ///
 /// # Errors
 /// As [`image`].
@@ -76,7 +80,7 @@ pub fn layer_image(
     below: Option<&Path>,
     image: File,
 ) -> Result<Imaged, ArchiveError> {
-    let imager = Imager { ignores_root: true, ..Imager::new(below, image, None)? };
+    let imager = Imager { is_as_containerd: true, ..Imager::new(below, image, None)? };
     imager.run(&mut Members::new(reader))
 }
 
@@ -95,8 +99,8 @@ struct Imager {
     /// Of all members' headers: the image's UUID comes from it.
     headers: blake3::Hasher,
     buffer: Vec<u8>,
-    /// A member that is the root directory changes nothing.
-    ignores_root: bool,
+    /// What members say counts as far as it does for containerd: see [`layer_image`].
+    is_as_containerd: bool,
 }
 
 impl Imager {
@@ -112,7 +116,7 @@ impl Imager {
             recorded: HashMap::new(),
             headers: blake3::Hasher::new(),
             buffer: vec![0; BUFFER_BYTES],
-            ignores_root: false,
+            is_as_containerd: false,
         })
     }
 
@@ -156,14 +160,14 @@ impl Imager {
         if meaning == Meaning::Note {
             return self.pass_over(members);
         }
-        if path.as_os_str().is_empty() && self.ignores_root {
+        if path.as_os_str().is_empty() && self.is_as_containerd {
             return self.pass_over(members);
         }
         if path.as_os_str().is_empty() {
             if member.kind != MemberKind::Directory {
                 return Err(member.error("it would replace the root of the layer"));
             }
-            return self.layer.set_attributes(member, self.layer.root(), attributes(member)?);
+            return self.layer.set_attributes(member, self.layer.root(), self.attributes(member)?);
         }
         let spot = self.layer.spot(&shown_member, &path)?;
         match meaning {
@@ -181,10 +185,21 @@ impl Imager {
                 _ => {
                     self.remove(&spot)?;
                     let kind = self.content(member, &spot, members)?;
-                    self.layer.add(&shown_member, &spot, attributes(member)?, kind).map(|_| ())
+                    let attributes = self.attributes(member)?;
+                    self.layer.add(&shown_member, &spot, attributes, kind).map(|_| ())
                 }
             },
         }
+    }
+
+    /// What a member says of its inode, as far as it counts.
+    fn attributes(&self, member: &Member) -> Result<Attributes, ArchiveError> {
+        let mut attributes = attributes(member)?;
+        if self.is_as_containerd {
+            attributes.xattrs.retain(|name, _| !name.starts_with(TRUSTED));
+            attributes.modified = as_containerd(attributes.modified);
+        }
+        Ok(attributes)
     }
 
     /// Reads a content that goes nowhere.
@@ -194,7 +209,7 @@ impl Imager {
 
     /// A directory that is there keeps its children; what else is there gives way to an empty one.
     fn directory(&mut self, member: &Member, spot: &Spot) -> Result<(), ArchiveError> {
-        let attributes = attributes(member)?;
+        let attributes = self.attributes(member)?;
         let present = self.layer.own(spot);
         if let Some(inode) = present.filter(|inode| self.layer.tree().is_directory(*inode)) {
             return self.layer.set_attributes(member, inode, attributes);
@@ -399,7 +414,20 @@ impl Imager {
 }
 
 /// How the names of extended attributes begin that Linux' file systems have.
-const KNOWN_XATTRS: [&[u8]; 4] = [b"user.", b"trusted.", b"security.", b"system.posix_acl_"];
+const KNOWN_XATTRS: [&[u8]; 4] = [b"user.", TRUSTED, b"security.", b"system.posix_acl_"];
+const TRUSTED: &[u8] = b"trusted.";
+
+/// The last time that an `int64` of nanoseconds since 1970 holds, in the year 2262.
+const TIME_MAX: Time = Time { seconds: i64::MAX / 1_000_000_000, nanoseconds: 854_775_807 };
+
+/// A time as containerd sets it.
+fn as_containerd(time: Time) -> Time {
+    let is_after = (time.seconds, time.nanoseconds) > (TIME_MAX.seconds, TIME_MAX.nanoseconds);
+    match time.seconds < 0 || is_after {
+        true => Time { seconds: 0, nanoseconds: 0 },
+        false => time,
+    }
+}
 
 /// What a member's headers say of its inode.
 fn attributes(member: &Member) -> Result<Attributes, ArchiveError> {

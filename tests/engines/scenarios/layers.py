@@ -29,12 +29,12 @@ def highest(containerd, snapshotter):
     return name
 
 
-def seen(world, containerd, snapshotter):
-    """The tree of the only image that this snapshotter has."""
+def seen(world, containerd, snapshotter, snapshot=None):
+    """The tree of a snapshot; where none is named, of the only image that this snapshotter has."""
     own = containerd.snapshotter
     containerd.snapshotter = snapshotter
     try:
-        containerd.view("seen", highest(containerd, snapshotter))
+        containerd.view("seen", snapshot or highest(containerd, snapshotter))
         with mounted(world, containerd, "seen") as root:
             found = manifest(root, SET_BEFORE_SECONDS)
         # No layer of the image says when its root was made.
@@ -52,6 +52,13 @@ def image_mounts(driver):
     return {row[4]: row[row.index("-") + 1] for row in rows if row[4].startswith(f"{driver.state}/images/")}
 
 
+def require_none_left(driver):
+    """Fails if the driver left a layer to containerd."""
+    log = driver.process.log_path.read_text("utf-8", "replace")
+    left = re.search(r".*(containerd makes a layer itself|containerd unpacks a layer).*", log)
+    require(not left, f"the driver left it to containerd: {left and left[0]}")
+
+
 @scenario("layers: images of layers by containerd 2.4 are overlayfs' trees, run, and go to another worker", 500,
           newer=True)
 def images(world):
@@ -67,9 +74,7 @@ def images(world):
         require_same(seen(world, containerd, containerd.snapshotter), expected, "the image", "overlayfs' one")
         require_equal("file systems", set(image_mounts(worker.driver).values()), {"erofs"})
         run_and_change(worker, image)
-        log = worker.driver.process.log_path.read_text("utf-8", "replace")
-        left = re.search(r".*(containerd makes a layer itself|containerd unpacks a layer).*", log)
-        require(not left, f"the driver left it to containerd: {left and left[0]}")
+        require_none_left(worker.driver)
         with world.fresh_worker("adopts", server, release=NEWER_AS_PRINTED, arguments=IMAGES) as other:
             position = world.registry.position()
             other.containerd.must_pull_through_cri(image)
