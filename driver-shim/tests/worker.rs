@@ -15,7 +15,7 @@ use slackwater_driver::worker::{
     WorkerError,
 };
 use support::tools::noted;
-use support::{Appliance, Machine, kernel_release, mounts_below};
+use support::{Appliance, DISK_BYTES, Machine, kernel_release, mounts_below};
 
 /// Longest time in which unreferenced files are deleted, also on a busy machine.
 const REAP_TIME: Duration = Duration::from_secs(60);
@@ -126,29 +126,37 @@ async fn layers_read_as_they_were_written_and_leave_nothing() {
 async fn inodes_of_a_layer_whose_maker_told_none_are_those_of_its_file_system() {
     let appliance = Appliance::start();
     let machine = Machine::start(&appliance).await;
-    let worker = &machine.worker;
+    let (worker, client) = (&machine.worker, appliance.client());
+    let unlabelled = |path: &str| CreateSnapshot { path: path.to_owned(), ..Default::default() };
     for (name, parent) in [("one", None), ("two", Some("one"))] {
         let made = layer(worker, name, parent).await;
         let told = worker.snapshot_of(&made).await.unwrap().unwrap();
         let (path, bound) = (format!("plain/{name}"), format!("bound {name}"));
-        appliance.client().create_clone(told.id, &path).await.unwrap();
-        let plain = CreateSnapshot { path: path.clone(), ..CreateSnapshot::default() };
-        let plain = appliance.client().create_snapshot(&plain).await.unwrap();
+        client.create_clone(told.id, &path).await.unwrap();
+        let plain = client.create_snapshot(&unlabelled(&path)).await.unwrap();
         assert!(plain.labels.is_empty());
         let parent = parent.map(|parent| format!("bound {parent}"));
         let bound = create(worker, &bound, parent.as_deref()).await;
         worker.bind(&bound, plain.id).await.unwrap();
-        appliance.client().delete_file(&path).await.unwrap();
+        client.delete_file(&path).await.unwrap();
         let [made, bound] =
             [worker.usage(&made).await.unwrap(), worker.usage(&bound).await.unwrap()];
         assert_eq!((bound.inodes, bound.disk_inodes), (1, made.disk_inodes));
     }
-    // Above it counts what is its own.
     let active = create(worker, "active", Some("bound two")).await;
     let path = worker.acquire(&active, Access::ReadWrite).await.unwrap();
     assert_eq!(worker.usage(&active).await.unwrap().inodes, 0);
     std::fs::write(path.join("file"), "own").unwrap();
     assert_eq!(worker.usage(&active).await.unwrap().inodes, 1);
+    // Above a layer of which they are not known none is counted: they would be the image's.
+    client.create_file("none", DISK_BYTES).await.unwrap();
+    let none = client.create_snapshot(&unlabelled("none")).await.unwrap().id;
+    let told = worker.snapshot_of(&Key::docker("one")).await.unwrap().unwrap().id;
+    for (name, parent, id) in [("none", None, none), ("above", Some("none"), told)] {
+        let bound = create(worker, name, parent).await;
+        worker.bind(&bound, id).await.unwrap();
+        assert_eq!(worker.usage(&bound).await.unwrap().inodes, 0);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
