@@ -75,13 +75,9 @@ vm: build ## Build the appliance's virtual machine into PACKAGES (as root): a di
 	RELEASE=$(RELEASE) deploy/packages .cache/vm
 	$(if $(filter 0,$(shell id -u)),,sudo) deploy/vm/build .cache/vm $(PACKAGES)
 
-# Nothing of an older build is left beside what the checksums name.
-dist: build ## Build packages, archive and SHA256SUMS into an empty PACKAGES
+dist: build ## Build packages, archive, virtual machine and SHA256SUMS into an empty PACKAGES
 	@deploy/install-needs packages debhelper lintian
-	@if [ -n "$$(ls -A $(PACKAGES) 2>/dev/null)" ]; then echo "dist: $(PACKAGES) is not empty: remove what is there, or give PACKAGES=DIRECTORY" >&2; exit 1; fi
-	RELEASE=$(RELEASE) deploy/packages $(PACKAGES)
-	RELEASE=$(RELEASE) deploy/tarball $(PACKAGES)
-	cd $(PACKAGES) && sha256sum -- * >.sums && mv .sums SHA256SUMS && sha256sum --check --quiet SHA256SUMS
+	RELEASE=$(RELEASE) deploy/dist $(PACKAGES)
 
 check: test-needs ## Formatting and lints
 	cargo fmt --all -- --check
@@ -131,7 +127,9 @@ bench-check: bench-needs ## Run the benches; fail if one is slower than its base
 test-compose: build ## Try `make up` and `make down` on a Docker of its own (as root)
 	$(LEASH) tests/compose/run
 
-test-appliance: build ## Boot the virtual machine, use it, cut its power, update it (as root)
+test-appliance: build ## Try the packages on Debian 12 and 13, and the virtual machine: use it, cut its power, update it (as root)
+	$(LEASH) tests/units/run
+	$(LEASH) tests/units/run --suite trixie
 	$(LEASH) tests/vm/run $(ARGS)
 
 test-engines: build ## Try the driver under real Docker and containerd (as root)

@@ -401,10 +401,10 @@ async fn metrics_count_calls_and_volumes() {
         "slackwater_driver_call_seconds_count{engine=\"docker\",call=\"Get\"} 2",
         "slackwater_driver_call_seconds_bucket{le=\"0.005\",engine=\"docker\",call=\"Get\"} 1",
         "slackwater_driver_call_failures_total{engine=\"docker\",call=\"Get\"} 1",
-        "slackwater_driver_docker_volumes 1",
-        "slackwater_driver_docker_volumes_in_use 1",
-        "slackwater_driver_containerd_volumes 0",
-        "slackwater_driver_export_cache_hits 7",
+        "slackwater_driver_volumes{engine=\"docker\"} 1",
+        "slackwater_driver_volumes_in_use{engine=\"docker\"} 1",
+        "slackwater_driver_volumes{engine=\"containerd\"} 0",
+        "slackwater_driver_export_cache_hits_total 7",
     ] {
         assert!(page.lines().any(|one| one == line), "no `{line}` in:\n{page}");
     }
@@ -446,6 +446,16 @@ async fn the_table_of_the_driver_is_what_its_page_has() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     };
     assert_eq!(described_metrics::differences(&page, "The driver"), [""; 0], "{page}");
+    // Each number of that process, also one that is new to it.
+    let counted = std::fs::read(worker.attached().unwrap().statistics_file().unwrap()).unwrap();
+    let counted: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(&counted).unwrap();
+    let shown = page.matches("# TYPE slackwater_driver_export_").count();
+    assert_eq!(
+        shown,
+        counted.values().filter(|value| value.is_u64()).count(),
+        "{counted:?}\n{page}"
+    );
     worker.release(&key).await.unwrap();
     worker.remove(&key).await.unwrap();
     worker.clean_up().await;

@@ -165,7 +165,14 @@ fn the_archive_has_all_that_installs_and_is_the_same_bytes_each_time() {
     let unpacked = Command::new("tar").arg("-xzf").arg(&archive).current_dir(&folder).output();
     assert!(unpacked.unwrap().status.success());
     let root = folder.path().join(&name);
-    for name in ["README.md", "SECURITY.md", "LICENSE-MIT", "programs/slackwater-driver"] {
+    for name in [
+        "README.md",
+        "SECURITY.md",
+        "LICENSE-MIT",
+        "programs/slackwater-driver",
+        "deploy/config.example.toml",
+        "deploy/grafana/dashboards/slackwater.json",
+    ] {
         assert!(root.join(name).exists(), "{name}");
     }
     let installed = folder.path().join("installed");

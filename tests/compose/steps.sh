@@ -224,6 +224,30 @@ END
     done < <(grep -v 'rate(\|driver\|> 0' "$scratch/expressions")
 }
 
+alerts_fire() {
+    local rules=$root/deploy/prometheus files=$scratch/rules alert
+    while read -r alert; do
+        grep "alertname=\"$alert\"\|alertname: $alert\$" "$rules/alerts_test.yml" >/dev/null || {
+            echo "without a case in alerts_test.yml: $alert"
+            return 1
+        }
+    done < <(sed -n 's/^ *- alert: //p' "$rules/alerts.yml")
+    # As METRICS.md has it. What is in the last two is not looked at.
+    mkdir "$files"
+    cp "$rules"/{prometheus,alerts,alerts_test}.yml "$files"
+    touch "$files"/slackwater-{token,ca.pem}
+    chmod -R go+rX "$files"
+    promtool check config /etc/prometheus/prometheus.yml
+    promtool test rules /etc/prometheus/alerts_test.yml
+}
+
+# In a container of its own: that of the service has a read-only root, no place for temporary files, and of these files
+# only what users need.
+promtool() {
+    timeout 300 docker run --rm --network none --tmpfs /tmp --volume "$scratch/rules:/etc/prometheus:ro" \
+        --entrypoint promtool "$(inspect prometheus '{{.Config.Image}}')" "$@"
+}
+
 # An NFSv3 NULL call in one record; the reply must be an accepted success of the same number.
 nfs_answers() {
     local call='\x80\x00\x00\x28\x00\x00\x10\x49\x00\x00\x00\x00\x00\x00\x00\x02'

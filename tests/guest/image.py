@@ -178,6 +178,14 @@ def _write_etc(root):
     (etc / "group").write_text("root:x:0:\nuser:x:1000:\nother:x:1001:\nteam:x:2000:user\n")
 
 
+def install_modules(root, modules, wanted):
+    """Puts the wanted modules, and what they depend on, into /modules of a tree, by names in the order in which they
+    load."""
+    for number, module in enumerate(module_order(modules, wanted)):
+        name = module.name.removesuffix(".xz")
+        (root / "modules" / f"{number:02}-{name}").write_bytes(_module(module))
+
+
 def build(scratch, modules, programs, pool, wanted=(), add=lambda root: None):
     """Writes the initramfs into `scratch` and returns its path; `programs` go to /tools, `pool`
     becomes /pool. It loads the modules `wanted`, too, and has what `add` puts into its tree."""
@@ -193,9 +201,7 @@ def build(scratch, modules, programs, pool, wanted=(), add=lambda root: None):
         install(root, which(tool), f"usr/sbin/{tool}")
     for program in programs:
         install(root, program, f"tools/{program.name}")
-    for number, module in enumerate(module_order(modules, [*MODULES, *wanted])):
-        name = module.name.removesuffix(".xz")
-        (root / "modules" / f"{number:02}-{name}").write_bytes(_module(module))
+    install_modules(root, modules, [*MODULES, *wanted])
     for script in INSIDE.iterdir():
         shutil.copy(script, root / script.name)
     (root / "init").chmod(0o755)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Boots a Debian with systemd as its first process, and prints the verdicts of inside/checks.
 
-    cache/guest/linux-image-.../                  the kernel, shared with tests/guest
-    cache/units/debian-systemd-SUITE-ARCH.tar     Debian with systemd, made once
+    cache/guest/linux-image-.../                       the kernel, shared with tests/guest
+    cache/units/debian-systemd-SUITE-ARCH-HASH.tar     Debian with systemd, made once for each list of packages
     scratch/packages/     the packages, which hold what `make install` installs
-    scratch/disk.img      that Debian with the packages, a newer release of them, the checks
+    scratch/disk.img      that Debian with the packages, a newer release of them, the checks, a container's image
     scratch/console.log   what the kernel and systemd say
 
     this program <--ttyS1-- checks.service: "ok NAME", "failed NAME", or a line of why
@@ -15,6 +15,7 @@ network, and is killed when this program ends or its time is over.
 
 import argparse
 import contextlib
+import hashlib
 import os
 import pathlib
 import re
@@ -23,19 +24,22 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent / "guest"), str(HERE.parent)]
 
+import container_image
 import image
 import stall
+import trixie
 from packaged import newer, packages, run_to_its_end
 
-SUITE = "bookworm"
-# systemd with what the units and the checks call; nfs-common brings mount.nfs, kmod modprobe.
+SUITES = ("bookworm", trixie.RELEASE)
+# systemd with what the units and the checks call, and an engine; nfs-common brings mount.nfs, kmod modprobe.
 PACKAGES = (
     "systemd,systemd-sysv,libnss-systemd,dbus,nfs-common,e2fsprogs,kmod,curl,util-linux,mount,procps,"
-    "libcap2-bin,ca-certificates,netbase"
+    "libcap2-bin,ca-certificates,netbase,openssl,containerd,runc"
 )
 # Half of the packages' bytes, which nobody here reads.
 LEFT_OUT = [
@@ -44,6 +48,8 @@ LEFT_OUT = [
 ]
 # Ten times what a network and a machine without other work take; beyond that something hangs.
 DEBIAN_LIMIT_SECONDS = 1800
+# After this time without a run a Debian of other packages goes.
+UNUSED_SECONDS = 14 * 86400
 # Services that Debian starts by itself and no check needs.
 MASKED = [
     "rpcbind.service", "rpcbind.socket", "rpc-statd.service", "nfs-client.target", "apt-daily.timer",
@@ -77,18 +83,25 @@ exec switch_root /disk /sbin/init
 """
 
 
-def debian(cache):
+def debian(cache, suite):
     """The cached tar of the Debian; made by mmdebstrap, once."""
-    tar = cache / f"debian-systemd-{SUITE}-{os.uname().machine}.tar"
-    if not tar.exists():
-        print("making a Debian with systemd, once", flush=True)
-        cache.mkdir(parents=True, exist_ok=True)
+    chosen = hashlib.sha256(" ".join([PACKAGES, *LEFT_OUT]).encode()).hexdigest()[:16]
+    tar = cache / f"debian-systemd-{suite}-{os.uname().machine}-{chosen}.tar"
+    cache.mkdir(parents=True, exist_ok=True)
+    for other in cache.glob("debian-systemd-*.tar"):
+        # Another clone may use it.
+        if other != tar and time.time() - other.stat().st_mtime > UNUSED_SECONDS:
+            other.unlink(missing_ok=True)
+    if tar.exists():
+        tar.touch()
+    else:
+        print(f"making a Debian with systemd ({suite}), once", flush=True)
         part = tar.with_suffix(f".{os.getpid()}")
         try:
             run_to_its_end(
                 # By SIGTERM at first, so that it tidies up.
                 ["timeout", "--kill-after=60", str(DEBIAN_LIMIT_SECONDS), "mmdebstrap", "--quiet",
-                 "--variant=minbase", "--format=tar", *LEFT_OUT, f"--include={PACKAGES}", SUITE, part],
+                 "--variant=minbase", "--format=tar", *LEFT_OUT, f"--include={PACKAGES}", suite, part],
             )
             part.rename(tar)
         finally:
@@ -134,6 +147,7 @@ def install_checks(root, wanted):
     """The checks, and that nothing else runs."""
     system = root / "etc/systemd/system"
     shutil.copytree(HERE / "inside", root / "checks")
+    (root / "checks/busybox.tar").write_bytes(container_image.of_busybox(image.which("busybox")))
     (root / "checks/wanted").write_text("".join(f"{name}\n" for name in wanted))
     shutil.copy(HERE / "inside/checks.service", system)
     (system / "default.target").unlink(missing_ok=True)
@@ -146,11 +160,13 @@ def install_checks(root, wanted):
         (system / unit).symlink_to("/dev/null")
 
 
-def build(scratch, cache, programs, wanted):
+def build(scratch, cache, programs, suite, wanted):
     """Makes the disk and returns (kernel, initramfs, disk)."""
     found = packages(scratch / "packages", programs)
-    kernel, modules, _ = image.fetch(cache / "guest")
-    tar = debian(cache / "units")
+    # That of the same Debian: it decides how disks are attached, and what a layer is.
+    fetch = trixie.fetch if suite == trixie.RELEASE else image.fetch
+    kernel, modules, _ = fetch(cache / "guest")
+    tar = debian(cache / "units", suite)
     disk = scratch / "disk.img"
     with disk.open("wb") as file:
         file.truncate(DISK_BYTES)
@@ -163,8 +179,7 @@ def build(scratch, cache, programs, wanted):
     for name in ["bin", "modules", "proc", "dev", "disk"]:
         (root / name).mkdir(parents=True)
     image.install(root, image.which("busybox"), "bin/busybox")
-    for number, module in enumerate(image.module_order(modules, MODULES)):
-        shutil.copy(module, root / "modules" / f"{number:02}-{module.name}")
+    image.install_modules(root, modules, MODULES)
     (root / "init").write_text(INIT)
     (root / "init").chmod(0o755)
     image.pack(root, scratch / "initramfs")
@@ -254,6 +269,7 @@ def main():
     parser.add_argument("--scratch", type=pathlib.Path, required=True)
     parser.add_argument("--programs", type=pathlib.Path, required=True)
     parser.add_argument("--keep", action="store_true")
+    parser.add_argument("--suite", choices=SUITES, default=SUITES[0])
     parser.add_argument("checks", nargs="*")
     options = parser.parse_args()
     for name in PROGRAMS:
@@ -262,7 +278,7 @@ def main():
     scratch = options.scratch
     try:
         total, passed, failed = run(
-            scratch, *build(scratch, options.cache, options.programs, options.checks)
+            scratch, *build(scratch, options.cache, options.programs, options.suite, options.checks)
         )
         if total is None or passed != total or failed or total == 0:
             if not failed:  # the machine itself failed

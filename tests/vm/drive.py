@@ -6,12 +6,14 @@
     cache/debian-HASH.tar  the Debian below them, made once for each way to make it
     scratch/system.qcow2   the machine's system disk, over that image
     scratch/data.img       its data disk, empty at first
+    scratch/client.qcow2   the system disk of a second machine of the image, which mounts what the first serves
 
 Each step goes on where the one before ended. The first that fails ends the run.
 """
 
 import argparse
 import hashlib
+import itertools
 import os
 import pathlib
 import shutil
@@ -24,8 +26,9 @@ HERE = pathlib.Path(__file__).resolve().parent
 PROJECT = HERE.parent.parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "guest")]
 
-from emulated import BOOT_LIMIT_SECONDS, LEASH_THAT_ASKS, Failure, Machine
+from emulated import BOOT_LIMIT_SECONDS, LEASH_THAT_ASKS, Failure, Machine, held_ports
 from packaged import NEWER, newer, packages, run_to_its_end
+from writers import Importers, KernelWriter
 
 DATA_BYTES, GROWN_BYTES = 2 << 30, 3 << 30
 # Ten times what a network and a machine without other work take to make the Debian and the image.
@@ -36,25 +39,31 @@ CHOOSES_THE_DEBIAN = ("debian", "files/etc/initramfs-tools/modules", "files/etc/
 CONTENT_BYTES = 24 << 20
 CALL_LIMIT_SECONDS = 300
 SERVES = rb"REST: https://ADDRESS:8049"
+# With the address that qemu gives.
+MOUNT_LINE = (
+    "mount -t nfs -o vers=3,proto=tcp,port=2049,mountport=2049,nolock,hard,nosuid,nodev "
+    '10.0.2.15:"$(slackwater mount-path)" /mnt'
+)
 SSH_FAILED = 255
 SHOWN_LINES = 60
 
 
 class Appliance:
-    """The machine as its users see it."""
+    """The machine as its users see it: at the same ports after each boot."""
+
+    _boots = itertools.count(1)
 
     def __init__(self, scratch, programs):
         self.scratch = scratch
         self.programs = programs
         self.token = None
         self.machine = None
-        self._boots = 0
+        self._ports = held_ports()
 
     def boot(self, *disks, system="system.qcow2", uefi=False):
         """Boots it with these disks."""
-        self._boots += 1
         disks = [self.scratch / name for name in disks]
-        self.machine = Machine(self.scratch, self.scratch / system, disks, self._boots, uefi)
+        self.machine = Machine(self.scratch, self.scratch / system, disks, next(self._boots), self._ports, uefi)
 
     def call(self, *words, may_fail=False):
         """The command `slackwater` on this machine."""
@@ -161,7 +170,7 @@ def build(scratch, cache, programs):
         env=dict(os.environ, BASE=str(base), TMPDIR=str(scratch)), stdout=subprocess.DEVNULL)
     (image,) = (scratch / "vm").glob("*.qcow2")
     print(f"vm: the image has {image.stat().st_size >> 20} MiB", flush=True)
-    for name in ("system", "other-system"):
+    for name in ("system", "other-system", "client"):
         subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", "-b", image, scratch / f"{name}.qcow2"],
                        check=True)
     for name in ("data.img", "empty.img"):
@@ -198,24 +207,60 @@ def files_are_written_cloned_and_read(appliance):
     snapshot = appliance.call("snapshot", "create", "disks/one.img")
     appliance.call("clone", snapshot, "disks/two.img")
     appliance.require_content("disks/two.img")
+    # It does not wait long for its own REST.
+    deadline = time.monotonic() + BOOT_LIMIT_SECONDS
+    while "  store:      takes writes" not in (said := appliance.root("slackwater-vm status")):
+        require(time.monotonic() < deadline, f"its status: {said}")
+        time.sleep(1)
+    for line in (MOUNT_LINE, "  clock:      "):
+        require(line in said, f"its status lacks `{line}`: {said}")
 
 
 def a_power_cut_loses_nothing(appliance):
-    """What was acknowledged a moment before is there after the power was cut, and more room on the disk that grew; no seed
-    is needed any more."""
-    appliance.call("import", appliance.scratch / "content", "disks/late.img")
-    appliance.machine.cut_power()
+    """What was acknowledged before is there after the power was cut in the middle of writes, and more room on the disk that
+    grew; no seed is needed any more."""
+    writers = Importers(appliance)
+    with writers.running():
+        writers.until_acknowledged(4)
+        appliance.machine.cut_power()
     os.truncate(appliance.scratch / "data.img", GROWN_BYTES)
     appliance.boot("data.img")
     seconds = appliance.until_served()
     print(f"vm: {seconds:.0f} s from power-on to an answer by REST", flush=True)
-    for name in ("one", "two", "late"):
+    for name in ("one", "two"):
         appliance.require_content(f"disks/{name}.img")
+    print(f"vm: {writers.require_all()} imports acknowledged before the power was cut", flush=True)
     appliance.root("bash --login -c 'slackwater check --data'")
     require(appliance.root("hostname") == "storage-1", "the seed's name counts no more")
     size_kib = int(appliance.root("df -k --output=size /data | tail -n 1"))
     require(size_kib << 10 > DATA_BYTES, f"the data disk did not grow: {size_kib} KiB")
     appliance.require_no_failed_unit()
+
+
+def another_machine_mounts_it_through_a_power_cut(appliance):
+    """The NFS client of another machine's kernel reads a clone, and writes while the power is cut: it goes on, and what was
+    synced is there."""
+    client = Appliance(appliance.scratch, appliance.programs)
+    client.boot("seed.img", system="client.qcow2")
+    try:
+        client.machine.await_console(rb"NOT SERVING: there is no data disk")
+        writer = KernelWriter(client, appliance)
+        writer.mount()
+        content = hashlib.sha256((appliance.scratch / "content").read_bytes()).hexdigest()
+        require(writer.sha256("disks/two.img") == content, "the other machine reads other bytes of the clone")
+        writer.begin()
+        before = writer.until_acknowledged(10)
+        appliance.machine.cut_power()
+        appliance.boot("data.img")
+        appliance.until_served()
+        writer.until_acknowledged(before + 10)
+        print(f"vm: {writer.require_all()} files synced by another machine, {before} of them before the power was cut", flush=True)
+    except Failure as error:
+        lines = client.machine.console.decode("utf-8", "replace").splitlines()[-SHOWN_LINES:]
+        raise Failure(f"{error}; the other machine:\n" + "\n".join(lines)) from error
+    finally:
+        client.machine.cut_power()
+    appliance.root("bash --login -c 'slackwater check --data'")
 
 
 def its_console_says_whether_it_serves(appliance):
@@ -228,6 +273,7 @@ def its_console_says_whether_it_serves(appliance):
     said = len(appliance.machine.console)
     appliance.root("echo wrong >>/etc/slackwater/config.toml; ! systemctl restart slackwaterd")
     appliance.machine.await_console(rb"NOT SERVING: slackwaterd does not run", said)
+    require("NOT SERVING" in appliance.root("slackwater-vm status"), "its status does not say that it does not serve")
     said = len(appliance.machine.console)
     appliance.root("sed -i '/^wrong$/d' /etc/slackwater/config.toml && systemctl restart slackwaterd")
     appliance.machine.await_console(SERVES, said)
@@ -271,7 +317,7 @@ def another_system_disk_goes_on_with_the_data(appliance):
 
 STEPS = [
     a_disk_is_taken_that_is_attached_later, files_are_written_cloned_and_read, a_power_cut_loses_nothing,
-    its_console_says_whether_it_serves, an_update_keeps_the_data, no_store_begins_beside_one_that_is_missing,
+    another_machine_mounts_it_through_a_power_cut, its_console_says_whether_it_serves, an_update_keeps_the_data, no_store_begins_beside_one_that_is_missing,
     another_system_disk_goes_on_with_the_data,
 ]
 SHORT = STEPS[:3]

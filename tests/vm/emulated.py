@@ -33,14 +33,19 @@ class Failure(Exception):
     """What was expected is not so."""
 
 
-class Machine:
-    """One that runs."""
+def held_ports():
+    """Ports of this machine for REST, NFS and ssh of one that is emulated, for all its boots."""
+    return tuple(ports.held_port() for _ in range(3))
 
-    def __init__(self, scratch, system, disks, number, uefi=False):
+
+class Machine:
+    """One that runs, reached at such ports."""
+
+    def __init__(self, scratch, system, disks, number, reached, uefi=False):
         self.console_path = scratch / f"console-{number}.log"
-        self._monitor_path = scratch / "monitor"
+        self._monitor_path = scratch / f"monitor-{number}"
         self._errors_path = scratch / f"qemu-{number}.log"
-        self.rest, self.nfs, self.ssh = (ports.held_port() for _ in range(3))
+        self.rest, self.nfs, self.ssh = reached
         self._command = self._words(system, disks, uefi)
         self.boots = 0
         self.begun = None
