@@ -444,6 +444,7 @@ pub(crate) mod tests {
                 tool_program: crate::test_tool::program("sandbox::tests::as_a_tool"),
                 prefers_fuse: false,
                 rights: Rights::default(),
+                mounts_end: false,
             };
             Export::local(options, &self.files).await.unwrap()
         }

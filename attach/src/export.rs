@@ -288,7 +288,8 @@ impl Export {
     }
 
     fn service(&self) -> Service {
-        Service::new(self.options.fuse_program.clone(), &self.state_directory)
+        let Options { fuse_program, mounts_end, .. } = &self.options;
+        Service::new(fuse_program.clone(), &self.state_directory, *mounts_end)
     }
 
     fn set_serving(&self, serving: Option<Serving>) {
@@ -567,6 +568,7 @@ mod tests {
             tool_program: Vec::new(),
             prefers_fuse: false,
             rights: Rights::default(),
+            mounts_end: false,
         };
         Export::local(options, &directory.join("export")).await.unwrap()
     }

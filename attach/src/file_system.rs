@@ -168,6 +168,7 @@ mod tests {
             tool_program: Vec::new(),
             prefers_fuse: false,
             rights: Rights::default(),
+            mounts_end: false,
         };
         tokio::runtime::Runtime::new().unwrap().block_on(async {
             let export = Export::local(options, &export).await.unwrap();

@@ -8,7 +8,8 @@
 //!
 //! All of them hold the same `/dev/fuse`, and the kernel ends the connection when the last holder
 //! is gone. So any one of them may be killed, and any two; what the others started goes on. A
-//! server that was killed is started again on the same descriptor with `--resume`.
+//! server that was killed is started again on the same descriptor with `--resume`. Where the mount namespace ends with its
+//! processes, the daemon holds none (`leaving`): there keeper and server may not be killed both at once.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -19,6 +20,7 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::AttachError;
+use crate::leaving;
 use crate::process::{self, Process};
 
 /// Tells the program that its descriptor has served before.
@@ -46,6 +48,11 @@ pub fn keep_serving(program: &[OsString], fuse: OwnedFd) -> Result<ExitStatus, A
     // session of our own already.
     let _leads_already = rustix::process::setsid();
     let record = std::env::var_os(SERVER_RECORD_VARIABLE).map(PathBuf::from);
+    let needed =
+        program.iter().map(OsString::as_os_str).chain(record.as_deref().map(Path::as_os_str));
+    if let Err(error) = leaving::let_go(needed) {
+        tracing::error!(%error, "this process may hang as it ends: a disk may be mounted where it is");
+    }
     if let Some(orphan) = record.as_deref().and_then(Process::recorded) {
         // The server of a keeper that was killed. Two at once would take each other's requests.
         tracing::info!("waiting for the server of an earlier keeper");

@@ -25,6 +25,7 @@ mod freezing;
 mod image;
 mod keeper;
 mod kernel;
+mod leaving;
 mod locks;
 mod mounted;
 mod mounter;
@@ -51,6 +52,7 @@ use uuid::Uuid;
 pub use attach::Attach;
 pub use error::AttachError;
 pub use keeper::keep_serving;
+pub use leaving::mounts_end_with_processes;
 pub use probe::{Finding, Probe};
 pub use sandbox::run_tool;
 
@@ -129,6 +131,9 @@ pub struct Options {
     pub prefers_fuse: bool,
     /// What the files of a disk may do on this machine.
     pub rights: Rights,
+    /// Whether the mount namespace of this process can end with its processes, as `mounts_end_with_processes` says. The
+    /// processes that serve the export leave it then.
+    pub mounts_end: bool,
 }
 
 /// Knows the path by which the export is mounted. A secret one counts for a short time.

@@ -2,7 +2,8 @@
 //!
 //! The daemon holds a copy of `/dev/fuse` too, and watches the keeper: one that was killed is
 //! replaced. A daemon that was killed finds keeper and server by their records and takes a copy
-//! of the descriptor from either.
+//! of the descriptor from either. In a mount namespace that ends with its processes it takes one only when it needs it
+//! (`leaving`).
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -20,7 +21,9 @@ use tokio::task::JoinHandle;
 
 use crate::AttachError;
 use crate::keeper::{self, RESUME_FLAG, SERVER_RECORD_VARIABLE};
+use crate::leaving;
 use crate::process::{self, Process};
+use crate::tools::UNSHARE;
 
 /// The type under which the mount table shows the export.
 pub(crate) const FILE_SYSTEM: &str = "fuse.slackwater";
@@ -48,15 +51,18 @@ pub(crate) struct Service {
     keeper_record: PathBuf,
     server_record: PathBuf,
     log: PathBuf,
+    /// Keeper and server leave the mount namespace of the disks, and the daemon holds no descriptor.
+    leaves: bool,
 }
 
 impl Service {
-    pub(crate) fn new(program: Vec<OsString>, state_directory: &Path) -> Self {
+    pub(crate) fn new(program: Vec<OsString>, state_directory: &Path, leaves: bool) -> Self {
         Self {
             program,
             keeper_record: state_directory.join("keeper.process"),
             server_record: state_directory.join("server.process"),
             log: state_directory.join("serve-export.log"),
+            leaves,
         }
     }
 
@@ -81,7 +87,8 @@ impl Service {
         if let Err(source) = self.start_keeper(&fuse, false) {
             // Nothing was served yet, so nothing can be busy.
             let _unmounted = rustix::mount::unmount(directory, rustix::mount::UnmountFlags::DETACH);
-            let path = self.program.first().map(PathBuf::from).unwrap_or_default();
+            let program = self.program.first().map(PathBuf::from).unwrap_or_default();
+            let path = if self.leaves { UNSHARE.program.into() } else { program };
             return Err(AttachError::System { action: "start", path, source });
         }
         Ok(self.watch(fuse))
@@ -91,19 +98,25 @@ impl Service {
     /// connection, or will: nobody is left who could serve it.
     pub(crate) fn adopt(&self) -> Result<Option<Serving>, AttachError> {
         require_descriptors()?;
+        let fuse = self.descriptor()?;
+        Ok(fuse.filter(|fuse| !process::is_disconnected(fuse.as_fd())).map(|fuse| self.watch(fuse)))
+    }
+
+    /// A copy of the descriptor that keeper or server holds; none if both have ended.
+    fn descriptor(&self) -> Result<Option<OwnedFd>, AttachError> {
+        let mut lives = false;
         for record in [&self.keeper_record, &self.server_record] {
             let Some(process) = Process::recorded(record) else {
                 continue;
             };
             match process.fuse_descriptor() {
-                Some(fuse) if process::is_disconnected(fuse.as_fd()) => return Ok(None),
-                Some(fuse) => return Ok(Some(self.watch(fuse))),
-                // It ended at this moment.
+                Some(fuse) => return Ok(Some(fuse)),
+                // It ended at this moment, or ends.
                 None if Process::recorded(record).is_none() => {}
-                None => return Err(no_descriptors()),
+                None => lives = true,
             }
         }
-        Ok(None)
+        if lives { Err(no_descriptors()) } else { Ok(None) }
     }
 
     /// Whether the server has the settings that it would be started with now, by the command line of the keeper that
@@ -122,11 +135,11 @@ impl Service {
         };
         // Of a keeper that replaced another one.
         let words: Vec<_> = words.into_iter().filter(|word| word != RESUME_FLAG).collect();
-        words == self.program
+        words.ends_with(&self.program)
     }
 
     fn start_keeper(&self, fuse: &OwnedFd, resume: bool) -> io::Result<()> {
-        let mut command = keeper::command_of(&self.program)?;
+        let mut command = leaving::keeper_command(&self.program, self.leaves)?;
         if resume {
             command.arg(RESUME_FLAG);
         }
@@ -156,25 +169,51 @@ impl Service {
     }
 
     fn watch(&self, fuse: OwnedFd) -> Serving {
-        let fuse = Arc::new(fuse);
+        let fuse = (!self.leaves).then(|| Arc::new(fuse));
         let watch = tokio::spawn(replace_keepers(self.clone(), fuse.clone()));
         Serving { service: self.clone(), fuse, watch }
+    }
+
+    /// Whether the export is served no more, and cannot be. Keeper and server end when it is unmounted.
+    fn is_over(&self, fuse: Option<&OwnedFd>) -> bool {
+        let records = [&self.keeper_record, &self.server_record];
+        match fuse {
+            Some(fuse) => process::is_disconnected(fuse.as_fd()),
+            None => records.iter().all(|record| Process::recorded(record).is_none()),
+        }
+    }
+
+    /// Starts another keeper on the descriptor, or on that of the server.
+    fn replace_keeper(&self, fuse: Option<&OwnedFd>) -> io::Result<()> {
+        match fuse {
+            Some(fuse) => self.start_keeper(fuse, true),
+            None => match self.descriptor().map_err(io::Error::other)? {
+                Some(fuse) => self.start_keeper(&fuse, true),
+                None => Err(io::Error::other("the server has ended as well")),
+            },
+        }
     }
 }
 
 /// Starts a keeper whenever there is none, until the export is unmounted.
-async fn replace_keepers(service: Service, fuse: Arc<OwnedFd>) {
+async fn replace_keepers(service: Service, fuse: Option<Arc<OwnedFd>>) {
     loop {
         if let Some(keeper) = Process::recorded(&service.keeper_record) {
             while !keeper.has_ended() {
                 tokio::time::sleep(WATCH_INTERVAL).await;
             }
         }
-        if process::is_disconnected(fuse.as_fd()) {
+        if service.is_over(fuse.as_deref()) {
+            if fuse.is_none() {
+                // Not where it was unmounted on purpose: that aborts this task, or ends it a moment later.
+                tracing::warn!(
+                    "keeper and server of the export ended; if disks are mounted, restart the driver"
+                );
+            }
             return;
         }
         tracing::warn!("the keeper of the export ended; another is started");
-        if let Err(error) = service.start_keeper(&fuse, true) {
+        if let Err(error) = service.replace_keeper(fuse.as_deref()) {
             tracing::error!(%error, "no keeper of the export can be started");
         }
         tokio::time::sleep(KEEPER_PAUSE).await;
@@ -185,14 +224,15 @@ async fn replace_keepers(service: Service, fuse: Arc<OwnedFd>) {
 #[derive(Debug)]
 pub(crate) struct Serving {
     service: Service,
-    fuse: Arc<OwnedFd>,
+    /// None where keeper and server alone hold it.
+    fuse: Option<Arc<OwnedFd>>,
     watch: JoinHandle<()>,
 }
 
 impl Serving {
     /// Whether the kernel has ended the connection.
     pub(crate) fn is_over(&self) -> bool {
-        process::is_disconnected(self.fuse.as_fd())
+        self.service.is_over(self.fuse.as_deref())
     }
 
     /// Waits for the processes of an export that was unmounted, and ends those that do not.
@@ -285,7 +325,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         // A time that no other process sleeps for.
         let time = format!("1002.{:09}", std::process::id());
-        let service = Service::new(vec!["sleep".into(), time.clone().into()], directory.path());
+        let service =
+            Service::new(vec!["sleep".into(), time.clone().into()], directory.path(), false);
         fs::create_dir(&service.keeper_record).unwrap();
         let fuse = OwnedFd::from(File::open("/dev/null").unwrap());
         service.start_keeper(&fuse, false).unwrap_err();

@@ -1,9 +1,10 @@
 //! The FUSE export and the processes that serve it, killed in all orders. Needs root.
 //!
 //! Its own main, because the keeper, the server and the daemon are processes of this program:
-//! `keep FOLDER`, `serve FOLDER`, `daemon STATE FOLDER`; anything else runs the tests.
+//! `keep FOLDER`, `serve FOLDER`, `daemon STATE FOLDER`, `ending STATE FOLDER`; anything else runs the tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
+mod ending;
 mod server;
 mod support;
 
@@ -16,6 +17,10 @@ use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 
+use ending::{
+    a_keeper_and_a_server_there_are_replaced_one_at_a_time, all_that_is_killed_at_once_ends,
+    keeper_and_server_leave_the_mounts_of_the_disks,
+};
 use slackwater_attach::{
     Access, Attach, AttachError, MountedBy, Options, PathSource, Source, keep_serving, run_tool,
 };
@@ -33,6 +38,7 @@ fn main() {
             server::serve(Path::new(folder), std::io::stdin().as_fd(), rest.contains(&"--resume"));
         }
         ["daemon", state, folder] => daemon(state, folder),
+        ["ending", state, folder] => ending::daemon(state, folder),
         ["tool", ..] => std::process::exit(run_tool(&arguments[1..]).into()),
         ["--list", ..] => {}
         other => run_tests(other.first().filter(|word| !word.starts_with('-')).copied()),
@@ -68,7 +74,11 @@ async fn daemon(state: &str, folder: &str) {
 }
 
 async fn open_at(state: &Path, folder: &Path) -> Result<Attach, AttachError> {
-    let options = slackwater_attach::Options {
+    Attach::open(options_at(state, folder)).await
+}
+
+fn options_at(state: &Path, folder: &Path) -> Options {
+    Options {
         method: Some(slackwater_attach::Method::Fuse),
         nfs_address: "127.0.0.1:2049".parse().unwrap(),
         export: "/slackwater".to_owned(),
@@ -78,8 +88,8 @@ async fn open_at(state: &Path, folder: &Path) -> Result<Attach, AttachError> {
         tool_program: tool_program(),
         prefers_fuse: false,
         rights: slackwater_attach::Rights::CONTAINER,
-    };
-    Attach::open(options).await
+        mounts_end: false,
+    }
 }
 
 /// The tests, one after the other: each has several processes of its own.
@@ -110,6 +120,9 @@ async fn run_tests(filter: Option<&str>) {
         other_settings_count_once_no_disk_is_in_use,
         a_server_that_cannot_start_is_a_clear_error,
         no_link_of_an_export_is_followed_also_of_one_that_was_mounted_before,
+        keeper_and_server_leave_the_mounts_of_the_disks,
+        all_that_is_killed_at_once_ends,
+        a_keeper_and_a_server_there_are_replaced_one_at_a_time,
     );
 }
 

@@ -44,6 +44,7 @@ impl Place {
             tool_program,
             prefers_fuse: false,
             rights: slackwater_attach::Rights::CONTAINER,
+            mounts_end: false,
         }
     }
 

@@ -60,6 +60,7 @@ fn options(state: &Path, nfs: std::net::SocketAddr, fuse_program: Vec<OsString>)
         tool_program: vec![driver().into(), "run-tool".into()],
         prefers_fuse: false,
         rights: Rights::CONTAINER,
+        mounts_end: false,
     }
 }
 

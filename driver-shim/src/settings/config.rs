@@ -252,6 +252,7 @@ impl Config {
             // The kernel's NFS client does not show it.
             prefers_fuse: self.target.certificate.is_some(),
             rights: Rights::default(),
+            mounts_end: slackwater_attach::mounts_end_with_processes(),
         })
     }
 

@@ -455,6 +455,7 @@ pub(super) mod tests {
             tool_program: Vec::new(),
             prefers_fuse: false,
             rights: slackwater_attach::Rights::CONTAINER,
+            mounts_end: false,
         };
         let options = WorkerOptions {
             client,

@@ -476,6 +476,7 @@ async fn open_worker(
         tool_program: vec![env!("CARGO_BIN_EXE_slackwater-driver").into(), "run-tool".into()],
         prefers_fuse: false,
         rights: slackwater_attach::Rights::CONTAINER,
+        mounts_end: false,
     };
     let options = WorkerOptions {
         client: appliance.client(),
