@@ -66,6 +66,7 @@ packages: build ## Build Debian packages into PACKAGES (./packages): slackwater,
 	RELEASE=$(RELEASE) deploy/packages $(PACKAGES)
 
 tarball: build ## Build an archive for other Linux systems into PACKAGES: the programs, and what installs them
+	@deploy/install-needs packages patchelf
 	RELEASE=$(RELEASE) deploy/tarball $(PACKAGES)
 
 vm: build ## Build the appliance's virtual machine into PACKAGES (as root): a disk, and the same as qcow2
@@ -76,7 +77,7 @@ vm: build ## Build the appliance's virtual machine into PACKAGES (as root): a di
 	$(if $(filter 0,$(shell id -u)),,sudo) deploy/vm/build .cache/vm $(PACKAGES)
 
 dist: build ## Build packages, archive, virtual machine and SHA256SUMS into an empty PACKAGES
-	@deploy/install-needs packages debhelper lintian
+	@deploy/install-needs packages debhelper lintian patchelf
 	RELEASE=$(RELEASE) deploy/dist $(PACKAGES)
 
 check: test-needs ## Formatting and lints

@@ -1,14 +1,43 @@
-"""The Debian packages of the programs, as `make packages` makes them, and a newer release of each."""
+"""What the suites of packages have in common: the Debian packages of the programs, as `make packages` makes them, a newer
+release of each, and the folder of a run."""
 
+import contextlib
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 
 PROJECT = pathlib.Path(__file__).resolve().parent.parent
 # Of the packages that are installed, and of the release after it.
 VERSION, NEWER = "1.0~1", "1.0~2"
 COUNT = 3
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _interrupt(_signal, _frame):
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def folder_of_run(name, folder, is_kept, end=lambda: None):
+    """Removes the folder in the end, however that comes, after `end` has ended what runs there; says where it is, if it is
+    kept."""
+    for number in _SIGNALS:
+        signal.signal(number, _interrupt)
+    try:
+        yield
+    finally:
+        # A second Ctrl-C does not end this half way.
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        end()
+        if is_kept:
+            print(f"{name}: kept {folder}")
+        else:
+            shutil.rmtree(folder)
 
 
 def run_to_its_end(command, **options):

@@ -205,10 +205,8 @@ async fn replace_keepers(service: Service, fuse: Option<Arc<OwnedFd>>) {
         }
         if service.is_over(fuse.as_deref()) {
             if fuse.is_none() {
-                // Not where it was unmounted on purpose: that aborts this task, or ends it a moment later.
-                tracing::warn!(
-                    "keeper and server of the export ended; if disks are mounted, restart the driver"
-                );
+                // Calls that need it say so, if it was not unmounted on purpose.
+                tracing::info!("keeper and server of the export have ended");
             }
             return;
         }

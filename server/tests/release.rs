@@ -139,32 +139,41 @@ fn what_is_no_release_is_refused_and_changes_nothing() {
     refused(&["98.0.0"], "a tag v98.0.0 already");
 }
 
+/// The archive, made below a folder; each program in it is the server.
+fn archive(folder: &Path, to: &str) -> PathBuf {
+    let release = folder.join("release");
+    std::fs::create_dir_all(&release).unwrap();
+    for name in ["slackwaterd", "slackwater", "slackwater-driver"] {
+        let link = release.join(name);
+        let _is_there = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_slackwaterd"), link).unwrap();
+    }
+    let output = Command::new(project().join("deploy/tarball"))
+        .arg(folder.join(to))
+        .env("RELEASE", &release)
+        .envs([("VERSION", "9.8.7"), ("SOURCE_DATE_EPOCH", "1600000000")])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    PathBuf::from(String::from_utf8(output.stdout).unwrap().trim())
+}
+
+/// What an archive becomes below a folder.
+fn unpacked(folder: &Path, archive: &Path) -> PathBuf {
+    let name = format!("slackwater-9.8.7-linux-{}", std::env::consts::ARCH);
+    assert_eq!(archive.file_name().unwrap().to_str(), Some(&*format!("{name}.tar.gz")));
+    let unpacked = Command::new("tar").arg("-xzf").arg(archive).current_dir(folder).output();
+    assert!(unpacked.unwrap().status.success());
+    folder.join(&name)
+}
+
 #[test]
 fn the_archive_has_all_that_installs_and_is_the_same_bytes_each_time() {
     let folder = tempfile::tempdir().unwrap();
-    let release = folder.path().join("release");
-    std::fs::create_dir(&release).unwrap();
-    for name in ["slackwaterd", "slackwater", "slackwater-driver"] {
-        std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_slackwaterd"), release.join(name)).unwrap();
-    }
-    let make = |to: &str| {
-        let output = Command::new(project().join("deploy/tarball"))
-            .arg(folder.path().join(to))
-            .env("RELEASE", &release)
-            .envs([("VERSION", "9.8.7"), ("SOURCE_DATE_EPOCH", "1600000000")])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "{}", said(&output));
-        PathBuf::from(String::from_utf8(output.stdout).unwrap().trim())
-    };
-    let archive = make("one");
-    let name = format!("slackwater-9.8.7-linux-{}", std::env::consts::ARCH);
-    assert_eq!(archive.file_name().unwrap().to_str(), Some(&*format!("{name}.tar.gz")));
-    assert!(std::fs::read(&archive).unwrap() == std::fs::read(make("two")).unwrap(), "other bytes");
-
-    let unpacked = Command::new("tar").arg("-xzf").arg(&archive).current_dir(&folder).output();
-    assert!(unpacked.unwrap().status.success());
-    let root = folder.path().join(&name);
+    let one = archive(folder.path(), "one");
+    let two = archive(folder.path(), "two");
+    assert!(std::fs::read(&one).unwrap() == std::fs::read(two).unwrap(), "other bytes");
+    let root = unpacked(folder.path(), &one);
     for name in [
         "README.md",
         "SECURITY.md",
@@ -175,10 +184,16 @@ fn the_archive_has_all_that_installs_and_is_the_same_bytes_each_time() {
     ] {
         assert!(root.join(name).exists(), "{name}");
     }
+    // As on a system without binutils.
+    let without_strip = folder.path().join("path");
+    std::fs::create_dir(&without_strip).unwrap();
+    std::os::unix::fs::symlink("/bin/false", without_strip.join("strip")).unwrap();
+    let path = format!("{}:{}", without_strip.display(), std::env::var("PATH").unwrap());
     let installed = folder.path().join("installed");
     for what in ["appliance", "worker"] {
         let output = Command::new(root.join("install"))
             .arg(what)
+            .env("PATH", &path)
             .env_remove("RELEASE")
             .envs([("PREFIX", "/usr/local"), ("SYSCONFDIR", "/etc")])
             .env("DESTDIR", &installed)
@@ -191,8 +206,55 @@ fn the_archive_has_all_that_installs_and_is_the_same_bytes_each_time() {
         "usr/local/bin/slackwater-driver",
         "usr/local/lib/systemd/system/slackwaterd.service",
         "usr/local/share/man/man8/slackwaterd.8",
+        "usr/local/lib/slackwater/libgcc_s.so.1",
         "etc/slackwater/driver.toml",
     ] {
         assert!(installed.join(name).exists(), "{name} is not installed");
     }
+}
+
+/// That of an archive which was unpacked and installed below this prefix.
+#[test]
+fn programs_of_the_archive_start_by_their_own_loader_and_libraries() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = archive(folder.path(), "archive");
+    let root = unpacked(folder.path(), &made);
+    let prefix = folder.path().join("prefix with a blank");
+    let install = |root: &Path, what: &str| {
+        let output = Command::new(root.join("install"))
+            .arg(what)
+            // Not the machine's, but in the same places: no service is asked for.
+            .envs([("DESTDIR", Path::new("/")), ("PREFIX", &prefix)])
+            .env("UNITDIR", folder.path().join("units"))
+            .env("SYSCONFDIR", folder.path().join("etc"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{what}: {}", said(&output));
+    };
+    // Twice, as for the next release.
+    install(&root, "appliance");
+    install(&root, "appliance");
+    // The archive is not needed any more.
+    std::fs::remove_dir_all(&root).unwrap();
+    let program = prefix.join("bin/slackwaterd");
+    let output = Command::new(&program).arg("--version").output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let libraries = prefix.join("lib/slackwater");
+    let listed = Command::new(&program)
+        .arg("--version")
+        .env("LD_TRACE_LOADED_OBJECTS", "1")
+        .output()
+        .unwrap();
+    let listed = said(&listed);
+    for line in listed.lines().filter(|line| line.contains(".so") && !line.contains("vdso")) {
+        let of_archive = line.contains("/bin/../lib/slackwater/")
+            || line.contains(&*libraries.to_string_lossy());
+        assert!(of_archive, "another one's library: {line}");
+    }
+    assert!(listed.contains("libc.so.6"), "{listed}");
+    // Another copy of the archive takes it away again.
+    let again = tempfile::tempdir().unwrap();
+    let root = unpacked(again.path(), &made);
+    install(&root, "uninstall");
+    assert!(!libraries.exists() && !program.exists());
 }

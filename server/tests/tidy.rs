@@ -41,7 +41,7 @@ const ASYNC_CRATES: [&str; 6] = ["tokio", "async-std", "smol", "hyper", "axum", 
 const FILE_LINES_MAX: usize = 600;
 
 /// Folders at the top that are no part of the sources.
-const SKIPPED_FOLDERS: [&str; 4] = [".git", "target", "data", ".cache"];
+const SKIPPED_FOLDERS: [&str; 5] = [".git", "target", "data", "settings", ".cache"];
 
 /// What no file holds, and why. Written in two parts, so that this list does not find itself.
 const BANNED: [(&str, &str, &str); 17] = [

@@ -78,10 +78,10 @@ END
 # ---- up and down
 
 compose() {
-    local command=(docker-compose)
+    local command=(docker-compose) files=(--file "$root/docker-compose.yml")
     ! docker compose version >/dev/null 2>&1 || command=(docker compose)
-    SLACKWATER_IMAGE_TARGET=prebuilt timeout 1000 "${command[@]}" \
-        --file "$root/docker-compose.yml" "$@"
+    [ -z "${COMPOSE_FILE:-}" ] || files+=(--file "$root/deploy/compose/network.yml")
+    SLACKWATER_IMAGE_TARGET=prebuilt timeout 1000 "${command[@]}" "${files[@]}" "$@"
 }
 
 default_ports() {
@@ -435,6 +435,76 @@ up_again() {
     all_equal
     cli check
     timeout 300 docker pull "127.0.0.1:$registry_port/probe:1"
+}
+
+# ---- other machines
+
+# As deploy/compose/network.yml says, with loopback as the network.
+with_network() {
+    export COMPOSE_FILE=docker-compose.yml:deploy/compose/network.yml
+    export SLACKWATER_SETTINGS=$scratch/settings SLACKWATER_NFS_CLIENT=127.0.0.0/8:rw
+}
+
+for_others() {
+    local settings=$scratch/settings
+    make_target down
+    install -d -o 10049 -g 10049 -m 700 "$settings"
+    in_image() { compose run --rm -T --no-deps -v "$settings:/settings" slackwater "$@"; }
+    (umask 077; in_image token add ops admin --token-file /settings/tokens >"$scratch/ops")
+    in_image certificate 127.0.0.1 --directory /settings
+    rm "$settings/ca-key.pem"
+    with_network
+    compose config >"$scratch/config.yml"
+    grep -E 'SLACKWATER_NFS_LISTEN: .?0\.0\.0\.0:2049' "$scratch/config.yml"
+    grep -E 'SLACKWATER_API_LISTEN: .?0\.0\.0\.0:8049' "$scratch/config.yml"
+    not env --unset=SLACKWATER_NFS_CLIENT make --no-print-directory --directory "$root" --old-file=build up \
+        >"$scratch/said" 2>&1
+    grep "the networks of the clients" "$scratch/said"
+    make_target up
+}
+
+others_health() {
+    with_network
+    wait_until "$HEALTHY_LIMIT_SECONDS" "the container is healthy" is_healthy || {
+        compose logs --tail=20
+        inspect slackwater '{{json .State.Health}}'
+        return 1
+    }
+    local name check port said
+    name=$(container slackwater)
+    check=$(docker inspect --format '{{index .Config.Healthcheck.Test 3}}' "$name")
+    docker exec "$name" bash -c "$check"
+    not docker exec --env "SLACKWATER_METRICS_LISTEN=127.0.0.1:1" "$name" bash -c "$check"
+    # Pages of an appliance that refuses writes, and of something else.
+    port=$prometheus_port
+    for said in 'slackwater_store_poisoned 1' 'something else'; do
+        python3 -c '
+import socket, sys
+server = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+client, _ = server.accept()
+client.recv(1000)
+client.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + sys.argv[2].encode() + b"\n")
+' "$port" "$said" &
+        wait_until 60 "the page listens" listening_without_a_connection "$port"
+        not docker exec --env "SLACKWATER_METRICS_LISTEN=127.0.0.1:$port" "$name" bash -c "$check"
+        wait
+    done
+}
+
+# A connection to look would be the one that is answered.
+listening_without_a_connection() {
+    grep -q "0100007F:$(printf '%04X' "$1") 00000000:0000 0A" /proc/net/tcp
+}
+
+others_reach() {
+    with_network
+    local ca=$scratch/settings/ca.pem
+    "$slackwater" --api "https://127.0.0.1:$api_port" --ca "$ca" --token-file "$scratch/ops" file stat /disk.img
+    # The token that it made for itself counts no more.
+    [ "$(curl --silent --output /dev/null --write-out '%{http_code}' --max-time 60 --cacert "$ca" \
+        --header "@$scratch/authorization" "https://127.0.0.1:$api_port/v1/stats")" = 401 ]
+    not curl --silent --fail --max-time 60 "http://127.0.0.1:$api_port/readyz"
+    nfs_answers
 }
 
 down_again() {

@@ -20,7 +20,6 @@ import os
 import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -33,7 +32,7 @@ import container_image
 import image
 import stall
 import trixie
-from packaged import newer, packages, run_to_its_end
+from packaged import folder_of_run, newer, packages, run_to_its_end
 
 SUITES = ("bookworm", trixie.RELEASE)
 # systemd with what the units and the checks call, and an engine; nfs-common brings mount.nfs, kmod modprobe.
@@ -255,15 +254,8 @@ def run(scratch, kernel, initramfs, disk):
     return result
 
 
-def interrupt(_signal, _frame):
-    """Ends the program as Ctrl-C does: machine, mount and folder are taken back."""
-    raise KeyboardInterrupt
-
-
 def main():
     """Entry point."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
     parser = argparse.ArgumentParser()
     parser.add_argument("--cache", type=pathlib.Path, required=True)
     parser.add_argument("--scratch", type=pathlib.Path, required=True)
@@ -276,7 +268,7 @@ def main():
         if not (options.programs / name).exists():
             sys.exit(f"units: {options.programs / name} is missing: run `make build`")
     scratch = options.scratch
-    try:
+    with folder_of_run("units", scratch, options.keep):
         total, passed, failed = run(
             scratch, *build(scratch, options.cache, options.programs, options.suite, options.checks)
         )
@@ -288,14 +280,6 @@ def main():
             return 1
         print(f"units: {passed} of {total} checks passed")
         return 0
-    finally:
-        # A second Ctrl-C does not end this half way.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        if options.keep:
-            print(f"units: kept {scratch}")
-        else:
-            shutil.rmtree(scratch)
 
 
 if __name__ == "__main__":

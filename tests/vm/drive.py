@@ -16,8 +16,6 @@ import hashlib
 import itertools
 import os
 import pathlib
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -27,7 +25,7 @@ PROJECT = HERE.parent.parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "guest")]
 
 from emulated import BOOT_LIMIT_SECONDS, LEASH_THAT_ASKS, Failure, Machine, held_ports
-from packaged import NEWER, newer, packages, run_to_its_end
+from packaged import NEWER, folder_of_run, newer, packages, run_to_its_end
 from writers import Importers, KernelWriter
 
 DATA_BYTES, GROWN_BYTES = 2 << 30, 3 << 30
@@ -113,6 +111,11 @@ class Appliance:
         subprocess.run(self._ssh("systemctl poweroff --no-block"), capture_output=True, check=False,
                        timeout=CALL_LIMIT_SECONDS)
         self.machine.await_end()
+
+    def end(self):
+        """Ends it, if it runs."""
+        if self.machine:
+            self.machine.cut_power()
 
     def require_content(self, name):
         """A file is what was written to it, as a client of NFS reads it."""
@@ -280,12 +283,15 @@ def its_console_says_whether_it_serves(appliance):
 
 
 def an_update_keeps_the_data(appliance):
-    """The next release's packages, as an administrator installs them."""
+    """The next release's packages, as an administrator installs them; and the machine is started again in order."""
     for package in sorted((appliance.scratch / "newer").glob("*.deb")):
         appliance.root(f"cat >/tmp/{package.name}", package.read_bytes())
     appliance.root("dpkg --install /tmp/*.deb && rm /tmp/*.deb")
     require(NEWER in appliance.root("dpkg-query --show --showformat='${Version}' slackwater"), "it has the old release")
     require(appliance.root("systemctl is-active slackwaterd") == "active", "slackwaterd does not run")
+    appliance.until_served()
+    appliance.shut_down()
+    appliance.boot("data.img")
     appliance.until_served()
     appliance.require_content("disks/one.img")
     appliance.require_no_failed_unit()
@@ -339,15 +345,8 @@ def run(appliance, steps):
     return True
 
 
-def interrupt(_signal, _frame):
-    """Ends the program as Ctrl-C does: the machine and the folder go."""
-    raise KeyboardInterrupt
-
-
 def main():
     """Entry point."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupt)
     parser = argparse.ArgumentParser()
     parser.add_argument("--cache", type=pathlib.Path, required=True)
     parser.add_argument("--scratch", type=pathlib.Path, required=True)
@@ -357,21 +356,11 @@ def main():
     options = parser.parse_args()
     steps = SHORT if options.short else STEPS
     appliance = Appliance(options.scratch, options.programs)
-    try:
+    with folder_of_run("vm", options.scratch, options.keep, appliance.end):
         build(options.scratch, options.cache, options.programs)
         passed = run(appliance, steps)
         print(f"vm: {len(steps)} steps passed" if passed else "vm: FAILED", flush=True)
         return 0 if passed else 1
-    finally:
-        # A second Ctrl-C does not end this half way.
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        if appliance.machine:
-            appliance.machine.cut_power()
-        if options.keep:
-            print(f"vm: kept {options.scratch}")
-        else:
-            shutil.rmtree(options.scratch)
 
 
 if __name__ == "__main__":

@@ -109,6 +109,13 @@ impl Stand {
         Self::over(self.machine.keeping(kept).restart(appliance).await).await
     }
 
+    /// The same machine after its power was cut and it was started again.
+    pub(crate) async fn reboot(self, appliance: &Appliance) -> Self {
+        self.snapshots.stop().await;
+        drop(self.containerd);
+        Self::over(self.machine.reboot(appliance).await).await
+    }
+
     fn fetched(&self, blob: &[u8]) -> String {
         let digest = Digest::of(blob).to_string();
         let content =

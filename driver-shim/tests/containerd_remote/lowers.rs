@@ -308,3 +308,54 @@ fn a_commit_that_is_asked_for_while_nothing_is_mounted_has_its_directory() {
         stand.stop().await;
     });
 }
+
+#[test]
+fn committed_layers_are_read_and_become_images_after_a_power_cut() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        // The one of the start, which is not to look at the disk while the power is cut.
+        stand.machine.worker.reconcile(Duration::ZERO).await.unwrap();
+        let content = |name: &str| name.repeat(100_000);
+        let mut parent = stand.pull(&layers()[..1]).await.remove(0);
+        // Nothing syncs them but their commits: no overlay is unmounted.
+        for name in ["one", "two"] {
+            let key = format!("step {name}");
+            let mounts = stand.snapshots.prepare_mounts(&key, &parent, labels(&[])).await.unwrap();
+            fs::write(upper(&mounts).join(name), content(name)).unwrap();
+            stand.snapshots.commit(name, &key).await.unwrap();
+            parent = name.to_owned();
+        }
+        let mounts = stand.snapshots.prepare_mounts("c", "two", labels(&[])).await.unwrap();
+        fs::write(upper(&mounts).join("late"), b"x").unwrap();
+
+        let stand = stand.reboot(&appliance).await;
+        assert!(stand.is_directory("one") && stand.is_directory("two"));
+        // As an engine asks that starts the container again.
+        let mounts = stand.snapshots.all_mounts("c").await.unwrap();
+        let container = stand.mount(&mounts);
+        // What was not synced may be there.
+        let mut names = container.names();
+        names.remove("late");
+        let expected =
+            ["etc", "etc/kept", "etc/removed", "large", "old", "old/inner", "one", "two"];
+        assert_eq!(names, set(&expected));
+        for name in ["one", "two"] {
+            assert_eq!(container.read(name), content(name));
+        }
+        drop(container);
+        let mounts =
+            stand.snapshots.prepare_mounts("step three", "two", labels(&[])).await.unwrap();
+        fs::write(upper(&mounts).join("three"), b"three").unwrap();
+        stand.snapshots.commit("three", "step three").await.unwrap();
+        for name in ["three", "one", "two"] {
+            stand.make_image(name).await;
+        }
+        let view = stand.view("three").await;
+        assert_eq!(view.read("one") + &view.read("two"), content("one") + &content("two"));
+        assert_eq!(view.read("three"), "three");
+        drop(view);
+        stand.stop().await;
+    });
+}

@@ -325,12 +325,32 @@ impl Machine {
     }
 
     /// The same machine after its daemon was killed and started again.
-    pub async fn restart(mut self, appliance: &Appliance) -> Self {
+    pub async fn restart(self, appliance: &Appliance) -> Self {
+        self.begin_again(appliance, async |_| {}).await
+    }
+
+    /// The same machine after its power was cut and it was started again: nothing is mounted, and what was not synced is
+    /// lost.
+    pub async fn reboot(self, appliance: &Appliance) -> Self {
+        let cut_power = async |directory: &Path| {
+            let state = last_state(&directory.join("state/state.redb")).await;
+            abort_exports(directory);
+            forget_boot(&state);
+        };
+        self.begin_again(appliance, cut_power).await
+    }
+
+    async fn begin_again(
+        mut self,
+        appliance: &Appliance,
+        between: impl AsyncFnOnce(&Path),
+    ) -> Self {
         let directory = self.directory.take().unwrap();
         let watch = self.watch.take();
         let (trust, registries, kept) = (self.trust.clone(), self.registries.clone(), self.kept);
         let guard = Mounts { directory: directory.path().to_owned() };
         drop(self);
+        between(directory.path()).await;
         let worker = open_worker(appliance, directory.path(), &trust, &registries, kept).await;
         std::mem::forget(guard);
         Self { worker, directory: Some(directory), watch, trust, registries, kept }
@@ -339,6 +359,30 @@ impl Machine {
     pub fn path(&self) -> &Path {
         self.directory.as_ref().unwrap().path()
     }
+}
+
+/// The state of a worker that was dropped, and works no more.
+async fn last_state(path: &Path) -> redb::Database {
+    let deadline = Instant::now() + LET_GO_TIME;
+    loop {
+        match redb::Database::open(path) {
+            Ok(database) => return database,
+            Err(error) => assert!(Instant::now() < deadline, "the state cannot be opened: {error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Has a worker's state say that the machine was started another time.
+fn forget_boot(state: &redb::Database) {
+    let facts: redb::TableDefinition<'_, &str, &str> = redb::TableDefinition::new("facts");
+    let transaction = state.begin_write().unwrap();
+    let before = {
+        let mut table = transaction.open_table(facts).unwrap();
+        table.insert("boot_id", "another").unwrap().map(|value| value.value().to_owned())
+    };
+    assert!(before.is_some_and(|boot| boot.len() == 36), "it had the boot's id");
+    transaction.commit().unwrap();
 }
 
 impl Drop for Machine {
