@@ -77,11 +77,16 @@ END
 
 # ---- up and down
 
+# Not with the settings of the caller's own appliance, which `.env` may have.
+: >"$scratch/no-settings"
+compose_command="docker-compose --env-file $scratch/no-settings"
+! docker compose version >/dev/null 2>&1 || compose_command="docker compose --env-file $scratch/no-settings"
+
 compose() {
-    local command=(docker-compose) files=(--file "$root/docker-compose.yml")
-    ! docker compose version >/dev/null 2>&1 || command=(docker compose)
+    local files=(--file "$root/docker-compose.yml")
     [ -z "${COMPOSE_FILE:-}" ] || files+=(--file "$root/deploy/compose/network.yml")
-    SLACKWATER_IMAGE_TARGET=prebuilt timeout 1000 "${command[@]}" "${files[@]}" "$@"
+    # shellcheck disable=SC2086  # words
+    SLACKWATER_IMAGE_TARGET=prebuilt timeout 1000 $compose_command "${files[@]}" "$@"
 }
 
 default_ports() {
@@ -99,7 +104,7 @@ default_ports() {
 make_target() {
     SLACKWATER_NFS_LISTEN=127.0.0.1:$nfs_port SLACKWATER_API_LISTEN=127.0.0.1:$api_port \
         REGISTRY_LISTEN=127.0.0.1:$registry_port SLACKWATER_METRICS_LISTEN=127.0.0.1:$metrics_port \
-        timeout 1500 make --no-print-directory --directory "$root" --old-file=build "$1"
+        timeout 1500 make --no-print-directory --directory "$root" --old-file=build "COMPOSE=$compose_command" "$1"
 }
 
 container() {
@@ -457,8 +462,8 @@ for_others() {
     compose config >"$scratch/config.yml"
     grep -E 'SLACKWATER_NFS_LISTEN: .?0\.0\.0\.0:2049' "$scratch/config.yml"
     grep -E 'SLACKWATER_API_LISTEN: .?0\.0\.0\.0:8049' "$scratch/config.yml"
-    not env --unset=SLACKWATER_NFS_CLIENT make --no-print-directory --directory "$root" --old-file=build up \
-        >"$scratch/said" 2>&1
+    not env --unset=SLACKWATER_NFS_CLIENT make --no-print-directory --directory "$root" --old-file=build \
+        "COMPOSE=$compose_command" up >"$scratch/said" 2>&1
     grep "the networks of the clients" "$scratch/said"
     make_target up
 }
