@@ -119,6 +119,61 @@ impl Drop for UnderWay<'_> {
     }
 }
 
+/// Longest write that is taken for a commit record: the largest block of ext4.
+const RECORD_BYTES_MAX: u64 = 64 << 10;
+
+/// Syncs after a wrong guess behind which none is made.
+const PAUSE_SYNCS: u32 = 16;
+
+/// Which write is most likely a journal's commit record, behind which the next sync comes at once:
+///
+/// ```text
+/// ext4 (jbd2)   blocks of the journal | sync | one block behind them | sync | blocks of the journal ...
+///                             last_end ^       ^ expected_at: the record
+/// ```
+/// That is a guess, which costs or saves time and nothing else. None is made where something else is uncommitted: the next
+/// sync has to commit that in any case.
+#[derive(Debug, Default)]
+pub(crate) struct CommitRecord {
+    /// Where the last write since the last sync ended.
+    last_end: Option<u64>,
+    expected_at: Option<u64>,
+    /// Where the write ended that was taken for a record since the last sync.
+    taken_end: Option<u64>,
+    /// So many syncs more no guess is made.
+    pause_syncs: u32,
+}
+
+impl CommitRecord {
+    /// Notes a write. Answers whether it is taken for a record.
+    pub(crate) fn note_write(&mut self, write: &Range<u64>, is_all_committed: bool) -> bool {
+        // A stream of small writes, with a sync now and then.
+        if self.taken_end == Some(write.start) {
+            self.pause_syncs = PAUSE_SYNCS;
+        }
+        let is_record = self.expected_at == Some(write.start)
+            && self.last_end.is_none()
+            && is_all_committed
+            && write.end.saturating_sub(write.start) <= RECORD_BYTES_MAX;
+        if is_record {
+            (self.expected_at, self.taken_end) = (None, Some(write.end));
+        } else {
+            self.last_end = Some(write.end);
+        }
+        is_record
+    }
+
+    /// Notes a sync.
+    pub(crate) fn note_sync(&mut self) {
+        // What follows a record is the next transaction.
+        self.taken_end = None;
+        if let Some(end) = self.last_end.take() {
+            self.expected_at = (self.pause_syncs == 0).then_some(end);
+            self.pause_syncs = self.pause_syncs.saturating_sub(1);
+        }
+    }
+}
+
 /// What changes with each write.
 #[derive(Debug, Default)]
 pub(crate) struct WriteState {
@@ -126,6 +181,7 @@ pub(crate) struct WriteState {
     pub(crate) kept: KeptWrites,
     /// The verifiers that the journal names.
     pub(crate) journaled: Vec<Verifier>,
+    pub(crate) commit_record: CommitRecord,
     /// Writes that were answered are lost: no sync may say otherwise.
     pub(crate) is_lost: bool,
 }
@@ -203,6 +259,74 @@ mod tests {
         under_way.pop();
         drop(more.await);
         assert!(writes.begin(200..201).now_or_never().is_some());
+    }
+
+    /// Notes a write while all others are committed.
+    fn is_record(record: &mut CommitRecord, write: Range<u64>) -> bool {
+        record.note_write(&write, true)
+    }
+
+    #[test]
+    fn the_block_behind_those_that_were_synced_is_taken_for_a_commit_record() {
+        let mut record = CommitRecord::default();
+        assert!(!is_record(&mut record, 0..4096));
+        assert!(!is_record(&mut record, 4096..12_288), "nothing was synced");
+        record.note_sync();
+        assert!(is_record(&mut record, 12_288..16_384));
+        // The sync of the record itself, and the next transaction.
+        record.note_sync();
+        assert!(!is_record(&mut record, 16_384..20_480));
+        assert!(!is_record(&mut record, 20_480..24_576));
+        record.note_sync();
+        // A sync of nothing new.
+        record.note_sync();
+        assert!(is_record(&mut record, 24_576..28_672));
+        record.note_sync();
+        // The journal goes on at its start.
+        assert!(!is_record(&mut record, 28_672..32_768));
+        record.note_sync();
+        assert!(!is_record(&mut record, 0..4096));
+        // A long one is a stream.
+        record.note_sync();
+        assert!(!is_record(&mut record, 4096..4097 + RECORD_BYTES_MAX));
+        record.note_sync();
+        let start = 4097 + RECORD_BYTES_MAX;
+        assert!(is_record(&mut record, start..start + RECORD_BYTES_MAX));
+    }
+
+    #[test]
+    fn no_record_is_looked_for_behind_what_others_write() {
+        let mut record = CommitRecord::default();
+        for start in [0, 1 << 20, 2 << 20] {
+            // Data, blocks of the journal; another program's data; the record.
+            assert!(!is_record(&mut record, start..start + 4096));
+            record.note_sync();
+            assert!(!is_record(&mut record, (1 << 30) + start..(1 << 30) + start + 4096));
+            assert!(!is_record(&mut record, start + 4096..start + 8192));
+            record.note_sync();
+            // Data once more: the next transaction is not taken for the record that was missed.
+            assert!(!is_record(&mut record, (1 << 31) + start..(1 << 31) + start + 4096));
+            assert!(!is_record(&mut record, start + 8192..start + 12_288));
+            record.note_sync();
+            assert!(!record.note_write(&(start + 12_288..start + 16_384), false), "not committed");
+            record.note_sync();
+            assert!(is_record(&mut record, start + 16_384..start + 20_480));
+            record.note_sync();
+        }
+    }
+
+    #[test]
+    fn a_stream_that_is_synced_now_and_then_is_left_alone() {
+        let mut record = CommitRecord::default();
+        let (mut end, mut taken) = (0, 0);
+        for _ in 0..2 * (PAUSE_SYNCS + 1) {
+            for _ in 0..3 {
+                taken += u32::from(is_record(&mut record, end..end + 4096));
+                end += 4096;
+            }
+            record.note_sync();
+        }
+        assert_eq!(taken, 2);
     }
 
     #[test]

@@ -53,7 +53,15 @@ const ATTRIBUTES_BEFORE_BYTES: usize = 24;
 const JUKEBOX: u32 = 10_008;
 /// Wait after the appliance asked to come back later (NFS3ERR_JUKEBOX).
 const JUKEBOX_WAIT: Duration = Duration::from_millis(500);
-const STABLE_UNSTABLE: u32 = 0;
+
+/// When a WRITE is durable (RFC 1813 section 3.3.7, `stable_how`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stability {
+    /// With a COMMIT.
+    Unstable = 0,
+    /// When it is answered.
+    FileSync = 2,
+}
 
 /// What the appliance calls a file. It stays the same when the appliance restarts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -232,6 +240,7 @@ impl Nfs {
         handle: &Handle,
         offset_bytes: u64,
         data: Bytes,
+        stability: Stability,
     ) -> Result<Option<Verifier>, Errno> {
         let mut rest = data;
         let mut offset_bytes = offset_bytes;
@@ -241,7 +250,7 @@ impl Nfs {
             let mut arguments = with_handle(handle);
             arguments.u64(offset_bytes);
             arguments.u32(length);
-            arguments.u32(STABLE_UNSTABLE);
+            arguments.u32(stability as u32);
             let mut results = call(&self.writes, WRITE, &arguments, Some(rest.clone())).await?;
             let (count, verifier) = decoded(write_results(&mut results))?;
             if count == 0 || count > length {
@@ -403,7 +412,7 @@ fn read_results(results: &mut Decoder, length_bytes: u32) -> Result<(Bytes, bool
 fn write_results(results: &mut Decoder) -> Result<(u32, Option<Verifier>), Malformed> {
     skip_change(results)?;
     let count = results.u32()?;
-    let is_unstable = results.u32()? == STABLE_UNSTABLE;
+    let is_unstable = results.u32()? == Stability::Unstable as u32;
     let verifier = results.array()?;
     Ok((count, is_unstable.then_some(verifier)))
 }

@@ -61,13 +61,9 @@ impl Export {
                 Ok(body(write_reply(written)))
             }
             Operation::FileSystemStatus => Ok(body(self.nfs.status().await?.reply())),
-            Operation::Sync | Operation::Release => {
-                if node == NodeId::STATISTICS {
-                    return Ok(Body::new());
-                }
-                let file = self.nodes.file(node)?;
-                self.commit(&file).await.map(|()| Body::new())
-            }
+            Operation::Sync | Operation::Release if node == NodeId::STATISTICS => Ok(Body::new()),
+            Operation::Sync => self.sync(&*self.nodes.file(node)?).await.map(|()| Body::new()),
+            Operation::Release => self.commit(&*self.nodes.file(node)?).await.map(|()| Body::new()),
             Operation::OpenDirectory => Ok(body(open_reply(0))),
             Operation::ReadDirectory { offset, size_bytes } => {
                 Ok(body(directory_reply(&self.list(node)?, offset, size_bytes)))

@@ -3,6 +3,8 @@
 //! A write is sent UNSTABLE and answered once the appliance has it in memory; its bytes are kept
 //! here until a COMMIT with the same verifier. A sync is that COMMIT; if the verifier changed,
 //! the appliance was restarted and may have lost them: they are sent again, and committed again.
+//! What is most likely synced next and alone, a journal's commit record, is sent FILE_SYNC: its
+//! sync then has nothing to ask for.
 //!
 //! A process that dies takes its kept bytes with it. The one that resumes commits each file
 //! that had any: if the verifier is still the journaled one, the appliance had them all along;
@@ -17,7 +19,7 @@ use rustix::io::Errno;
 use crate::export::Export;
 use crate::file::{ServedFile, WriteState};
 use crate::journal::Record;
-use crate::nfs::Verifier;
+use crate::nfs::{Stability, Verifier};
 use crate::wire::NodeId;
 
 /// Uncommitted bytes of all files over which a write commits its file before it is answered:
@@ -48,13 +50,20 @@ impl Export {
         let is_journaled = {
             let _under_way = file.under_way.begin(offset_bytes..end).await;
             let _order = file.order.read().await;
-            // Nothing of it can be synced any more.
-            if file.writes.lock().is_lost {
-                return Err(Errno::IO);
-            }
-            let (first, last) = (offset_bytes / BLOCK_BYTES, (end - 1) / BLOCK_BYTES);
-            file.writes.lock().written.mark(first, last);
-            match self.nfs.write(&file.handle, offset_bytes, data.clone()).await? {
+            let stability = {
+                let mut writes = file.writes.lock();
+                // Nothing of it can be synced any more.
+                if writes.is_lost {
+                    return Err(Errno::IO);
+                }
+                writes.written.mark(offset_bytes / BLOCK_BYTES, (end - 1) / BLOCK_BYTES);
+                let is_all_committed = writes.kept.is_empty();
+                match writes.commit_record.note_write(&(offset_bytes..end), is_all_committed) {
+                    true => Stability::FileSync,
+                    false => Stability::Unstable,
+                }
+            };
+            match self.nfs.write(&file.handle, offset_bytes, data.clone(), stability).await? {
                 Some(verifier) => self.keep(file, offset_bytes, data, verifier),
                 None => {
                     self.change_writes(file, |writes| writes.kept.cut(offset_bytes, end));
@@ -93,6 +102,12 @@ impl Export {
             tracing::error!(%error, ?record, "the state directory cannot be written");
         }
         outcome.is_ok()
+    }
+
+    /// What the kernel asks for: everything that was written before is durable.
+    pub(crate) async fn sync(&self, file: &ServedFile) -> Result<(), Errno> {
+        file.writes.lock().commit_record.note_sync();
+        self.commit(file).await
     }
 
     /// Makes everything durable that was written before.
@@ -182,8 +197,8 @@ impl Export {
         );
         let resend = |(offset, data): (u64, Bytes)| async move {
             self.statistics.writes_sent_again.add(1);
-            let outcome = self.nfs.write(&file.handle, offset, data.clone()).await?;
-            match outcome {
+            let unstable = Stability::Unstable;
+            match self.nfs.write(&file.handle, offset, data.clone(), unstable).await? {
                 // Journaled or not: the caller commits it before anybody is told.
                 Some(verifier) => drop(self.keep(file, offset, data, verifier)),
                 None => {

@@ -76,6 +76,45 @@ fn what_is_written_is_read_and_synced() {
     assert!(stored(&appliance) == model);
 }
 
+/// As a journal does: blocks, a sync, a block behind them that says so, a sync.
+#[test]
+fn a_commit_record_is_durable_with_its_write() {
+    let (mut appliance, mut model) = prepared();
+    let mount = Mount::new(&appliance);
+    let file = mount.open("disks/one");
+    let number = |name: &str| mount.statistics()[name].as_u64().unwrap();
+    let mut write = |offset: usize| {
+        let data = noise(u64::try_from(offset).unwrap(), 4096);
+        file.write_all_at(&data, u64::try_from(offset).unwrap()).unwrap();
+        model[offset..offset + 4096].copy_from_slice(&data);
+    };
+    for (transactions, start) in [(1, 0), (2, 12_288), (3, 24_576)] {
+        write(start);
+        write(start + 4096);
+        assert_eq!(number("kept_bytes"), 8192);
+        file.sync_all().unwrap();
+        write(start + 8192);
+        assert_eq!(number("kept_bytes"), 0, "the record is not durable");
+        file.sync_all().unwrap();
+        assert_eq!(number("commits"), transactions);
+    }
+    // What others write in between has to be committed in any case, and the record with it.
+    write(4 << 20);
+    file.sync_all().unwrap();
+    write(1 << 20);
+    write((4 << 20) + 4096);
+    assert_eq!((number("kept_bytes"), number("commits")), (8192, 4));
+    file.sync_all().unwrap();
+    assert_eq!((number("kept_bytes"), number("commits")), (0, 5));
+    write(5 << 20);
+    file.sync_all().unwrap();
+    write((5 << 20) + 4096);
+    // The record is not synced.
+    appliance.crash();
+    appliance.restart();
+    assert!(stored(&appliance) == model);
+}
+
 #[test]
 fn an_appliance_that_loses_writes_gets_them_again() {
     let (mut appliance, mut model) = prepared();
@@ -234,6 +273,30 @@ fn nothing_is_kept_of_a_file_that_was_deleted() {
     file.write_all_at(b"more", 0).unwrap_err();
     assert_eq!(sync_error(&file), Some(Errno::IO));
     assert_eq!(mount.statistics()["kept_bytes"], 0);
+}
+
+#[test]
+fn an_fsync_on_ext4_takes_one_commit() {
+    const FILES: u64 = 16;
+    let appliance = Appliance::start();
+    appliance.empty_file("disks/one", 64 << 20);
+    let mount = Mount::new(&appliance);
+    let target = mount.folder.path().join("target");
+    let mut device = LoopMount::attach(&mount.path("disks/one"), &target);
+    // The kernel does not write by itself.
+    run(&["mkfs.ext4", "-q", "-E", "lazy_itable_init=0,lazy_journal_init=0", &device.device]);
+    device.mount();
+    let commits = || mount.statistics()["commits"].as_u64().unwrap();
+    let before = commits();
+    for number in 0..FILES {
+        let path = target.join(number.to_string());
+        std::fs::write(&path, noise(number, 4096)).unwrap();
+        std::fs::File::open(path).unwrap().sync_all().unwrap();
+    }
+    // One for the blocks of the journal, and none for its commit record. The kernel may commit now and then by itself.
+    let took = commits() - before;
+    assert!((FILES..FILES + FILES / 2).contains(&took), "{took}");
+    device.unmount();
 }
 
 #[test]

@@ -224,7 +224,9 @@ pub struct LoopMount {
 impl LoopMount {
     pub fn attach(file: &Path, directory: &Path) -> Self {
         std::fs::create_dir_all(directory).unwrap();
-        let device = run(&["losetup", "--find", "--show", file.to_str().unwrap()]);
+        // As the driver does.
+        let call = ["losetup", "--find", "--show", "--direct-io=on", file.to_str().unwrap()];
+        let device = run(&call);
         Self { device, directory: directory.to_owned(), is_mounted: false }
     }
 
