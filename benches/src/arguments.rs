@@ -1,5 +1,6 @@
 //! The command line.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::builder::NonEmptyStringValueParser;
@@ -33,6 +34,8 @@ pub(crate) enum Command {
     Containers(ContainersArguments),
     /// Pull, run, commit and build by this Docker and by others of the same machine, by turns; a newer docker needs buildx
     Docker(DockerArguments),
+    /// Simulate a slower network on one machine: pass TCP connections on, delayed and at a limited rate, until Ctrl-C
+    Link(LinkArguments),
     /// Serve a directory by nfsserve: a rival of `compare`, which starts it
     #[command(hide = true)]
     ServeDirectory {
@@ -105,7 +108,13 @@ pub(crate) struct ContainersArguments {
     #[arg(long = "rival", value_name = "NAME", default_value = "overlayfs", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) rivals: Vec<String>,
 
-    /// Only these rows, by their keys: pull, prepare, run, at-once, diff-fresh, diff-written, memory
+    /// Socket of the containerd of another worker of the same appliance, for the row `deploy`: it is made to pull the
+    /// image before, and to remove it in the end
+    #[arg(long, value_name = "FILE")]
+    pub(crate) holder: Option<PathBuf>,
+
+    /// Only these rows, by their keys: pull, deploy (with --holder), prepare, run, at-once, diff-fresh, diff-written,
+    /// memory
     #[arg(long, value_name = "KEY", value_delimiter = ',', value_parser = known_work)]
     pub(crate) only: Vec<String>,
 
@@ -169,7 +178,13 @@ pub(crate) struct DockerArguments {
     #[arg(long = "rival", value_name = "NAME=ADDRESS", required = true, value_parser = named_host)]
     pub(crate) rivals: Vec<NamedHost>,
 
-    /// Only these rows, by their keys: pull, run, at-once, commit-fresh, commit-written, build-1, build-4, build-14
+    /// The Docker of another worker of the same appliance, for the row `deploy`: it is made to pull the image before,
+    /// and to remove it in the end
+    #[arg(long, value_name = "ADDRESS", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) holder: Option<String>,
+
+    /// Only these rows, by their keys: pull, deploy (with --holder), run, at-once, commit-fresh, commit-written, build-1,
+    /// build-4, build-14
     #[arg(long, value_name = "KEY", value_delimiter = ',', value_parser = known_docker_work)]
     pub(crate) only: Vec<String>,
 
@@ -204,6 +219,39 @@ pub(crate) struct DockerArguments {
     /// Draw plots into this directory
     #[arg(long, value_name = "DIR")]
     pub(crate) svg: Option<PathBuf>,
+}
+
+/// What `link` takes.
+#[derive(Debug, Args)]
+pub(crate) struct LinkArguments {
+    /// Where to listen, and where to pass connections on to, such as 127.0.0.1:8050=127.0.0.1:8049; may be repeated
+    #[arg(long = "pass", value_name = "LISTEN=TARGET", required = true, value_parser = pass)]
+    pub(crate) passes: Vec<Pass>,
+
+    /// Round trip in milliseconds
+    #[arg(long, value_name = "COUNT", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=500))]
+    pub(crate) round_trip_ms: u64,
+
+    /// Rate in Mbit/s, in each direction, shared by all connections
+    #[arg(long, value_name = "COUNT", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pub(crate) megabits: u64,
+}
+
+/// What is passed on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Pass {
+    pub(crate) listen: SocketAddr,
+    pub(crate) target: SocketAddr,
+}
+
+fn pass(text: &str) -> Result<Pass, String> {
+    let parsed = text.split_once('=').and_then(|(listen, target)| {
+        Some(Pass { listen: listen.parse().ok()?, target: target.parse().ok()? })
+    });
+    parsed.ok_or_else(|| {
+        let form = "LISTEN=TARGET, an address with a port each";
+        format!("expected {form}, such as 127.0.0.1:8050=127.0.0.1:8049")
+    })
 }
 
 /// A Docker, and what it is called in the table.
@@ -359,6 +407,28 @@ mod tests {
         for bad in [["--only", "pul"], ["--rounds", "0"], ["--at-once", "201"], ["--rival", ""]] {
             assert!(parse(&bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn link_takes_pairs_of_addresses() {
+        let parse = |words: &[&str]| {
+            let all = ["slackwater-bench", "link"].iter().chain(words);
+            Arguments::try_parse_from(all.copied()).map_err(|error| error.to_string())
+        };
+        let Command::Link(read) =
+            parse(&["--pass", "127.0.0.1:0=10.0.0.1:80", "--pass", "[::1]:1=[::1]:2"])
+                .unwrap()
+                .command
+        else {
+            panic!("another command");
+        };
+        assert_eq!((read.passes.len(), read.round_trip_ms, read.megabits), (2, 5, 1000));
+        assert_eq!(read.passes[0].target, ([10, 0, 0, 1], 80).into());
+        for bad in ["127.0.0.1:1", "127.0.0.1:1=x:2", "127.0.0.1=127.0.0.1:1", ""] {
+            assert!(parse(&["--pass", bad]).unwrap_err().contains("LISTEN=TARGET"), "{bad}");
+        }
+        assert!(parse(&[]).is_err());
+        assert!(parse(&["--pass", "127.0.0.1:0=127.0.0.1:1", "--megabits", "0"]).is_err());
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //!              compare, growth   rivals by turns, over NFS and in the store -> row
 //!              containers        the same of containerd's snapshotters -> row
 //!              docker            the same of two Dockers -> row
+//!              link              a slower network, for experiments on one machine
 //!              turns             who has the next turn, and the rows of what came of them
 //!              plot              rows as SVG
 //!              regressions       `cargo bench` held against a kept baseline
@@ -28,6 +29,7 @@ mod embedded;
 mod failure;
 mod growth;
 mod latency;
+mod link;
 mod load;
 mod mount;
 mod plot;
@@ -59,6 +61,7 @@ fn main() -> ExitCode {
         Command::Compare(arguments) => compare::run(&arguments),
         Command::Containers(arguments) => containers::run(&arguments),
         Command::Docker(arguments) => docker::run(&arguments),
+        Command::Link(arguments) => link::run(&arguments).map(|()| true),
         Command::ServeDirectory { directory } => {
             compare::serve_directory(&directory).map(|()| true)
         }

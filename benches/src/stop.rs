@@ -12,6 +12,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::failure::Failure;
 
+/// Time between two looks whether to go on.
+const STEP: Duration = Duration::from_millis(100);
+
 /// Tells whether to go on.
 #[derive(Clone, Debug)]
 pub(crate) struct Stop {
@@ -65,6 +68,16 @@ impl Stop {
             })
             .map_err(Failure::on("start a thread"))?;
         Ok(stop)
+    }
+
+    /// Lets time pass, unless the experiment must end.
+    pub(crate) fn pause(&self, time: Duration) -> Result<(), Failure> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.check()?;
+            std::thread::sleep(STEP);
+        }
+        Ok(())
     }
 
     /// An error once the experiment must end.

@@ -1,10 +1,14 @@
 //! Turns: what all sides do, one after the other, so that what slows the machine down slows down all of them; and the rows
 //! of what came of it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::failure::Failure;
 use crate::row::Row;
+
+/// Time in which snapshotters unmount and remove in the background what an engine has let go of: the driver unmounts what
+/// was idle for ten seconds.
+pub(crate) const SETTLE: Duration = Duration::from_secs(12);
 
 /// The samples of one kind of work.
 #[derive(Debug)]

@@ -74,7 +74,12 @@ impl Ctr {
                  end: give another one by --namespace, or remove that"
             )));
         }
-        self.run(&["leases", "create", "--id", OWN_LEASE])
+        let begun = self.run(&["leases", "create", "--id", OWN_LEASE]);
+        // containerd may have made it. Else it is that of another run.
+        if begun.as_ref().is_err_and(Failure::is_stop) {
+            let _ = self.last_call(&["leases", "rm", OWN_LEASE]);
+        }
+        begun
     }
 
     /// Something that is in the namespace.

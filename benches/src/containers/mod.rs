@@ -12,35 +12,30 @@ mod ctr;
 mod memory;
 mod work;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ctr::Ctr;
-use work::{WORK, Work};
+use work::{Needs, WORK, Work};
 
 use crate::arguments::ContainersArguments;
 use crate::compare::{Comparison, machine, progress, tell};
 use crate::failure::Failure;
 use crate::row::Row;
 use crate::stop::Stop;
-use crate::turns::Turns;
+use crate::turns::{SETTLE, Turns};
 
 /// Longest time of all together.
 const TIME_MAX: Duration = Duration::from_secs(3600);
-
-/// Time in which snapshotters unmount and remove in the background what containerd has let go of: the driver unmounts what
-/// was idle for ten seconds.
-const SETTLE: Duration = Duration::from_secs(12);
-
-/// Time between two looks whether to go on.
-const STEP: Duration = Duration::from_millis(100);
 
 /// What is run, and on what.
 #[derive(Debug)]
 pub(crate) struct Bench<'a> {
     arguments: &'a ContainersArguments,
     ctr: Ctr,
+    /// Another worker's, which has the image for `deploy`.
+    holder: Option<Ctr>,
     /// The own snapshotter, then the rivals.
     sides: Vec<String>,
     /// `ctr images pull` takes `--local`.
@@ -55,12 +50,19 @@ pub(crate) fn keys() -> impl Iterator<Item = &'static str> + Clone {
 
 /// Measures what was asked for and prints it.
 pub(crate) fn run(arguments: &ContainersArguments) -> Result<bool, Failure> {
-    let ctr = Ctr {
+    let stop = Stop::listen(TIME_MAX)?;
+    let ctr = |address: Option<PathBuf>| Ctr {
         program: arguments.ctr.clone(),
-        address: arguments.address.clone(),
+        address,
         namespace: arguments.namespace.clone(),
-        stop: Stop::listen(TIME_MAX)?,
+        stop: stop.clone(),
     };
+    let holder = arguments.holder.clone().map(|address| ctr(Some(address)));
+    if holder.is_none() && arguments.only.iter().any(|key| key == "deploy") {
+        let reason = "the row `deploy` needs --holder, the containerd of another worker";
+        return Err(Failure::Unfit(reason.to_owned()));
+    }
+    let ctr = ctr(arguments.address.clone());
     let sides = sides(arguments)?;
     let has_local = ctr.has_local_pull()?;
     if arguments.transfer && !has_local {
@@ -70,6 +72,7 @@ pub(crate) fn run(arguments: &ContainersArguments) -> Result<bool, Failure> {
     let bench = Bench {
         arguments,
         ctr,
+        holder,
         sides,
         is_local: has_local && !arguments.transfer,
         made: AtomicUsize::new(0),
@@ -81,8 +84,12 @@ pub(crate) fn run(arguments: &ContainersArguments) -> Result<bool, Failure> {
     let mut comparison = Comparison { machine, rows: Vec::new() };
     // containerd refuses the name of a snapshotter that it does not have.
     bench.ctr.begin(&bench.sides)?;
-    let outcome = bench.measure(&mut comparison.rows);
+    let begun = bench.begin_holder();
+    // What was there before is not this run's to remove.
+    let holder = bench.holder.as_ref().filter(|_| begun.is_ok());
+    let outcome = begun.and_then(|()| bench.measure(&mut comparison.rows));
     let cleared = bench.ctr.clear(&bench.sides);
+    let cleared = cleared.and(holder.map_or(Ok(()), |holder| holder.clear(&bench.sides[..1])));
     // What was measured is told even if the rest was stopped.
     tell(arguments.json.as_deref(), arguments.svg.as_deref(), &comparison)?;
     match (outcome, cleared) {
@@ -111,15 +118,17 @@ impl Bench<'_> {
         let mut has_image = false;
         for work in WORK.iter().filter(|work| self.wants(work.key)) {
             progress(&(work.title)(self));
-            if work.needs_image && !has_image {
+            if work.needs == Needs::Image && !has_image {
                 for side in &self.sides {
-                    self.pull(side)?;
-                    self.root(side)?;
+                    self.pull(&self.ctr, side)?;
+                    self.root(&self.ctr, side)?;
                 }
                 has_image = true;
             }
             let mut turns = Turns::new(&self.sides, self.arguments.rounds);
-            let outcome = turns.take(|side| self.turn(work, &self.sides[side]));
+            let outcome = self.prepare_holder(work.needs);
+            let outcome =
+                outcome.and_then(|()| turns.take(|side| self.turn(work, &self.sides[side])));
             rows.extend(turns.rows(
                 work.key,
                 &(work.title)(self),
@@ -136,9 +145,30 @@ impl Bench<'_> {
         Ok(())
     }
 
+    /// Sees that the other worker's containerd is there, is not this one, and has nothing in the namespace.
+    fn begin_holder(&self) -> Result<(), Failure> {
+        let Some(holder) = &self.holder else { return Ok(()) };
+        // This one's namespace has a lease by now.
+        holder.begin(&self.sides[..1])
+    }
+
+    /// Has the other worker have the image, unpacked.
+    fn prepare_holder(&self, needs: Needs) -> Result<(), Failure> {
+        match (needs, &self.holder) {
+            (Needs::Holder, Some(holder)) => {
+                self.pull(holder, &self.sides[0])?;
+                self.root(holder, &self.sides[0]).map(drop)
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn wants(&self, key: &str) -> bool {
         let only = &self.arguments.only;
-        only.is_empty() || only.iter().any(|wanted| wanted == key)
+        match key {
+            "deploy" if self.holder.is_none() => false,
+            _ => only.is_empty() || only.iter().any(|wanted| wanted == key),
+        }
     }
 
     /// One sample; what it let go of is gone afterwards.
@@ -163,17 +193,17 @@ impl Bench<'_> {
     }
 
     /// Fetches and unpacks the image.
-    fn pull(&self, side: &str) -> Result<(), Failure> {
+    fn pull(&self, ctr: &Ctr, side: &str) -> Result<(), Failure> {
         let mut words = vec!["images", "pull", "--snapshotter", side];
         words.extend(self.is_local.then_some("--local"));
         words.extend(self.arguments.plain_http.then_some("--plain-http"));
         words.push(self.image());
-        self.ctr.run(&words)
+        ctr.run(&words)
     }
 
     /// The snapshot of the whole image.
-    fn root(&self, side: &str) -> Result<String, Failure> {
-        let listed = self.ctr.call(&["snapshots", "--snapshotter", side, "ls"])?;
+    fn root(&self, ctr: &Ctr, side: &str) -> Result<String, Failure> {
+        let listed = ctr.call(&["snapshots", "--snapshotter", side, "ls"])?;
         ctr::highest(&listed).map(str::to_owned).ok_or_else(|| {
             Failure::Unfit(format!(
                 "snapshotter {side} does not have the image: with --transfer it needs an unpack_config of containerd's \
@@ -217,12 +247,7 @@ impl Bench<'_> {
 
     /// Waits for what snapshotters do in the background.
     fn settle(&self) -> Result<(), Failure> {
-        let steps = SETTLE.as_millis() / STEP.as_millis();
-        for _ in 0..steps {
-            self.ctr.stop.check()?;
-            std::thread::sleep(STEP);
-        }
-        Ok(())
+        self.ctr.stop.pause(SETTLE)
     }
 }
 

@@ -12,7 +12,7 @@ mod client;
 mod work;
 
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -26,10 +26,13 @@ use crate::stop::Stop;
 use crate::turns::Turns;
 
 use client::Docker;
-use work::{WORK, Work};
+use work::{Needs, WORK};
 
 /// What the own side is called.
 const OWN: &str = "slackwater";
+
+/// What the other worker's Docker is called.
+const HOLDER: &str = "holder";
 
 /// Longest time of all together.
 const TIME_MAX: Duration = Duration::from_secs(3600);
@@ -41,6 +44,9 @@ pub(crate) struct Bench<'a> {
     /// The own side, then the rivals.
     names: Vec<String>,
     dockers: Vec<Docker>,
+    /// Another worker's, which has the image for `deploy`, if that is wanted.
+    holder: Option<Docker>,
+    is_held: AtomicBool,
     /// Directories that are built.
     contexts: TempDir,
     made: AtomicUsize,
@@ -62,18 +68,33 @@ pub(crate) fn run(arguments: &DockerArguments) -> Result<bool, Failure> {
     };
     let hosts = std::iter::once(&arguments.docker_host);
     let hosts = hosts.chain(arguments.rivals.iter().map(|rival| &rival.address));
+    let wants_all = arguments.only.is_empty();
+    let wants_deploy = arguments.only.iter().any(|key| key == "deploy");
+    if arguments.holder.is_none() && wants_deploy {
+        let reason = "the row `deploy` needs --holder, the Docker of another worker";
+        return Err(Failure::Unfit(reason.to_owned()));
+    }
     let bench = Bench {
         arguments,
         names: names(arguments)?,
         dockers: hosts.map(docker).collect(),
+        holder: arguments.holder.as_ref().filter(|_| wants_all || wants_deploy).map(docker),
+        is_held: AtomicBool::new(false),
         contexts,
         made: AtomicUsize::new(0),
     };
     bench.require_different()?;
     let mut had_image = Vec::new();
-    for docker in &bench.dockers {
+    for docker in bench.dockers.iter().chain(&bench.holder) {
         docker.require_unused()?;
         had_image.push(docker.has_image(bench.image(), End::Stop(&stop))?);
+    }
+    if bench.holder.is_some() && bench.wants("pull") && had_image.last() == Some(&true) {
+        return Err(Failure::Unfit(format!(
+            "the holder has {} already, and the row `pull` would take its layers: remove it there first, or leave `pull` out \
+             by --only",
+            bench.image()
+        )));
     }
     let machine = machine::describe(Path::new("/var/lib"))?;
     let mut comparison = Comparison { machine, rows: Vec::new() };
@@ -95,10 +116,10 @@ pub(crate) fn run(arguments: &DockerArguments) -> Result<bool, Failure> {
 fn names(arguments: &DockerArguments) -> Result<Vec<String>, Failure> {
     let mut names = vec![OWN.to_owned()];
     for rival in &arguments.rivals {
-        if names.contains(&rival.name) {
+        if names.contains(&rival.name) || rival.name == HOLDER {
             let name = &rival.name;
             return Err(Failure::Unfit(format!(
-                "`{name}` names two sides: give each rival a name of its own, other than {OWN}"
+                "`{name}` names two sides: give each rival a name of its own, other than {OWN} and {HOLDER}"
             )));
         }
         names.push(rival.name.clone());
@@ -110,7 +131,9 @@ impl Bench<'_> {
     /// Sees that each side is there, says what it is, and that none is another one by a second address.
     fn require_different(&self) -> Result<(), Failure> {
         let mut ids: Vec<String> = Vec::new();
-        for (name, docker) in self.names.iter().zip(&self.dockers) {
+        let holder = self.holder.iter().map(|docker| (HOLDER, docker));
+        let sides = self.names.iter().map(String::as_str).zip(&self.dockers);
+        for (name, docker) in sides.chain(holder) {
             let found = docker.describe()?;
             if let Some(other) = ids.iter().position(|id| *id == found.id) {
                 let (other, address) = (&self.names[other], &docker.address);
@@ -122,11 +145,11 @@ impl Bench<'_> {
                 "{name}: Docker {} with storage driver {}",
                 found.version, found.storage_driver
             ));
-            if name == OWN && !found.storage_driver.contains(OWN) {
+            if [OWN, HOLDER].contains(&name) && !found.storage_driver.contains(OWN) {
                 let (driver, address) = (found.storage_driver, &docker.address);
                 return Err(Failure::Unfit(format!(
                     "{address} has storage driver {driver}, expected one with `{OWN}` in its name: give the Docker that is \
-                     to be measured by --docker-host, and the others by --rival"
+                     to be measured by --docker-host, one of another worker by --holder, and the others by --rival"
                 )));
             }
             ids.push(found.id);
@@ -139,7 +162,7 @@ impl Bench<'_> {
             let title = (work.title)(self);
             progress(&title);
             let mut turns = Turns::new(&self.names, self.arguments.rounds);
-            let outcome = self.prepare(work, had_image);
+            let outcome = self.prepare(work.needs, had_image);
             let outcome =
                 outcome.and_then(|()| turns.take(|side| (work.sample)(self, &self.dockers[side])));
             rows.extend(turns.rows(work.key, &title, "ms", outcome.as_ref().err()));
@@ -154,29 +177,36 @@ impl Bench<'_> {
     }
 
     /// Has the image be there, or not.
-    fn prepare(&self, work: &Work, had_image: &[bool]) -> Result<(), Failure> {
+    fn prepare(&self, needs: Needs, had_image: &[bool]) -> Result<(), Failure> {
         for (docker, had_image) in self.dockers.iter().zip(had_image) {
             let end = End::Stop(&docker.stop);
-            match (work.needs_image, docker.has_image(self.image(), end)?) {
+            match (needs == Needs::Image, docker.has_image(self.image(), end)?) {
                 (true, false) => docker.run(&["pull", "--quiet", self.image()])?,
                 (false, true) if *had_image => {
                     let (image, address) = (self.image(), &docker.address);
                     return Err(Failure::Unfit(format!(
                         "{address} has {image} already, and it stays there: remove it first (docker --host {address} \
-                         image rm {image}), or leave `pull` out by --only"
+                         image rm {image}), or leave `pull` and `deploy` out by --only"
                     )));
                 }
                 (false, true) => docker.run(&["image", "rm", self.image()])?,
                 _ => {}
             }
         }
-        Ok(())
+        match (needs, &self.holder) {
+            (Needs::Holder, Some(holder)) => {
+                self.is_held.store(true, Ordering::Relaxed);
+                holder.run(&["pull", "--quiet", self.image()])
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Removes all that was made, and the image where it was not before.
     fn clear(&self, had_image: &[bool]) -> Result<(), Failure> {
         let mut outcome = Ok(());
-        for (docker, had_image) in self.dockers.iter().zip(had_image) {
+        let holder = self.holder.iter().filter(|_| self.is_held.load(Ordering::Relaxed));
+        for (docker, had_image) in self.dockers.iter().chain(holder).zip(had_image) {
             let pulled = if *had_image { None } else { Some(self.image()) };
             outcome = outcome.and(docker.clear(pulled));
         }
@@ -185,7 +215,10 @@ impl Bench<'_> {
 
     fn wants(&self, key: &str) -> bool {
         let only = &self.arguments.only;
-        only.is_empty() || only.iter().any(|wanted| wanted == key)
+        match key {
+            "deploy" if self.holder.is_none() => false,
+            _ => only.is_empty() || only.iter().any(|wanted| wanted == key),
+        }
     }
 
     fn image(&self) -> &str {
@@ -239,7 +272,7 @@ mod tests {
             assert!(parsed(&["--rival", bad]).unwrap_err().contains("NAME=ADDRESS"), "{bad}");
         }
         assert!(parsed(&[]).unwrap_err().contains("--rival"));
-        for twice in [["a=x", "a=y"], ["slackwater=x", "b=y"]] {
+        for twice in [["a=x", "a=y"], ["slackwater=x", "b=y"], ["a=x", "holder=y"]] {
             let named = parsed(&["--rival", twice[0], "--rival", twice[1]]).unwrap();
             assert!(names(&named).unwrap_err().to_string().contains("two sides"), "{twice:?}");
         }

@@ -6,17 +6,26 @@ use std::path::PathBuf;
 use super::Bench;
 use super::client::{Docker, MARK};
 use crate::failure::Failure;
-use crate::turns::{for_each_at_once, timed};
+use crate::turns::{SETTLE, for_each_at_once, timed};
 
 /// Something that gives a row for each rival.
 pub(super) struct Work {
     /// What `--only` takes.
     pub(super) key: &'static str,
-    /// Whether the image is to be there before.
-    pub(super) needs_image: bool,
+    pub(super) needs: Needs,
     pub(super) title: fn(&Bench<'_>) -> String,
     /// One value of a side, in milliseconds.
     pub(super) sample: fn(&Bench<'_>, &Docker) -> Result<f64, Failure>,
+}
+
+/// What is to be there before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Needs {
+    /// Not the image.
+    NoImage,
+    /// The image, at another worker of the appliance, and not here.
+    Holder,
+    Image,
 }
 
 /// Bytes that a container writes before it is committed.
@@ -26,34 +35,42 @@ const WRITTEN_BYTES: u64 = 20_000_000;
 const STAYS: &str = "exec sleep 3600";
 
 /// All of them, in the order in which they are run.
-pub(super) const WORK: [Work; 8] = [
+pub(super) const WORK: [Work; 9] = [
     Work {
         key: "pull",
-        needs_image: false,
+        needs: Needs::NoImage,
         title: |bench| format!("docker pull {}", bench.image()),
-        sample: pull,
+        sample: |bench, docker| pull(bench, docker, || Ok(())),
+    },
+    Work {
+        key: "deploy",
+        needs: Needs::Holder,
+        title: |bench| {
+            format!("docker pull and run --rm of {}, which another worker has", bench.image())
+        },
+        sample: deploy,
     },
     Work {
         key: "run",
-        needs_image: true,
+        needs: Needs::Image,
         title: |_| "docker run --rm".to_owned(),
         sample: |bench, docker| timed(|| bench.run(docker)),
     },
     Work {
         key: "at-once",
-        needs_image: true,
+        needs: Needs::Image,
         title: |bench| format!("docker run --rm of {} at once", bench.arguments.at_once),
         sample: run_at_once,
     },
     Work {
         key: "commit-fresh",
-        needs_image: true,
+        needs: Needs::Image,
         title: |_| "docker commit of a fresh container".to_owned(),
         sample: |bench, docker| commit(bench, docker, None),
     },
     Work {
         key: "commit-written",
-        needs_image: true,
+        needs: Needs::Image,
         title: |_| {
             format!("docker commit of a container that wrote {} MB", WRITTEN_BYTES / 1_000_000)
         },
@@ -61,28 +78,39 @@ pub(super) const WORK: [Work; 8] = [
     },
     Work {
         key: "build-1",
-        needs_image: true,
+        needs: Needs::Image,
         title: |_| "docker build of 1 RUN".to_owned(),
         sample: |bench, docker| build(bench, docker, 1),
     },
     Work {
         key: "build-4",
-        needs_image: true,
+        needs: Needs::Image,
         title: |_| "docker build of 4 RUN".to_owned(),
         sample: |bench, docker| build(bench, docker, 4),
     },
     Work {
         key: "build-14",
-        needs_image: true,
+        needs: Needs::Image,
         title: |_| "docker build of 14 RUN".to_owned(),
         sample: |bench, docker| build(bench, docker, 14),
     },
 ];
 
-fn pull(bench: &Bench<'_>, docker: &Docker) -> Result<f64, Failure> {
-    let took = timed(|| docker.run(&["pull", "--quiet", bench.image()]))?;
+/// The pull, and what is done then.
+fn pull(
+    bench: &Bench<'_>,
+    docker: &Docker,
+    then: impl FnOnce() -> Result<(), Failure>,
+) -> Result<f64, Failure> {
+    let took = timed(|| docker.run(&["pull", "--quiet", bench.image()]).and_then(|()| then()))?;
     docker.run(&["image", "rm", bench.image()])?;
     Ok(took)
+}
+
+/// The first container of an image. What the turn before has mounted is not any more.
+fn deploy(bench: &Bench<'_>, docker: &Docker) -> Result<f64, Failure> {
+    docker.stop.pause(SETTLE)?;
+    pull(bench, docker, || bench.run(docker))
 }
 
 fn run_at_once(bench: &Bench<'_>, docker: &Docker) -> Result<f64, Failure> {

@@ -15,7 +15,7 @@ from without_driver import docker_29
 NAMESPACE = "slackwater-bench"
 # All but the memory, for which the whole machine has to read its files again.
 ROWS = ("pull", "prepare", "run", "at-once", "diff-fresh", "diff-written")
-DOCKER_ROWS = ("pull", "run", "at-once", "commit-fresh", "commit-written", "build-1", "build-4", "build-14")
+DOCKER_ROWS = ("pull", "deploy", "run", "at-once", "commit-fresh", "commit-written", "build-1", "build-4", "build-14")
 LIMIT_SECONDS = 300
 # As the command's help says.
 NOT_RUN, FAILED = 1, 3
@@ -86,6 +86,35 @@ def stopped_in_the_middle(call, dockers):
     require_none_left(dockers)
 
 
+def require_deploy(world, worker, image):
+    """Measures an image that another worker has: no layer is unpacked then."""
+    found, containerd = world.scratch / "bench-deploy.json", worker.containerd
+    with world.fresh_worker("bench-holder", release=NEWER_AS_PRINTED, arguments=("--layers", "images")) as other:
+        holder = other.containerd
+        said = bench(containerd, image, "--only", "deploy").must_fail()
+        require("needs --holder" in said, f"without another worker: {said}")
+        said = bench(containerd, image, "--only", "deploy", "--holder", containerd.socket).must_fail()
+        require("is not empty (leases: slackwater-bench)" in said, f"another worker that is the same: {said}")
+        require_empty(containerd)
+        # What is there is not the bench's to remove.
+        listed(holder, "leases", "create", "--id", "mine")
+        said = bench(containerd, image, "--only", "deploy", "--holder", holder.socket).must_fail()
+        require("is not empty (leases: mine)" in said, f"another worker that has something: {said}")
+        require_equal("leases of the other worker", listed(holder, "leases", "ls", "--quiet"), ["mine"])
+        listed(holder, "leases", "rm", "mine")
+        worker.meter.reset()
+        bench(containerd, image, "--only", "pull").must_succeed()
+        unpacked_bytes = worker.meter.sent
+        worker.meter.reset()
+        done = bench(containerd, image, "--only", "deploy", "--holder", holder.socket, "--json", found)
+        done.must_succeed()
+        require(worker.meter.sent < unpacked_bytes / 2,
+                f"{worker.meter.sent} bytes were written where another worker has the image, and {unpacked_bytes} to unpack it")
+        require_equal("rows", [row["key"] for row in json.loads(found.read_text("utf-8"))["rows"]], ["deploy-overlayfs"])
+        require_empty(holder)
+        require_empty(containerd)
+
+
 def require_interrupted(containerd, image):
     """Stops it in the middle, by Ctrl-C."""
     call = words(containerd, image, "--only", "at-once", rounds=100)
@@ -102,8 +131,8 @@ def require_interrupted(containerd, image):
     require_empty(containerd)
 
 
-def require_all(world, release, arguments=()):
-    """On a new worker."""
+def require_all(world, release, arguments=(), more=None):
+    """On a new worker, and what more of it."""
     image = world.images.busybox()
     with world.fresh_worker("bench", release=release, arguments=arguments) as worker:
         containerd = worker.containerd
@@ -121,12 +150,15 @@ def require_all(world, release, arguments=()):
         require("NOT RUN  prepare" not in done.output, done.text)
         require_empty(containerd)
         require_interrupted(containerd, image)
+        if more:
+            more(world, worker, image)
 
 
 @scenario("bench: slackwater-bench docker measures Docker 29 beside another one on overlayfs", 600, newer=True)
 def dockers(world):
     image = world.images.busybox()
-    with world.fresh_worker("bench-29", release=NEWER_DOCKER) as worker, docker_29(world, "bench-other") as other:
+    with (world.fresh_worker("bench-29", release=NEWER_DOCKER) as worker, docker_29(world, "bench-other") as other,
+          world.fresh_worker("bench-29-holder", release=NEWER_DOCKER) as holder):
         found = world.scratch / "bench-29.json"
         program = pathlib.Path(os.environ["SLACKWATERD"]).with_name("slackwater-bench")
         call = [
@@ -137,13 +169,16 @@ def dockers(world):
         same = attempt([*map(str, call), "--rival", f"same=unix://{worker.docker.socket}"]).must_fail()
         require("is the same Docker" in same, f"compared with itself: {same}")
         call += ["--rival", f"overlayfs=unix://{other.socket}", "--json", found]
-        attempt([str(word) for word in call], limit_seconds=LIMIT_SECONDS).must_succeed()
+        said = attempt([str(word) for word in (*call, "--only", "deploy")]).must_fail()
+        require("needs --holder" in said, f"without another worker: {said}")
+        holding = [str(word) for word in (*call, "--holder", f"unix://{holder.docker.socket}")]
+        attempt(holding, limit_seconds=LIMIT_SECONDS).must_succeed()
         rows = {row["key"]: row for row in json.loads(found.read_text("utf-8"))["rows"]}
         require_equal("rows", list(rows), [f"{key}-overlayfs" for key in DOCKER_ROWS])
         for key, row in rows.items():
             samples = row["samples"] + row["rival_samples"]
             require(len(samples) == 2 and min(samples) > 0, f"{key}: {row}")
-        require_none_left((worker.docker, other))
+        require_none_left((worker.docker, other, holder.docker))
         # What was there before stays.
         other("pull", image)
         done = attempt([str(word) for word in (*call, "--only", "pull,run")], limit_seconds=LIMIT_SECONDS)
@@ -166,4 +201,4 @@ def debian(world):
 
 @scenario("bench: slackwater-bench containers measures containerd 2.4, with layers as images", 600, newer=True)
 def newer(world):
-    require_all(world, NEWER_AS_PRINTED, ("--layers", "images"))
+    require_all(world, NEWER_AS_PRINTED, ("--layers", "images"), require_deploy)
