@@ -5,8 +5,8 @@
 //! - A file is under at most one loop device that writes. A second mount of it takes the same
 //!   device, and with it the same file system in the kernel.
 //! - A loop device is marked to be freed by its last user as soon as it has one, so that no
-//!   order of deaths leaves one behind for good. What is left between the two is found by the
-//!   next `open`.
+//!   order of deaths leaves one behind for good. What is left between the two, or while a new file system is copied
+//!   (`file_system.rs`), is found by the next `open`.
 //! - A loop device is mounted only if the kernel says that it is on the very file of the export
 //!   that was asked for. `losetup` resolves links by itself, and a link would lead to a file or
 //!   disk of this machine.
@@ -168,7 +168,11 @@ impl Export {
 
     /// Leaves a device that was shared to its users; whether it is on the file still. It can have
     /// lost its last user meanwhile and be somebody else's: then it is not touched.
-    async fn leave_device(&self, place: &Place, device: &Path) -> Result<bool, AttachError> {
+    pub(crate) async fn leave_device(
+        &self,
+        place: &Place,
+        device: &Path,
+    ) -> Result<bool, AttachError> {
         match kernel::loop_device(device).filter(|now| now.file == place.file) {
             None => Ok(false),
             Some(LoopDevice { is_autoclear: true, .. }) => Ok(true),
@@ -195,7 +199,12 @@ impl Export {
         Ok(None)
     }
 
-    async fn attach_device(&self, place: &Place, access: Access) -> Result<PathBuf, AttachError> {
+    /// Puts a loop device on the file.
+    pub(crate) async fn attach_device(
+        &self,
+        place: &Place,
+        access: Access,
+    ) -> Result<PathBuf, AttachError> {
         // Direct: else every block would be cached twice, and the loop driver would handle one
         // request after the other.
         let call = self.tools.call(LOSETUP).arguments(["--find", "--show", "--direct-io=on"]);

@@ -193,6 +193,18 @@ pub enum AttachError {
         /// What it said.
         reason: String,
     },
+    /// A new file system was not brought to the appliance.
+    #[error(
+        "the file system that was made for `{path}` cannot be copied to the appliance at {address}: {reason}; see whether it is full (`slackwater stats`), and its log"
+    )]
+    NotCopied {
+        /// The appliance.
+        address: SocketAddr,
+        /// The path below the export.
+        path: String,
+        /// What the copying process said.
+        reason: String,
+    },
     /// A tool was not let at a file, because the file is none that it may have, or because its
     /// sandbox could not be made.
     #[error("a tool cannot work on `{path}`: {reason}")]

@@ -20,6 +20,7 @@ use crate::locks::Locks;
 use crate::mounter::Mounter;
 use crate::sandbox;
 use crate::serving::{self, Service, Serving};
+use crate::sparse::SparseFile;
 use crate::syncing::Syncing;
 use crate::tools::{TOOL_TIME_LIMIT, Tools, UMOUNT, says};
 use crate::{AttachError, Method, Mounted, Options, Rights, Source};
@@ -443,6 +444,7 @@ impl Export {
             // Attached, not yet mounted or not yet marked: the mark frees it, now or later.
             self.detach_device(&device.device).await?;
         }
+        SparseFile::remove_left(&self.state_directory);
         self.thaw_all().await
     }
 

@@ -33,6 +33,7 @@ mod probe;
 mod process;
 mod sandbox;
 mod serving;
+mod sparse;
 mod syncing;
 #[cfg(test)]
 #[path = "../tests/support/tool.rs"]
@@ -118,14 +119,15 @@ pub struct Options {
     pub export: String,
     /// Gives the path by which the kernel's NFS client mounts it; `None`: the export's own.
     pub mount_path: Option<Arc<dyn PathSource>>,
-    /// Where the export is mounted (`export`) and notes about processes are kept.
+    /// Where the export is mounted (`export`), notes about processes are kept, and new file systems are made (`new`), which
+    /// takes 16 MiB for one of 1 TiB, as long as it takes to copy it.
     pub state_directory: PathBuf,
     /// The command line of the keeper that serves the export over FUSE, started with the
     /// descriptor of `/dev/fuse` as its standard input. `--resume` is appended when it is started
     /// on a descriptor that has served already.
     pub fuse_program: Vec<OsString>,
     /// The command line of a program that calls `run_tool` with the words that are appended: to become a tool
-    /// in its sandbox, or to mount images.
+    /// in its sandbox, to mount images, or to copy a new file system.
     pub tool_program: Vec<OsString>,
     /// Where no method is given, and nothing is mounted, take FUSE.
     pub prefers_fuse: bool,

@@ -1,5 +1,5 @@
-//! Runs a tool of e2fsprogs on one file of the export, with nothing else of this machine in reach. The same
-//! program mounts images (`mounter.rs`), without a sandbox.
+//! Runs a tool of e2fsprogs on one file, mostly of the export, with nothing else of this machine in reach. The same
+//! program mounts images (`mounter.rs`) and copies to devices (`sparse.rs`), without a sandbox.
 //!
 //! A container or another worker wrote the file, and the tools parse it byte by byte: what takes
 //! one of them over must gain nothing.
@@ -40,9 +40,8 @@ use rustix::process::{
 use rustix::thread::clear_ambient_capability_set;
 use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities, set_no_new_privs};
 
-use crate::image;
 use crate::tools::files_of;
-use crate::{Access, AttachError};
+use crate::{Access, AttachError, image, sparse};
 
 /// What the tool has as its file.
 pub(crate) const DISK: &str = "/disk";
@@ -85,14 +84,14 @@ const ENDED_FIRST: &str = "1000";
 /// tool take more cannot be grown.
 const ADDRESS_SPACE_BYTES_MAX: u64 = 4 << 30;
 
-/// The words that lead to `run_tool`: the export, the path below it, and how it is opened. The
+/// The words that lead to `run_tool`: the export or another directory, the path below it, and how it is opened. The
 /// tool's own words follow.
-pub(crate) fn words<'a>(export: &'a Path, path: &'a str, access: Access) -> [&'a OsStr; 3] {
+pub(crate) fn words<'a>(directory: &'a Path, path: &'a str, access: Access) -> [&'a OsStr; 3] {
     let access = match access {
         Access::ReadWrite => READ_WRITE,
         Access::ReadOnly => READ_ONLY,
     };
-    [export.as_os_str(), OsStr::new(path), OsStr::new(access)]
+    [directory.as_os_str(), OsStr::new(path), OsStr::new(access)]
 }
 
 /// Becomes a tool of e2fsprogs that has one file of the export and nothing else. `arguments` are
@@ -101,12 +100,15 @@ pub(crate) fn words<'a>(export: &'a Path, path: &'a str, access: Access) -> [&'a
 /// process is to end with the answer as its status.
 ///
 /// With the word `mount-images` alone it mounts images, as it is asked to by its standard input, a socket, until that
-/// is closed; then it is called in the namespaces of its caller.
+/// is closed. With the word `copy-data`, the path of a loop device and that of the file below it, it copies there what its
+/// standard input holds. Either way it is called in the namespaces of its caller.
 pub fn run_tool(arguments: &[OsString]) -> u8 {
-    if let [only] = arguments
-        && only == image::MOUNT_IMAGES
-    {
-        return image::serve();
+    match arguments {
+        [only] if only == image::MOUNT_IMAGES => return image::serve(),
+        [first, device, file] if first == sparse::COPY_DATA => {
+            return sparse::serve_copy(Path::new(device), Path::new(file));
+        }
+        _ => {}
     }
     let error = become_tool(arguments);
     // A standard error that is closed takes no words; the status says enough.
@@ -118,7 +120,7 @@ fn become_tool(arguments: &[OsString]) -> AttachError {
     let [export, path, access, tool, words @ ..] = arguments else {
         return AttachError::Path {
             got: format!("{arguments:?}"),
-            reason: "expected an export, a path below it, `rw` or `ro`, and a command line",
+            reason: "expected a directory, a path below it, `rw` or `ro`, and a command line",
         };
     };
     let access = if access == READ_ONLY { Access::ReadOnly } else { Access::ReadWrite };

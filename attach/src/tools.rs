@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::image::MOUNT_IMAGES;
 use crate::sandbox;
+use crate::sparse::COPY_DATA;
 use crate::{Access, AttachError};
 
 /// A program and Debian's package of it.
@@ -42,7 +43,7 @@ pub(crate) const UNSHARE: Tool = Tool { program: "unshare", package: "util-linux
 pub(crate) const MODPROBE: Tool = Tool { program: "modprobe", package: "kmod" };
 
 /// This program itself.
-const OWN: &str = "slackwater-driver";
+const OWN: Tool = Tool { program: "slackwater-driver", package: "slackwater-driver" };
 
 /// All that disks are attached with.
 pub(crate) const NEEDED: [Tool; 11] =
@@ -101,11 +102,11 @@ pub(crate) struct Tools {
     sandbox_program: Arc<[OsString]>,
 }
 
-/// A file of the export that a tool works on.
+/// A file of the export, or of another directory, that a tool works on.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct OnFile<'a> {
-    /// Where the export is visible.
-    pub(crate) export: &'a Path,
+    /// Where the export is visible, or the other directory.
+    pub(crate) directory: &'a Path,
     /// The path below.
     pub(crate) path: &'a str,
     pub(crate) access: Access,
@@ -129,7 +130,7 @@ impl Tools {
         // Neither the driver's secrets nor what would have a tool make other bytes.
         call.command.env_clear().env("PATH", search_path()).env("LC_ALL", "C");
         call.command.args(self.sandbox_program.iter());
-        call.command.args(sandbox::words(file.export, file.path, file.access));
+        call.command.args(sandbox::words(file.directory, file.path, file.access));
         // An end of a pipe, which is closed at once: the machine's /dev/null could be changed by it.
         call.command.stdin(Stdio::piped());
         // Their threads, one for each processor, would else take a share of the address space each.
@@ -140,7 +141,10 @@ impl Tools {
 
     /// Begins a call of a tool.
     pub(crate) fn call(&self, tool: Tool) -> Call {
-        let mut command = command_of(tool.program);
+        self.call_by(tool, command_of(tool.program))
+    }
+
+    fn call_by(&self, tool: Tool, mut command: Command) -> Call {
         // Their messages are read here, and `C` has no others.
         command.env("PATH", search_path()).env("LC_ALL", "C").stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -157,9 +161,23 @@ impl Tools {
 
     /// This program as the one that mounts images, outside of a sandbox.
     pub(crate) fn mounting_program(&self) -> Command {
+        let mut command = self.own_program();
+        command.arg(MOUNT_IMAGES).env("PATH", search_path()).env("LC_ALL", "C");
+        command
+    }
+
+    /// Begins a copy of what a file holds to the same places of a device, by this program outside of a sandbox.
+    /// `file` is what the device is to be on.
+    pub(crate) fn copy_data(&self, from: File, device: &Path, file: &Path) -> Call {
+        let call = self.call_by(OWN, self.own_program());
+        call.argument(COPY_DATA).argument(device).argument(file).input(from)
+    }
+
+    fn own_program(&self) -> Command {
         let mut words = self.sandbox_program.iter();
-        let mut command = Command::new(words.next().map_or(OsStr::new(OWN), OsString::as_os_str));
-        command.args(words).arg(MOUNT_IMAGES).env("PATH", search_path()).env("LC_ALL", "C");
+        let program = words.next().map_or(OsStr::new(OWN.program), OsString::as_os_str);
+        let mut command = Command::new(program);
+        command.args(words);
         command
     }
 

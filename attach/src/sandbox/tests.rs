@@ -31,7 +31,7 @@ fn export() -> (tempfile::TempDir, PathBuf) {
 async fn inside(export: &Path, access: Access, script: &str) -> Result<String, AttachError> {
     let program = tool::program("sandbox::tests::as_a_tool");
     let tools = Tools::new(std::net::SocketAddr::from(([127, 0, 0, 1], 2049)), &program);
-    let file = OnFile { export, path: "disk", access };
+    let file = OnFile { directory: export, path: "disk", access };
     tools.call_on(SHELL, file).arguments(["-c", script]).limit(LIMIT).run().await
 }
 
@@ -134,7 +134,7 @@ async fn as_root_a_tool_that_takes_too_long_is_ended_with_what_it_started() {
     let time = format!("1000.{:09}", std::process::id());
     let program = tool::program("sandbox::tests::as_a_tool");
     let tools = Tools::new(std::net::SocketAddr::from(([127, 0, 0, 1], 2049)), &program);
-    let file = OnFile { export: &export, path: "disk", access: Access::ReadOnly };
+    let file = OnFile { directory: &export, path: "disk", access: Access::ReadOnly };
     let script = format!("sleep {time} | sleep {time}");
     let call = tools.call_on(SHELL, file).arguments(["-c", &script]);
     let running = || {
@@ -175,7 +175,7 @@ async fn as_root_a_tool_that_is_not_there_is_named_with_its_package() {
     let (_folder, export) = export();
     let program = tool::program("sandbox::tests::as_a_tool");
     let tools = Tools::new(std::net::SocketAddr::from(([127, 0, 0, 1], 2049)), &program);
-    let file = OnFile { export: &export, path: "disk", access: Access::ReadOnly };
+    let file = OnFile { directory: &export, path: "disk", access: Access::ReadOnly };
     let none = Tool { program: "slackwater-no-such-tool", package: "nothing" };
     let error = tools.call_on(none, file).run().await.unwrap_err();
     let AttachError::Tool { status, reason, .. } = error else { panic!("{error:?}") };

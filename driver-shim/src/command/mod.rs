@@ -100,7 +100,7 @@ enum Command {
     /// Serve the export to the kernel; the daemon starts it by itself
     #[command(hide = true)]
     ServeExport(serve_export::ServeExportArguments),
-    /// Become a tool of e2fsprogs on one file, or mount images; attaching starts it by itself
+    /// Become a tool of e2fsprogs on one file, mount images, or copy to a disk; attaching starts it by itself
     #[command(hide = true)]
     RunTool(RunToolArguments),
 }
