@@ -177,7 +177,9 @@ fn no_other_differ_is_asked_while_the_appliance_is_away() {
             appliance.stop();
             let asked = request(&root, &digest, GZIP);
             let said = refused(others.apply("default", asked.clone()).await, Code::Unavailable);
-            assert!(said.contains("cannot reach the appliance"), "{layers}: {said}");
+            // This client sends a call once: it may be the one that finds a kept connection closed.
+            let reasons = ["cannot reach the appliance", "the connection was lost"];
+            assert!(reasons.iter().any(|reason| said.contains(reason)), "{layers}: {said}");
             appliance.serve();
             if layers == LayerKind::Disks {
                 assert_eq!(others.apply("default", asked).await.unwrap().digest, diff_id(&tar));
