@@ -17,6 +17,10 @@ RECONNECT_LIMIT_SECONDS = 20
 # Debian's client goes with Debian's daemon; a newer one may be first on the path.
 CLIENTS = ("/usr/bin/docker", "docker")
 CONTAINER_ID = re.compile("[0-9a-f]{64}")
+# What dockerd 29 logs where it closed the pipe of a container that had ended, and had not begun to read it. The log is
+# written before the client is answered.
+LOST_OUTPUT = "copy stream failed"
+RUN_ATTEMPTS = 3
 # The name of the proxy plugin in containerd's configuration.
 SNAPSHOTTER = "slackwater"
 
@@ -248,9 +252,14 @@ class Docker:
         return self.attempt(*words, **options).must_succeed().rstrip("\n")
 
     def run(self, image, *words, options=(), limit_seconds=300):
-        """The command `words` in a new container, which is removed; its output."""
-        return self("run", "--rm", "--network", "none", *options, image, *words,
-                    limit_seconds=limit_seconds)
+        """The command `words` in a new container, which is removed; its output. On a busy machine dockerd can lose that of a
+        container which ends at once, and says so in its log: then it runs once more."""
+        for _ in range(RUN_ATTEMPTS):
+            position = self.process.log_position()
+            output = self("run", "--rm", "--network", "none", *options, image, *words, limit_seconds=limit_seconds)
+            if output or LOST_OUTPUT not in self.process.log_since(position):
+                return output
+        raise Failure(f"dockerd lost the output of {words} {RUN_ATTEMPTS} times: {self.process.log_path}")
 
     def run_detached(self, image, *words, options=()):
         """Starts a container; its id."""
