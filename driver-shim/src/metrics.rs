@@ -40,8 +40,13 @@ const fn level(counted: &'static str, help: &'static str) -> ExportNumber {
 }
 
 /// All but what is no number. Counters begin at 0 with each process that serves the export.
-const EXPORT_NUMBERS: [ExportNumber; 15] = [
+const EXPORT_NUMBERS: [ExportNumber; 16] = [
     counter("bytes_read_from_appliance", "read_bytes", "Data fetched from the appliance"),
+    counter(
+        "bytes_read_beside",
+        "read_beside_bytes",
+        "Fetched data that nothing had asked for yet",
+    ),
     counter("bytes_written", "written_bytes", "Data written to the appliance"),
     counter("cache_hits", "cache_hits", "Blocks read from the cache"),
     counter("cache_misses", "cache_misses", "Blocks that were not in the cache"),

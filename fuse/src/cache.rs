@@ -147,6 +147,11 @@ impl BlockCache {
         u64::try_from(self.slots.lock().len()).unwrap_or(0) * BLOCK_BYTES_U64
     }
 
+    /// Whether a block is there, as it seems. It does not count as used.
+    pub(crate) fn has(&self, hash: &Hash) -> bool {
+        Fingerprint::of(hash).is_some_and(|print| self.slots.lock().has(print))
+    }
+
     /// For each hash its block, if it is there.
     pub(crate) fn get(&self, hashes: &[Hash]) -> Vec<Option<Bytes>> {
         let places: Vec<Option<Slot>> = {
@@ -215,19 +220,21 @@ impl BlockCache {
         }
     }
 
-    /// Keeps a block that was verified.
-    pub(crate) fn insert(&self, hash: &Hash, block: &[u8]) {
-        let Some(fingerprint) = Fingerprint::of(hash) else { return };
+    /// Keeps a block that was verified. Whether it could be kept.
+    pub(crate) fn insert(&self, hash: &Hash, block: &[u8]) -> bool {
+        let Some(fingerprint) = Fingerprint::of(hash) else { return true };
         let has_room = self.has_room();
-        let Some(slot) = self.slots.lock().claim(has_room) else { return };
+        let Some(slot) = self.slots.lock().claim(has_room) else { return false };
         let written = self.write(slot, fingerprint, block);
         let content = written.is_ok().then_some(fingerprint);
         self.slots.lock().release(slot, content);
+        let is_kept = written.is_ok();
         if let Err(error) = written
             && !self.is_refusal_told.swap(true, Ordering::Relaxed)
         {
             tracing::warn!(%error, "the cache cannot be written: blocks are fetched each time");
         }
+        is_kept
     }
 
     /// Whether it may grow. A disk that does not say may be full, and says so then.

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use slackwater_client::Client;
 
+use crate::beside::Beside;
 use crate::cache::BlockCache;
+use crate::distance::Distance;
 use crate::file::{ServedFile, WriteState};
 use crate::flights::Flights;
 use crate::journal::Journal;
@@ -23,6 +24,8 @@ pub(crate) struct Export {
     /// `None` when nothing is to be kept.
     pub(crate) cache: Option<Arc<BlockCache>>,
     pub(crate) flights: Flights,
+    pub(crate) distance: Arc<Distance>,
+    pub(crate) beside: Beside,
     pub(crate) nodes: Nodes,
     pub(crate) journal: Arc<Mutex<Journal>>,
     pub(crate) statistics: Arc<Statistics>,
@@ -32,17 +35,19 @@ pub(crate) struct Export {
 
 impl Export {
     pub(crate) fn new(
-        client: &Client,
         nfs: Nfs,
+        maps: Maps,
         cache: Option<BlockCache>,
         journal: Journal,
-        statistics: Arc<Statistics>,
+        (statistics, distance): (Arc<Statistics>, Arc<Distance>),
     ) -> Self {
         let is_resumed = journal.state().started.is_some();
         let journal = Arc::new(Mutex::new(journal));
         Self {
             nfs,
-            maps: Maps::new(client, Arc::clone(&statistics)),
+            maps,
+            distance,
+            beside: Beside::default(),
             cache: cache.map(Arc::new),
             flights: Flights::default(),
             nodes: Nodes::new(Arc::clone(&journal)),

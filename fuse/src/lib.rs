@@ -25,9 +25,11 @@
 //! another one at the same path while it is open here. Maps are asked for by path; bytes are
 //! verified against them, holes cannot be.
 
+mod beside;
 mod cache;
 mod certificate;
 mod device;
+mod distance;
 mod error;
 mod export;
 mod file;
@@ -62,9 +64,11 @@ pub use error::ServeError;
 
 use crate::cache::BlockCache;
 use crate::device::Device;
+use crate::distance::Distance;
 use crate::export::Export;
 use crate::journal::Journal;
 use crate::lock::StateLock;
+use crate::maps::Maps;
 use crate::mount_path::MountPath;
 use crate::nfs::Nfs;
 use crate::secured::Security;
@@ -129,7 +133,7 @@ pub async fn encryption(
     // Without a path it is not the certificate that is refused.
     client.path_to_mount(export).await.map_err(io::Error::other)?;
     let path = MountPath::new(client, export);
-    let nfs = Nfs::new(nfs_address, security, path, Arc::default());
+    let nfs = Nfs::new(nfs_address, security, path, Arc::default(), Arc::default());
     match nfs.status().await {
         Ok(_) => Ok(Encryption::Mutual),
         Err(rustix::io::Errno::ACCESS) => {
@@ -158,8 +162,16 @@ pub async fn serve(options: ServeOptions, fuse: OwnedFd, resume: bool) -> Result
     let path = MountPath::new(&options.client, &options.export);
     let security = Security::of(&options.client, options.nfs_address, options.certificate.clone())
         .map_err(|source| ServeError::Trust { source: Box::new(source) })?;
-    let nfs = Nfs::new(options.nfs_address, security, path, Arc::clone(&statistics));
-    let export = Export::new(&options.client, nfs, cache, journal, statistics);
+    let distance = Arc::new(Distance::default());
+    let nfs = Nfs::new(
+        options.nfs_address,
+        security,
+        path,
+        Arc::clone(&statistics),
+        Arc::clone(&distance),
+    );
+    let maps = Maps::new(&options.client, Arc::clone(&statistics), Arc::clone(&distance));
+    let export = Export::new(nfs, maps, cache, journal, (statistics, distance));
     let device = Device::new(fuse).map_err(|source| ServeError::Device { source })?;
     let session = Session::new(device, Arc::new(export));
     if resume {

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep};
 
+use crate::distance::Distance;
 use crate::mount_path::MountPath;
 use crate::rpc::{Procedure, RpcClient, RpcError};
 use crate::secured::Security;
@@ -102,10 +103,14 @@ impl Nfs {
         security: Security,
         path: MountPath,
         statistics: Arc<Statistics>,
+        distance: Arc<Distance>,
     ) -> Self {
+        let connection = |security, distance| {
+            RpcClient::new(address, security, Arc::clone(&statistics), distance)
+        };
         Self {
-            reads: RpcClient::new(address, security.clone(), Arc::clone(&statistics)),
-            writes: RpcClient::new(address, security, Arc::clone(&statistics)),
+            reads: connection(security.clone(), Some(distance)),
+            writes: connection(security, None),
             path,
             root: Arc::default(),
             statistics,

@@ -6,14 +6,14 @@
 //!                 unknown, or written since: fetch over NFS
 //! ```
 //!
-//! Missing blocks in sequence are fetched by one READ, and no others: what the kernel reads
-//! ahead it asks for by itself, and only where the access is sequential.
+//! Missing blocks in sequence are fetched by one READ. What the kernel reads ahead it asks for by itself, and only where the
+//! access is sequential. So no others come with them, unless the appliance is far (`beside.rs`).
 //!
 //! A block that is not what its map says means that the map is older than the file: the map is
 //! fetched again once, then the file is read as it is. A snapshot cannot change; there it is
 //! an error.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
@@ -54,25 +54,58 @@ struct Reading<'f> {
 }
 
 /// A block to be fetched: for a hash, or as it is.
-struct Fetch {
-    index: usize,
-    ticket: Option<Ticket>,
+pub(crate) struct Fetch {
+    pub(crate) block: u64,
+    pub(crate) ticket: Option<Ticket>,
+}
+
+/// Blocks in sequence that one READ fetches.
+pub(crate) struct Run {
+    pub(crate) fetches: VecDeque<Fetch>,
+    /// Those that are wanted. The others lie beside them.
+    pub(crate) wanted: RangeInclusive<u64>,
+}
+
+impl Run {
+    fn new(fetch: Fetch) -> Self {
+        Self { wanted: fetch.block..=fetch.block, fetches: [fetch].into() }
+    }
+
+    /// The blocks in sequence, as far as they are wanted.
+    fn of(fetches: Vec<Fetch>) -> Vec<Self> {
+        let mut runs: Vec<Self> = Vec::new();
+        for fetch in fetches {
+            match runs.last_mut() {
+                Some(run) if run.wanted.end() + 1 == fetch.block => {
+                    run.wanted = *run.wanted.start()..=fetch.block;
+                    run.fetches.push_back(fetch);
+                }
+                _ => runs.push(Self::new(fetch)),
+            }
+        }
+        runs
+    }
+
+    /// All of its blocks.
+    fn blocks(&self) -> RangeInclusive<u64> {
+        let block = |fetch: Option<&Fetch>| fetch.map(|fetch| fetch.block);
+        let first = block(self.fetches.front()).unwrap_or(*self.wanted.start());
+        first..=block(self.fetches.back()).unwrap_or(*self.wanted.end())
+    }
 }
 
 impl Reading<'_> {
-    fn block(&self, index: usize) -> u64 {
-        self.first + u64::try_from(index).unwrap_or(u64::MAX)
+    /// The blocks that are not there.
+    fn missing(&self) -> Vec<u64> {
+        let blocks = (self.first..).zip(&self.blocks);
+        blocks.filter(|(_, bytes)| bytes.is_none()).map(|(block, _)| block).collect()
     }
 
-    /// Positions of the blocks that are not there.
-    fn missing(&self) -> Vec<usize> {
-        let blocks = self.blocks.iter().enumerate();
-        blocks.filter(|(_, block)| block.is_none()).map(|(index, _)| index).collect()
-    }
-
-    fn put(&mut self, index: usize, block: Bytes) {
-        if let Some(slot) = self.blocks.get_mut(index) {
-            *slot = Some(block);
+    /// Takes a block of the range.
+    fn put(&mut self, block: u64, bytes: Bytes) {
+        let index = block.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
+        if let Some(slot) = index.and_then(|index| self.blocks.get_mut(index)) {
+            *slot = Some(bytes);
         }
     }
 
@@ -139,39 +172,43 @@ impl Export {
     async fn read_round(&self, reading: &mut Reading<'_>) -> Result<(), Errno> {
         let mut fetches = Vec::new();
         let mut awaited = Vec::new();
-        for (index, want) in self.plan(reading).await {
+        for (block, want) in self.plan(reading).await {
             match want {
-                Want::Hole => reading.put(index, Bytes::from_static(&ZEROS)),
-                Want::Direct => fetches.push(Fetch { index, ticket: None }),
+                Want::Hole => reading.put(block, Bytes::from_static(&ZEROS)),
+                Want::Direct => fetches.push(Fetch { block, ticket: None }),
                 Want::Block(hash) => match self.flights.claim(hash) {
-                    Claim::Fetch(ticket) => fetches.push(Fetch { index, ticket: Some(ticket) }),
-                    Claim::Await(landing) => awaited.push((index, landing)),
+                    Claim::Fetch(ticket) => fetches.push(Fetch { block, ticket: Some(ticket) }),
+                    Claim::Await(landing) => awaited.push((block, landing)),
                 },
             }
         }
         let fetches = self.take_from_cache(reading, fetches).await?;
-        self.fetch(reading, fetches).await?;
+        let mut runs = Run::of(fetches);
+        let turn = self.widen(reading.file, &mut runs).await;
+        let beside = self.fetch(reading, runs).await?;
+        if let Some(turn) = turn {
+            self.keep_beside(beside, turn);
+        }
         // Only now, with no ticket in hand: so no two wait for each other.
-        for (index, landing) in awaited {
-            if let Some(block) = landed(landing).await {
-                reading.put(index, block);
+        for (block, landing) in awaited {
+            if let Some(bytes) = landed(landing).await {
+                reading.put(block, bytes);
             }
         }
         Ok(())
     }
 
     /// Where the missing blocks come from.
-    async fn plan(&self, reading: &Reading<'_>) -> Vec<(usize, Want)> {
+    async fn plan(&self, reading: &Reading<'_>) -> Vec<(u64, Want)> {
         let file = reading.file;
         let missing = reading.missing();
         let is_direct = file.is_writable() && reading.mismatches >= MISMATCHES_MAX;
         if is_direct {
-            return missing.into_iter().map(|index| (index, Want::Direct)).collect();
+            return missing.into_iter().map(|block| (block, Want::Direct)).collect();
         }
         let mut needed: Vec<u64> = {
             let writes = file.writes.lock();
-            let blocks = missing.iter().map(|index| reading.block(*index));
-            let unmarked = blocks.filter(|block| !writes.written.contains(*block));
+            let unmarked = missing.iter().filter(|block| !writes.written.contains(**block));
             unmarked.map(|block| block / WINDOW_BLOCKS).collect()
         };
         needed.dedup();
@@ -181,10 +218,9 @@ impl Export {
         }
         // Looked at again, behind the map: what was written since it was fetched is marked.
         let writes = file.writes.lock();
-        let want = |index: &usize| {
-            let block = reading.block(*index);
+        let want = |block: u64| {
             if writes.written.contains(block) {
-                return (*index, Want::Direct);
+                return (block, Want::Direct);
             }
             let within = usize::try_from(block % WINDOW_BLOCKS).unwrap_or(usize::MAX);
             let window = windows.get(&(block / WINDOW_BLOCKS));
@@ -193,9 +229,9 @@ impl Export {
                 Some(None) => Want::Hole,
                 Some(Some(hash)) => Want::Block(*hash),
             };
-            (*index, want)
+            (block, want)
         };
-        missing.iter().map(want).collect()
+        missing.into_iter().map(want).collect()
     }
 
     /// Takes what the cache has; gives what it does not have.
@@ -219,7 +255,7 @@ impl Export {
                 continue;
             };
             if let Some(block) = found.next().flatten() {
-                reading.put(fetch.index, block.clone());
+                reading.put(fetch.block, block.clone());
                 ticket.land(block);
             } else {
                 rest.push(Fetch { ticket: Some(ticket), ..fetch });
@@ -228,70 +264,90 @@ impl Export {
         Ok(rest)
     }
 
-    /// Fetches blocks over NFS, those in sequence together.
-    async fn fetch(&self, reading: &mut Reading<'_>, fetches: Vec<Fetch>) -> Result<(), Errno> {
-        let follows = |left: &Fetch, right: &Fetch| left.index + 1 == right.index;
-        let runs: Vec<RangeInclusive<usize>> = fetches
-            .chunk_by(follows)
-            .filter_map(|run| Some(run.first()?.index..=run.last()?.index))
-            .collect();
-        let handle = &reading.file.handle;
-        let reads = runs.iter().map(|run| {
-            let offset_bytes = reading.block(*run.start()) * BLOCK_BYTES_U64;
-            let length = (run.end() - run.start() + 1) * BLOCK_BYTES;
-            self.nfs.read(handle, offset_bytes, u32::try_from(length).unwrap_or(u32::MAX))
-        });
-        let mut blocks: BTreeMap<usize, Bytes> = BTreeMap::new();
-        for (run, data) in runs.iter().zip(try_join_all(reads).await?) {
-            for (number, index) in run.clone().enumerate() {
-                let from = (number * BLOCK_BYTES).min(data.len());
-                let to = (from + BLOCK_BYTES).min(data.len());
-                blocks.insert(index, data.slice(from..to));
+    /// Fetches blocks over NFS. What came beside the wanted ones, not verified.
+    async fn fetch(
+        &self,
+        reading: &mut Reading<'_>,
+        runs: Vec<Run>,
+    ) -> Result<Vec<(Ticket, Bytes)>, Errno> {
+        let read = try_join_all(runs.iter().map(|run| self.read_run(reading.file, run))).await?;
+        let (mut to_verify, mut beside) = (Vec::new(), Vec::new());
+        for (run, (blocks, data)) in runs.into_iter().zip(read) {
+            for Fetch { block, ticket } in run.fetches {
+                // One that was not read after all is fetched by who wants it.
+                if !blocks.contains(&block) {
+                    continue;
+                }
+                let number = usize::try_from(block - blocks.start()).unwrap_or(usize::MAX);
+                let from = number.saturating_mul(BLOCK_BYTES).min(data.len());
+                let bytes = data.slice(from..(from + BLOCK_BYTES).min(data.len()));
+                match ticket {
+                    Some(ticket) if run.wanted.contains(&block) => {
+                        to_verify.push((block, ticket, bytes));
+                    }
+                    Some(ticket) => beside.push((ticket, bytes)),
+                    None => reading.put(block, bytes),
+                }
             }
         }
-        let mut to_verify = Vec::new();
-        for fetch in fetches {
-            let block = blocks.remove(&fetch.index).unwrap_or_default();
-            match fetch.ticket {
-                Some(ticket) => to_verify.push((fetch.index, ticket, block)),
-                None => reading.put(fetch.index, block),
+        self.verify(reading, to_verify).await?;
+        Ok(beside)
+    }
+
+    /// Reads the blocks of a run; which, and their bytes. A block that is not wanted fails no read.
+    async fn read_run(
+        &self,
+        file: &ServedFile,
+        run: &Run,
+    ) -> Result<(RangeInclusive<u64>, Bytes), Errno> {
+        let read = async |blocks: &RangeInclusive<u64>| {
+            let count = blocks.end() - blocks.start() + 1;
+            let length = u32::try_from(count * BLOCK_BYTES_U64).unwrap_or(u32::MAX);
+            self.nfs.read(&file.handle, blocks.start() * BLOCK_BYTES_U64, length).await
+        };
+        let all = run.blocks();
+        match read(&all).await {
+            Ok(data) => Ok((all, data)),
+            Err(Errno::IO) if all != run.wanted => {
+                let data = read(&run.wanted).await?;
+                self.beside.note_unreadable(file.node, *all.start());
+                Ok((run.wanted.clone(), data))
             }
+            Err(error) => Err(error),
         }
-        self.verify(reading, to_verify).await
     }
 
     /// Takes the blocks that have their hash and keeps them in the cache.
     async fn verify(
         &self,
         reading: &mut Reading<'_>,
-        blocks: Vec<(usize, Ticket, Bytes)>,
+        blocks: Vec<(u64, Ticket, Bytes)>,
     ) -> Result<(), Errno> {
         if blocks.is_empty() {
             return Ok(());
         }
         let cache = self.cache.clone();
         let verified = spawn_blocking(move || {
-            let verify = |(index, ticket, block): (usize, Ticket, Bytes)| {
-                let block = filled_up(block);
-                let is_good = is_block(&block, ticket.hash());
+            let verify = |(block, ticket, bytes): (u64, Ticket, Bytes)| {
+                let bytes = filled_up(bytes);
+                let is_good = is_block(&bytes, ticket.hash());
                 if is_good {
                     if let Some(cache) = &cache {
-                        cache.insert(ticket.hash(), &block);
+                        cache.insert(ticket.hash(), &bytes);
                     }
-                    ticket.land(block.clone());
+                    ticket.land(bytes.clone());
                 }
-                (index, is_good.then_some(block))
+                (block, is_good.then_some(bytes))
             };
             blocks.into_iter().map(verify).collect::<Vec<_>>()
         });
         let mut is_stale = false;
-        for (index, block) in verified.await.map_err(panicked)? {
-            if let Some(block) = block {
-                reading.put(index, block);
+        for (block, bytes) in verified.await.map_err(panicked)? {
+            if let Some(bytes) = bytes {
+                reading.put(block, bytes);
             } else {
                 is_stale = true;
-                let window = reading.block(index) / WINDOW_BLOCKS;
-                self.maps.forget(reading.file.node, window);
+                self.maps.forget(reading.file.node, block / WINDOW_BLOCKS);
             }
         }
         if is_stale {
@@ -311,7 +367,7 @@ impl Export {
 }
 
 /// The last block of a file is hashed with zeros up to a block's length.
-fn filled_up(block: Bytes) -> Bytes {
+pub(crate) fn filled_up(block: Bytes) -> Bytes {
     if block.is_empty() || block.len() >= BLOCK_BYTES {
         return block;
     }

@@ -24,12 +24,15 @@ use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep, timeout};
 
+use crate::distance::Distance;
 use crate::secured::{Security, Stream};
 use crate::statistics::Statistics;
 use crate::xdr::{Decoder, Encoder, Malformed, padding_of};
 
 /// Largest reply: a READ of 1 MiB with its attributes.
 const RECORD_BYTES_MAX: usize = (1 << 20) + 4096;
+/// A reply with one block, and less: the time of its transfer does not count.
+const SHORT_REPLY_BYTES: usize = 4096 + 512;
 /// Bit of a record mark that ends the record (RFC 5531 section 11).
 const LAST_FRAGMENT: u32 = 1 << 31;
 /// Fragments of one record: without a bound, empty ones would keep the reader busy for ever.
@@ -96,14 +99,17 @@ pub(crate) struct RpcClient {
     queue: mpsc::Sender<Pending>,
     slots: Arc<Semaphore>,
     next_xid: Arc<AtomicU32>,
+    distance: Option<Arc<Distance>>,
 }
 
 impl RpcClient {
-    /// A client of the server at `address`, which is connected to when there is a call.
+    /// A client of the server at `address`, which is connected to when there is a call. Its calls tell `distance` how far
+    /// that is, if the server answers them without waiting for its disk.
     pub(crate) fn new(
         address: SocketAddr,
         security: Security,
         statistics: Arc<Statistics>,
+        distance: Option<Arc<Distance>>,
     ) -> Self {
         let (queue, calls) = mpsc::channel(CALLS_MAX);
         tokio::spawn(Connection { address, security, statistics, calls }.run());
@@ -111,6 +117,7 @@ impl RpcClient {
             queue,
             slots: Arc::new(Semaphore::new(CALLS_MAX)),
             next_xid: Arc::new(AtomicU32::new(1)),
+            distance,
         }
     }
 
@@ -124,6 +131,7 @@ impl RpcClient {
     ) -> Result<Decoder, RpcError> {
         let _slot = self.slots.acquire().await.map_err(|_| RpcError::Ended)?;
         loop {
+            let begins_alone = self.slots.available_permits() == CALLS_MAX - 1;
             let xid = self.next_xid.fetch_add(1, Ordering::Relaxed);
             let head = encode_call(xid, procedure, arguments, payload.as_ref());
             let payload = payload.clone().unwrap_or_default();
@@ -132,6 +140,15 @@ impl RpcClient {
             let pending = Pending { xid, head: head.into(), payload, sent, answer };
             self.queue.send(pending).await.map_err(|_| RpcError::Ended)?;
             let reply = answered.await.map_err(|_| RpcError::Ended)?;
+            // No other call began since.
+            let is_alone =
+                begins_alone && self.next_xid.load(Ordering::Relaxed) == xid.wrapping_add(1);
+            if let Some(distance) = &self.distance
+                && is_alone
+                && reply.len() <= SHORT_REPLY_BYTES
+            {
+                distance.note(sent.elapsed());
+            }
             if let Some(results) = decode_reply(reply)? {
                 return Ok(results);
             }
@@ -395,6 +412,7 @@ async fn watch(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use futures_util::future::try_join_all;
     use tokio::net::TcpListener;
 
     const READ: Procedure = Procedure { program: 100_003, version: 3, number: 6 };
@@ -446,10 +464,44 @@ mod tests {
         assert_eq!(read_record(&mut two).await.unwrap(), "abc");
     }
 
+    /// A server that sends payloads back, each after more time than makes it far.
+    async fn far_server() -> SocketAddr {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            loop {
+                let (mut stream, _) = listener.accept().await.unwrap();
+                tokio::spawn(async move {
+                    while let Ok(record) = read_record(&mut stream).await {
+                        sleep(Duration::from_millis(2)).await;
+                        stream.write_all(&reply_to(&record, &record[60..])).await.unwrap();
+                    }
+                });
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn calls_that_are_alone_and_have_a_short_answer_tell_how_far_the_server_is() {
+        let address = far_server().await;
+        for (at_once, bytes, is_known) in [(1, 4096, true), (2, 4096, false), (1, 8192, false)] {
+            let distance = Arc::<Distance>::default();
+            let known = Some(Arc::clone(&distance));
+            let client = RpcClient::new(address, Security::None, Arc::default(), known);
+            for _ in 0..16 {
+                let call = || client.call(READ, &[], Some(Bytes::from(vec![7; bytes])));
+                try_join_all((0..at_once).map(|_| call())).await.unwrap();
+            }
+            assert_eq!(distance.is_far(), is_known, "{at_once} calls at once of {bytes} bytes");
+        }
+    }
+
     #[tokio::test]
     async fn replies_in_any_order_and_a_lost_connection() {
         let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
-        let client = RpcClient::new(listener.local_addr().unwrap(), Security::None, Arc::default());
+        let address = listener.local_addr().unwrap();
+        let client = RpcClient::new(address, Security::None, Arc::default(), None);
         let calls = ["one", "two", "three"].map(|text| {
             let client = client.clone();
             tokio::spawn(async move {

@@ -94,6 +94,13 @@ impl Slots {
         self.table.len()
     }
 
+    /// Whether the block is there.
+    pub(crate) fn has(&self, fingerprint: Fingerprint) -> bool {
+        let fingerprints = &self.fingerprints;
+        let is_it = |slot: &u32| fingerprints.get(Slot(*slot).index()) == Some(&fingerprint.0);
+        self.table.find(fingerprint.0, is_it).is_some()
+    }
+
     /// Where the block is, which is thereby used once more.
     pub(crate) fn find(&mut self, fingerprint: Fingerprint) -> Option<Slot> {
         let fingerprints = &self.fingerprints;

@@ -32,6 +32,7 @@ impl Counter {
 pub(crate) struct Statistics {
     started: Instant,
     pub(crate) bytes_read_from_appliance: Counter,
+    pub(crate) bytes_read_beside: Counter,
     pub(crate) bytes_written: Counter,
     pub(crate) cache_hits: Counter,
     pub(crate) cache_misses: Counter,
@@ -49,6 +50,7 @@ impl Default for Statistics {
         Self {
             started: Instant::now(),
             bytes_read_from_appliance: Counter::default(),
+            bytes_read_beside: Counter::default(),
             bytes_written: Counter::default(),
             cache_hits: Counter::default(),
             cache_misses: Counter::default(),
@@ -67,6 +69,8 @@ impl Default for Statistics {
 struct Shown {
     /// Payload of READ, that is without block maps.
     bytes_read_from_appliance: u64,
+    /// Those of them that nothing had asked for, as the appliance is far.
+    bytes_read_beside: u64,
     bytes_written: u64,
     /// Blocks.
     cache_hits: u64,
@@ -101,6 +105,7 @@ impl Statistics {
     pub(crate) fn render(&self, gauges: Gauges) -> Vec<u8> {
         let shown = Shown {
             bytes_read_from_appliance: self.bytes_read_from_appliance.get(),
+            bytes_read_beside: self.bytes_read_beside.get(),
             bytes_written: self.bytes_written.get(),
             cache_hits: self.cache_hits.get(),
             cache_misses: self.cache_misses.get(),

@@ -266,9 +266,11 @@ pub(crate) mod tests {
             crate::secured::Security::None,
             path,
             Arc::default(),
+            Arc::default(),
         );
+        let maps = crate::maps::Maps::new(&client, Arc::default(), Arc::default());
         let journal = Journal::create(StateLock::try_take(folder).unwrap().unwrap()).unwrap();
-        let export = Export::new(&client, nfs, None, journal, Arc::default());
+        let export = Export::new(nfs, maps, None, journal, Default::default());
         let attributes = Attributes { mode: MODE_FILE, ..Attributes::default() };
         let found = Found { handle: crate::nfs::Handle("one".into()), attributes };
         let node = export.nodes.look_up("disks/one".into(), &found).unwrap();

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, unreachable_pub, reason = "tests")]
 
 mod encrypted;
+mod far;
 mod reading;
 mod support;
 mod writing;

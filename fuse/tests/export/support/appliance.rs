@@ -200,12 +200,33 @@ impl Appliance {
         self.calls.block_on(self.client.create_clone(snapshot, path)).unwrap();
     }
 
+    /// Flips a bit of a block on the disk of an appliance that has crashed. Its index is closed in order by then, so that a start
+    /// does not read the block.
+    pub fn damage(&self, block: &[u8]) {
+        assert!(self.server.is_none(), "it is running");
+        let mut damaged = 0;
+        for entry in std::fs::read_dir(self.data.path().join("log")).unwrap() {
+            let path = entry.unwrap().path();
+            let mut bytes = std::fs::read(&path).unwrap();
+            if let Some(at) = position_of(&bytes, &block[..32]) {
+                bytes[at] ^= 1;
+                std::fs::write(path, bytes).unwrap();
+                damaged += 1;
+            }
+        }
+        assert_eq!(damaged, 1, "it is stored once, as it is");
+    }
+
     /// The bytes of a file as the appliance has them.
     pub fn bytes(&self, path: &str, offset: u64, length: u64) -> Vec<u8> {
         let range = ByteRange::new(offset, length).unwrap();
         let read = self.client.read_bytes(DataSource::File(path), range);
         self.calls.block_on(read).unwrap().to_vec()
     }
+}
+
+fn position_of(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    bytes.windows(wanted.len()).position(|window| window == wanted)
 }
 
 /// All calls' token, where one is asked for.

@@ -1,0 +1,95 @@
+//! Whether the appliance is far: then more is fetched at once.
+//!
+//! A file system asks for one block at a time where it looks for names and attributes, and each that the worker does not
+//! hold is a call. Where the appliance is far, fetching what lies beside it takes little longer than it alone, and saves
+//! calls (`beside.rs`, `maps.rs`). Where it is near, nothing more is fetched.
+//!
+//! ```text
+//! times of calls   | 16 of them: the shortest | 16: the shortest | 7 so far |
+//!                                 '-------------- the shorter counts
+//! ```
+//! Only calls count that were alone on their connection and had a short answer (`rpc.rs`), and of these the shortest: what
+//! waits behind others says nothing of the way. A near appliance whose disk takes as long for each of them counts as far.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+/// Calls of which the shortest counts. As many have to be made before anything is known.
+const CALLS: u32 = 16;
+
+/// A call that takes less is one in the same data centre, or on the same machine. At 1 Gbit/s 128 KiB are transferred in
+/// that time.
+const FAR: Duration = Duration::from_millis(1);
+
+/// What is fetched at once where the appliance is far. At 1 Gbit/s it takes half as long as the shortest call there. It is as
+/// much as the appliance reads from its memory without another thread.
+pub(crate) const FAR_BYTES: u64 = 64 << 10;
+
+/// The times of calls.
+#[derive(Debug, Default)]
+pub(crate) struct Distance(Mutex<Times>);
+
+#[derive(Debug, Default)]
+struct Times {
+    /// The shortest of the last [`CALLS`]; `None` if there were not as many.
+    before: Option<Duration>,
+    /// The shortest since.
+    now: Option<Duration>,
+    count: u32,
+}
+
+impl Distance {
+    /// Takes note of how long a call took.
+    pub(crate) fn note(&self, elapsed: Duration) {
+        let mut times = self.0.lock();
+        let shortest = times.now.map_or(elapsed, |now| now.min(elapsed));
+        *times = match times.count + 1 {
+            CALLS => Times { before: Some(shortest), now: None, count: 0 },
+            count => Times { now: Some(shortest), count, ..*times },
+        };
+    }
+
+    /// Whether the appliance is far, as far as that is known.
+    pub(crate) fn is_far(&self) -> bool {
+        let times = self.0.lock();
+        times.before.is_some_and(|before| times.now.map_or(before, |now| now.min(before)) >= FAR)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    fn is_far(calls: impl IntoIterator<Item = u64>) -> bool {
+        let distance = Distance::default();
+        calls.into_iter().for_each(|micros| distance.note(Duration::from_micros(micros)));
+        distance.is_far()
+    }
+
+    /// One that is far.
+    pub(crate) fn far() -> Distance {
+        let distance = Distance::default();
+        (0..CALLS).for_each(|_| distance.note(FAR));
+        distance
+    }
+
+    const ALL: usize = CALLS as usize;
+
+    #[test]
+    fn nothing_is_known_before_so_many_calls() {
+        assert!(!is_far([5000; ALL - 1]) && is_far([5000; ALL]));
+        assert!(far().is_far());
+        assert!(!is_far([999; ALL]));
+    }
+
+    #[test]
+    fn the_shortest_of_the_last_calls_counts() {
+        // Near, with a moment in which all took long.
+        assert!(!is_far([vec![9000; ALL - 1], vec![100], vec![9000; ALL - 1]].concat()));
+        // Near, and far from then on.
+        assert!(is_far([vec![100; ALL], vec![5000; ALL]].concat()));
+        // The other way one call tells.
+        assert!(!is_far([vec![5000; ALL], vec![100]].concat()));
+    }
+}
