@@ -54,12 +54,11 @@ impl Export {
         let _turn = self.locks.lock(&place.file).await;
         self.require_unused(&place).await?;
         self.require().await?;
-        match self.make_here(&place).await {
+        // An appliance that does not answer is found out here, and is no fault of this machine's disk.
+        let size_bytes = self.size_bytes(&place).await?;
+        match self.make_here(&place, size_bytes).await {
             Ok(Some(here)) => return self.copy_to(&here, &place).await,
             Ok(None) => {}
-            Err(error @ (AttachError::NotFound { .. } | AttachError::NotRegular { .. })) => {
-                return Err(error);
-            }
             // Nothing was written to the export yet, and there is another way.
             Err(error) => tracing::warn!(
                 %error, directory = %self.state_directory.display(),
@@ -71,8 +70,11 @@ impl Export {
     }
 
     /// Makes it on a file of this machine; `None` if there can be none of that size.
-    async fn make_here(&self, place: &Place) -> Result<Option<SparseFile>, AttachError> {
-        let size_bytes = self.size_bytes(place).await?;
+    async fn make_here(
+        &self,
+        place: &Place,
+        size_bytes: u64,
+    ) -> Result<Option<SparseFile>, AttachError> {
         let Some(here) = SparseFile::make(&self.state_directory, size_bytes)? else {
             return Ok(None);
         };
@@ -228,7 +230,7 @@ mod tests {
                 file.set_len(size_bytes).unwrap();
                 export.place(Source::File(&name)).unwrap()
             });
-            let here = export.make_here(&copied).await.unwrap().unwrap();
+            let here = export.make_here(&copied, size_bytes).await.unwrap().unwrap();
             export.copy_to(&here, &copied).await.unwrap();
             export.make_on(&direct, export.on_file(&direct)).await.unwrap();
             let [copied, direct] = [copied, direct].map(|place| {
@@ -246,7 +248,7 @@ mod tests {
         let (scratch, export) = Scratch::new().await;
         fs::write(export.state_directory.join("new"), "no directory").unwrap();
         let place = export.place(Source::File("disk")).unwrap();
-        assert!(export.make_here(&place).await.is_err());
+        assert!(export.make_here(&place, 64 * MIB).await.is_err());
         export.make_file_system("disk").await.unwrap();
         run_program("e2fsck", &["-f", "-n", place.file.to_str().unwrap()]);
         let none = export.make_file_system("none").await;
@@ -258,7 +260,7 @@ mod tests {
     async fn as_root_a_copy_that_fails_is_told_with_its_reason_and_leaves_nothing() {
         let (scratch, export) = Scratch::new().await;
         let place = export.place(Source::File("disk")).unwrap();
-        let here = export.make_here(&place).await.unwrap().unwrap();
+        let here = export.make_here(&place, 64 * MIB).await.unwrap().unwrap();
         // Shorter than what is to be copied.
         fs::File::options().write(true).open(&place.file).unwrap().set_len(MIB).unwrap();
         let error = export.copy_to(&here, &place).await.unwrap_err();
