@@ -23,7 +23,7 @@
 //! - What this one does not do, or fails at before that, is answered with `Unimplemented`: containerd's own differ
 //!   unpacks the layer then, and compares it with the image. That comes next in containerd's diff service. Its transfer
 //!   service knows one differ for each snapshotter, so where layers are images this one does all that is to be unpacked.
-//! - While the appliance is away it fails, and no other differ is asked.
+//! - While the appliance is away, or does not know this worker's credential, it fails, and no other differ is asked.
 //! - A caller who leaves ends the reading.
 
 use std::io::{self, Read};
@@ -369,8 +369,9 @@ fn gone_or_unpacked(error: WorkerError, path: &Path) -> CallError {
         WorkerError::NotFound { .. } | WorkerError::ReadOnly { .. } => {
             CallError::NoDisk { path: path.to_owned() }
         }
-        // What another differ unpacks would wait in the kernel for the appliance, and nothing would say so.
-        other if other.is_without_answer() => other.into(),
+        // What another differ unpacks would wait in the kernel for the appliance, or fail there with an I/O error or as
+        // read-only, and nothing would say why.
+        other if other.is_without_answer() || other.is_unauthenticated() => other.into(),
         other => unpacked(&other),
     }
 }

@@ -57,8 +57,17 @@ impl Worker {
     /// What to say of a failed mount or write if the reason is that the appliance is full, or that it takes nothing of this
     /// worker any more: a file system on a disk that cannot be written fails in many ways, none of which says so.
     pub async fn reason_of_appliance(&self, failed: &str) -> Option<WorkerError> {
-        let asking = self.client().with_retry(RetryPolicy::never());
-        let stats = tokio::time::timeout(REASON_TIME_MAX, asking.stats()).await.ok()?;
+        let asking = async {
+            match self.client().with_retry(RetryPolicy::never()).stats().await {
+                // The calls of a worker that was revoked can use up what its address may try: the appliance looks at the
+                // next token in a second.
+                Err(error) if error.code() == Some(ProblemCode::TooManyAttempts) => {
+                    self.client().stats().await
+                }
+                answer => answer,
+            }
+        };
+        let stats = tokio::time::timeout(REASON_TIME_MAX, asking).await.ok()?;
         match stats {
             Ok(stats) if stats.available_bytes < FULL_BELOW_BYTES => Some(WorkerError::Full {
                 appliance: self.client().url().to_owned(),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use slackwater_archive::ArchiveError;
 use slackwater_attach::AttachError;
-use slackwater_client::ClientError;
 use slackwater_client::types::{ImageName, SnapshotId};
+use slackwater_client::{ClientError, ProblemCode};
 
 use super::layers::IMAGES_MAX;
 use super::publications::publisher;
@@ -292,6 +292,15 @@ impl WorkerError {
         match self {
             Self::Appliance { source } => source.is_without_answer(),
             Self::Attach { source } => matches!(source, AttachError::TimedOut { .. }),
+            _ => false,
+        }
+    }
+
+    /// Whether the appliance takes nothing of this worker: it does not know the credential, as after it was revoked.
+    #[must_use]
+    pub fn is_unauthenticated(&self) -> bool {
+        match self {
+            Self::Appliance { source } => source.code() == Some(ProblemCode::Unauthenticated),
             _ => false,
         }
     }

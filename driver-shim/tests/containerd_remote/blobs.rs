@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use slackwater_api::{Role, Secret, Token};
 use slackwater_driver::containerd::proto::{
     ApplyRequest, CommitRequest, Descriptor, Mount, Payload,
 };
@@ -188,6 +189,30 @@ fn no_other_differ_is_asked_while_the_appliance_is_away() {
         }
         snapshots.stop().await;
     });
+}
+
+#[test]
+fn no_other_differ_is_asked_by_a_worker_that_was_revoked() {
+    for layers in [LayerKind::Disks, LayerKind::Images] {
+        let mut appliance = Appliance::start();
+        let runtime = runtime();
+        bounded(&runtime, async {
+            let tar = tar(1);
+            let chain = diff_id(&tar);
+            let machine = Machine::start_keeping(&appliance, layers).await;
+            let (snapshots, containerd) = serve_docker(&machine).await;
+            let root = prepared(&snapshots, &unpack_key(1, &chain), "", &chain).await;
+            let digest = fetched(&containerd, gzip(&tar));
+            appliance.stop();
+            let (name, secret) = ("other".to_owned(), Secret::new("of another worker"));
+            appliance.ask_for(vec![Token { name, role: Role::Admin, secret }]);
+            appliance.serve();
+            let asked = request(&root, &digest, GZIP);
+            let said = refused(snapshots.apply("default", asked).await, Code::Unavailable);
+            assert!(said.contains("unauthenticated"), "{layers}: {said}");
+            snapshots.stop().await;
+        });
+    }
 }
 
 #[test]

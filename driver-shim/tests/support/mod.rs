@@ -232,6 +232,11 @@ impl Appliance {
         self.servers = Some(Servers { stop, tasks: vec![rest, export] });
     }
 
+    /// From the next [`Self::serve`] on it asks for these tokens, and knows no worker without one.
+    pub fn ask_for(&mut self, tokens: Vec<Token>) {
+        self.tokens = Tokens::new(tokens).into();
+    }
+
     /// Stops serving; the store stays open. [`Self::serve`] goes on.
     pub fn stop(&mut self) {
         let Some(servers) = self.servers.take() else { return };
