@@ -218,15 +218,26 @@ impl Differ {
         };
         let read = self.read_parts(&reading, move |tar| unpacking.run(tar)).await;
         let failed = |reason: String| CallError::Unpack { key: key.clone(), reason };
-        // Another differ would unpack it over what is there already.
-        let read = read.map_err(|error| match has_begun.load(Ordering::Acquire) {
-            true => failed(error.to_string()),
-            false => match error.downcast::<io::Error>().map(|error| error.downcast()) {
-                Ok(Ok(error)) => gone_or_unpacked(error, path),
-                Ok(Err(error)) => reading.left(&error),
-                Err(error) => reading.left(&*error),
-            },
-        })?;
+        let read = match read {
+            Ok(read) => read,
+            // Another differ would unpack it over what is there already.
+            Err(error) if has_begun.load(Ordering::Acquire) => {
+                return Err(failed(error.to_string()));
+            }
+            Err(error) => {
+                let error = match error.downcast::<io::Error>().map(|error| error.downcast()) {
+                    Ok(Ok(error)) => gone_or_unpacked(error, path),
+                    Ok(Err(error)) => reading.left(&error),
+                    Err(error) => reading.left(&*error),
+                };
+                if !matches!(error, CallError::OtherDiffer { .. }) {
+                    return Err(error);
+                }
+                // Another differ would fail where this one did, and not say why.
+                let reason = self.worker.reason_of_appliance(&error.to_string()).await;
+                return Err(reason.map_or(error, CallError::Worker));
+            }
+        };
         match (read.made, &layer.expected) {
             (Made::Image(new, imaged), Some(expected)) => {
                 expected.require(key, (&read.diff_id, reading.blob))?;

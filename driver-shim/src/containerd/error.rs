@@ -207,6 +207,11 @@ pub enum CallError {
 }
 
 impl CallError {
+    /// Whether a file system of this worker refused something, for which the appliance may have the reason.
+    pub(super) const fn is_of_disk(&self) -> bool {
+        matches!(self, Self::Read { .. } | Self::Write { .. } | Self::Unpack { .. })
+    }
+
     /// The code that containerd acts on.
     #[must_use]
     pub fn code(&self) -> Code {

@@ -287,9 +287,7 @@ pub(super) async fn prepare_to_unpack(
         Err(WorkerError::Local { source, .. }) => source,
         Err(other) => return Err(other.into()),
     };
-    let error = CallError::Write { key: key.clone(), source };
-    // A file system whose disk takes no more says so in many ways.
-    Err(worker.reason_of_appliance(&error.to_string()).await.map_or(error, CallError::Worker))
+    Err(CallError::Write { key: key.clone(), source })
 }
 
 /// The snapshot that was meant, where a reference was unpacked as if it were a layer. Else what

@@ -79,15 +79,15 @@ async fn route(
     request: Request<Body>,
 ) -> Response<Body> {
     let path = request.uri().path().to_owned();
-    let metrics = snapshotter.metrics();
+    let worker = snapshotter.worker();
     let call_of = |service| path.strip_prefix('/').and_then(|path| path.strip_prefix(service));
     match call_of(DIFF_SERVICE) {
         Some("/Diff") => {
-            return of_caller(metrics, "Diff", request, |caller, body| differ.diff(caller, body))
+            return of_caller(worker, "Diff", request, |caller, body| differ.diff(caller, body))
                 .await;
         }
         Some("/Apply") => {
-            return of_caller(metrics, "Apply", request, |caller, body| differ.apply(caller, body))
+            return of_caller(worker, "Apply", request, |caller, body| differ.apply(caller, body))
                 .await;
         }
         Some(_) => {
@@ -98,18 +98,18 @@ async fn route(
     }
     match call_of(SERVICE) {
         Some("/Prepare") => {
-            unary(metrics, "Prepare", request, |body| snapshotter.prepare(body)).await
+            unary(worker, "Prepare", request, |body| snapshotter.prepare(body)).await
         }
-        Some("/View") => unary(metrics, "View", request, |body| snapshotter.view(body)).await,
-        Some("/Mounts") => unary(metrics, "Mounts", request, |body| snapshotter.mounts(body)).await,
-        Some("/Commit") => unary(metrics, "Commit", request, |body| snapshotter.commit(body)).await,
-        Some("/Remove") => unary(metrics, "Remove", request, |body| snapshotter.remove(body)).await,
-        Some("/Stat") => unary(metrics, "Stat", request, |body| snapshotter.stat(body)).await,
-        Some("/Update") => unary(metrics, "Update", request, |body| snapshotter.update(body)).await,
+        Some("/View") => unary(worker, "View", request, |body| snapshotter.view(body)).await,
+        Some("/Mounts") => unary(worker, "Mounts", request, |body| snapshotter.mounts(body)).await,
+        Some("/Commit") => unary(worker, "Commit", request, |body| snapshotter.commit(body)).await,
+        Some("/Remove") => unary(worker, "Remove", request, |body| snapshotter.remove(body)).await,
+        Some("/Stat") => unary(worker, "Stat", request, |body| snapshotter.stat(body)).await,
+        Some("/Update") => unary(worker, "Update", request, |body| snapshotter.update(body)).await,
         Some("/List") => list(snapshotter, request).await,
-        Some("/Usage") => unary(metrics, "Usage", request, |body| snapshotter.usage(body)).await,
+        Some("/Usage") => unary(worker, "Usage", request, |body| snapshotter.usage(body)).await,
         Some("/Cleanup") => {
-            unary(metrics, "Cleanup", request, |body| snapshotter.cleanup(body)).await
+            unary(worker, "Cleanup", request, |body| snapshotter.cleanup(body)).await
         }
         _ => Status::unimplemented(format!("`{path}` is no call of {SERVICE}")).into_http(),
     }
@@ -117,7 +117,7 @@ async fn route(
 
 /// One request, one answer.
 async fn unary<Question, Answer, Call, Pending>(
-    metrics: &Metrics,
+    worker: &Worker,
     name: &'static str,
     request: Request<Body>,
     call: Call,
@@ -131,8 +131,10 @@ where
     let service = tower::service_fn(|request: tonic::Request<Question>| {
         let began = Instant::now();
         let pending = call(request.into_inner());
-        let metrics = metrics.clone();
-        async move { logged(&metrics, name, began, pending.await).map(tonic::Response::new) }
+        async move {
+            let outcome = with_reason(worker, pending.await).await;
+            logged(worker.metrics(), name, began, outcome).map(tonic::Response::new)
+        }
     });
     let codec = ProstCodec::<Answer, Question>::default();
     Grpc::new(codec).max_decoding_message_size(REQUEST_BYTES_MAX).unary(service, request).await
@@ -140,7 +142,7 @@ where
 
 /// One request, one answer, where it matters who calls.
 async fn of_caller<Question, Answer, Call, Pending>(
-    metrics: &Metrics,
+    worker: &Worker,
     name: &'static str,
     request: Request<Body>,
     call: Call,
@@ -159,7 +161,10 @@ where
         let namespace = text("containerd-namespace").unwrap_or_default();
         let caller = Caller { namespace, lease: text("containerd-lease") };
         let pending = call(caller, request.into_inner());
-        async move { logged(metrics, name, began, pending.await).map(tonic::Response::new) }
+        async move {
+            let outcome = with_reason(worker, pending.await).await;
+            logged(worker.metrics(), name, began, outcome).map(tonic::Response::new)
+        }
     });
     let codec = ProstCodec::<Answer, Question>::default();
     Grpc::new(codec).max_decoding_message_size(REQUEST_BYTES_MAX).unary(service, request).await
@@ -169,14 +174,29 @@ where
 async fn list(snapshotter: &Snapshotter, request: Request<Body>) -> Response<Body> {
     let service = tower::service_fn(|request: tonic::Request<_>| {
         let began = Instant::now();
-        let listed =
-            logged(snapshotter.metrics(), "List", began, snapshotter.list(request.get_ref()));
+        let listed = logged(
+            snapshotter.worker().metrics(),
+            "List",
+            began,
+            snapshotter.list(request.get_ref()),
+        );
         std::future::ready(listed.map(|parts| {
             tonic::Response::new(stream::iter(parts.into_iter().map(Ok::<_, Status>)))
         }))
     });
     let mut grpc = Grpc::new(ProstCodec::default()).max_decoding_message_size(REQUEST_BYTES_MAX);
     grpc.server_streaming(service, request).await
+}
+
+/// A file system whose disk takes no more says so in many ways: what the appliance says counts, if that is the reason.
+async fn with_reason<T>(worker: &Worker, outcome: Result<T, CallError>) -> Result<T, CallError> {
+    match outcome {
+        Err(error) if error.is_of_disk() => {
+            let reason = worker.reason_of_appliance(&error.to_string()).await;
+            Err(reason.map_or(error, CallError::Worker))
+        }
+        other => other,
+    }
 }
 
 fn logged<T>(

@@ -16,7 +16,6 @@ use super::proto::{
     Mount, MountsResponse, PrepareRequest, UpdateRequest, UsageResponse, ViewRequest,
 };
 use super::{Namespaces, labels, own_disk, remote};
-use crate::metrics::Metrics;
 use crate::trust::sharing::{Sharing, is_of_image, layer_digest};
 use crate::trust::unpacking::{self, Below, Root};
 use crate::worker::{
@@ -53,8 +52,8 @@ impl Snapshotter {
         Self { worker, without_blobs, usages: Mutex::default() }
     }
 
-    pub(super) fn metrics(&self) -> &Metrics {
-        self.worker.metrics()
+    pub(super) const fn worker(&self) -> &Worker {
+        &self.worker
     }
 
     /// Removes what an earlier process was in the middle of adopting.

@@ -296,11 +296,15 @@ impl WorkerError {
         }
     }
 
-    /// Whether the appliance takes nothing of this worker: it does not know the credential, as after it was revoked.
+    /// Whether the appliance takes nothing of this worker: it does not know the credential, as after it was revoked, or looks at
+    /// none for a moment, as too many from its address were not known.
     #[must_use]
     pub fn is_unauthenticated(&self) -> bool {
         match self {
-            Self::Appliance { source } => source.code() == Some(ProblemCode::Unauthenticated),
+            Self::Appliance { source } => matches!(
+                source.code(),
+                Some(ProblemCode::Unauthenticated | ProblemCode::TooManyAttempts)
+            ),
             _ => false,
         }
     }
