@@ -31,12 +31,19 @@ use crate::docker::GraphDriver;
 use crate::engine::docker::Docker;
 use crate::error::DriverError;
 use crate::settings::Config;
-use crate::worker::Worker;
+use crate::worker::{Engine, Worker};
 use crate::{containerd, credential, docker, private, socket};
 
 /// Time for calls that are under way when the stop begins. What outlives it waits for the
 /// appliance; the state says where it was, and the next daemon goes on from there.
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+
+/// The pause between two tries to make what the first container needs. A worker that has not joined yet uses up what its
+/// address may try at the appliance, a call a second.
+const AHEAD_PAUSE: Duration = Duration::from_secs(10);
+
+/// How often that is tried: while an appliance starts, and a machine joins.
+const AHEAD_TRIES: usize = 60;
 
 /// The file by which a process has the state directory.
 const LOCK: &str = "lock";
@@ -106,6 +113,12 @@ pub async fn run(config: Config) -> Result<(), DriverError> {
     if config.target.token_file.is_none() {
         tokio::spawn(credential::keep_fresh(config.target.client()?, config.state_dir.clone()));
     }
+    let sockets =
+        [(&config.docker_socket, Engine::Docker), (&config.containerd_socket, Engine::Containerd)];
+    let served = sockets.into_iter().filter(|(socket, _)| socket.is_some());
+    for (_, engine) in served {
+        tokio::spawn(make_ahead(worker.clone(), engine));
+    }
     warn_of_what_is_unsafe(&config);
     announce(&config, &worker);
     let ended = tokio::select! {
@@ -129,6 +142,18 @@ pub async fn run(config: Config) -> Result<(), DriverError> {
         std::process::exit(i32::from(outcome.is_err()));
     }
     outcome
+}
+
+/// Makes what the first container of an engine would wait for, as soon as the appliance answers. Without it that waits, and
+/// says what is wrong.
+async fn make_ahead(worker: Worker, engine: Engine) {
+    for _ in 0..AHEAD_TRIES {
+        match worker.have_empty_disk(engine).await {
+            Ok(()) => return,
+            Err(error) => tracing::debug!(%error, "the empty disk is made later"),
+        }
+        tokio::time::sleep(AHEAD_PAUSE).await;
+    }
 }
 
 /// Takes the directories of these settings for this process.

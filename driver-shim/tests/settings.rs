@@ -11,9 +11,11 @@ use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use support::abort_exports;
+use slackwater_client::query::ListSnapshots;
 use support::held_port::HeldPort;
+use support::{Appliance, abort_exports};
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
 
 /// Longest time for a daemon to start or stop.
 const TIME_MAX: Duration = Duration::from_secs(60);
@@ -153,6 +155,31 @@ fn a_state_directory_has_one_daemon_and_the_next_one_takes_it_over() {
     let status = String::from_utf8(status.stdout).unwrap();
     assert!(status.contains("appliance.reachable") && status.contains("false"), "{status}");
     assert_eq!(second.stop(), Some(0));
+}
+
+#[test]
+fn the_empty_disk_is_made_before_a_container_needs_it() {
+    let mut appliance = Appliance::start();
+    let folder = Folder::new();
+    let (state, socket) = (folder.path().join("state"), folder.path().join("docker.sock"));
+    let (api, nfs) = (appliance.url.clone(), appliance.nfs.to_string());
+    let (state, socket) = (text(&state), text(&socket));
+    let arguments = ["--api", &api, "--nfs", &nfs, "--state-dir", state, "--docker-socket", socket];
+    // Also where the appliance comes later.
+    appliance.stop();
+    let daemon = Daemon::start(&mut command(&arguments));
+    appliance.serve();
+    let (runtime, client, start) = (Runtime::new().unwrap(), appliance.client(), Instant::now());
+    loop {
+        let page = runtime.block_on(client.snapshots(&ListSnapshots::default())).unwrap();
+        let names = page.items.iter().filter_map(|snapshot| snapshot.name.as_deref());
+        if names.into_iter().any(|name| name.starts_with("slackwater-empty-ext4-")) {
+            break;
+        }
+        assert!(start.elapsed() < TIME_MAX, "there is none");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(daemon.stop(), Some(0));
 }
 
 #[test]

@@ -22,7 +22,7 @@ use uuid::Uuid;
 
 use super::appliance::{Making, existing_id};
 use super::state::{Change, FileKind};
-use super::volume::SnapshotRef;
+use super::volume::{Engine, LayerKind, SnapshotRef};
 use super::{Worker, WorkerError};
 
 /// Version of the empty disk: another way to make it needs another name.
@@ -45,6 +45,19 @@ impl Worker {
         self.client().create_file(&path, size_bytes).await?;
         self.attach().await?.make_file_system(&path).await?;
         Ok(making)
+    }
+
+    /// Has the empty disk that an engine's first container begins with, and else waits for: making it takes a good part of a
+    /// second, and many calls.
+    ///
+    /// # Errors
+    /// `Appliance`, `Attach`, `State`.
+    pub async fn have_empty_disk(&self, engine: Engine) -> Result<(), WorkerError> {
+        let size_bytes = match (engine, self.layers_setting()) {
+            (Engine::Containerd, LayerKind::Images) => self.upper_disk_size_bytes(),
+            (Engine::Docker, _) | (_, LayerKind::Disks) => self.disk_size_bytes(),
+        };
+        self.run(async move |worker: Self| worker.empty_disk(size_bytes).await.map(drop)).await
     }
 
     /// A clone of the empty disk of that size, as a disk of this worker; and the empty disk.

@@ -242,12 +242,17 @@ impl Worker {
         }
     }
 
+    /// The size of a disk of upper directories.
+    pub(super) fn upper_disk_size_bytes(&self) -> u64 {
+        UPPER_DISK_SIZE_BYTES.max(self.disk_size_bytes())
+    }
+
     async fn make_upper_disk(&self) -> Result<(), WorkerError> {
         let _changing = self.inner.upper_disk.write().await;
         if self.inner.state.upper_disk().is_some() {
             return Ok(());
         }
-        let size_bytes = UPPER_DISK_SIZE_BYTES.max(self.disk_size_bytes());
+        let size_bytes = self.upper_disk_size_bytes();
         let (_, making) = self.clone_empty_disk(size_bytes).await?;
         let disk = making.file.name;
         // One that cannot be mounted is of no use to anything.
