@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! logs -> signals -> lock -> worker (its state; not yet the appliance) -> sockets -> ready
+//!                                                     beside it: what the first container needs
 //!      signal -> stop accepting -> calls in flight end -> exit
 //! ```
 //!
@@ -38,8 +39,8 @@ use crate::{containerd, credential, docker, private, socket};
 /// appliance; the state says where it was, and the next daemon goes on from there.
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 
-/// The pause between two tries to make what the first container needs. A worker that has not joined yet uses up what its
-/// address may try at the appliance, a call a second.
+/// The pause between two tries to make what the first container needs. Not shorter: of a worker that has not joined, each counts
+/// as a wrong token of its address, which has one a second.
 const AHEAD_PAUSE: Duration = Duration::from_secs(10);
 
 /// How often that is tried: while an appliance starts, and a machine joins.
