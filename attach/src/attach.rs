@@ -68,7 +68,14 @@ impl Attach {
     /// A FUSE export that was started with another command line is mounted again, unless disks of it are in use: then it
     /// goes on with that ([`Self::is_served_alike`]).
     pub async fn open(options: Options) -> Result<Self, AttachError> {
-        to_the_end(async move { Ok(Self { export: Export::open(options).await? }) }).await
+        Self::open_freeing(options, Vec::new()).await
+    }
+
+    /// The same, by a caller who knows at which targets nothing uses what is mounted: where the export has to be mounted again,
+    /// they are unmounted first. What is lost does not tell of them.
+    pub async fn open_freeing(options: Options, unused: Vec<PathBuf>) -> Result<Self, AttachError> {
+        let open = async move { Export::open(options, unused).await };
+        Ok(Self { export: to_the_end(open).await? })
     }
 
     /// Takes a local directory as the export; the snapshots are the files of its `.snapshot`.

@@ -341,7 +341,7 @@ impl Export {
 
     /// Takes off what is mounted on top. What uses it may go on and lets go when it ends, as
     /// other mount namespaces do; what it wrote until now is on the appliance.
-    async fn unmount_top(&self, target: &Path) -> Result<(), AttachError> {
+    pub(crate) async fn unmount_top(&self, target: &Path) -> Result<(), AttachError> {
         let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c"]);
         match call.argument(target).run().await {
             Err(error) if says(&error, "target is busy") => {

@@ -1,6 +1,7 @@
 //! Makes the export visible: mounts it, or adopts what an earlier process mounted.
 
 mod mounting;
+mod replacing;
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -10,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use mounting::without_secret;
 pub(crate) use mounting::{choose_method, has_nfs};
 use uuid::Uuid;
 
@@ -22,7 +22,7 @@ use crate::sandbox;
 use crate::serving::{self, Service, Serving};
 use crate::sparse::SparseFile;
 use crate::syncing::Syncing;
-use crate::tools::{TOOL_TIME_LIMIT, Tools, UMOUNT, says};
+use crate::tools::{TOOL_TIME_LIMIT, Tools};
 use crate::{AttachError, Method, Mounted, Options, Rights, Source};
 
 /// Where the export shows its snapshots.
@@ -70,6 +70,8 @@ pub(crate) struct Export {
     pub(crate) late_syncs: Mutex<HashMap<PathBuf, Syncing>>,
     serving: Mutex<Option<Serving>>,
     pub(crate) lost: Vec<Mounted>,
+    /// What is mounted at these may go where the export has to be mounted again: nothing uses it.
+    unused: Vec<PathBuf>,
 }
 
 /// Where a source is.
@@ -83,7 +85,10 @@ pub(crate) struct Place {
 
 impl Export {
     /// Mounts or adopts the export.
-    pub(crate) async fn open(options: Options) -> Result<Arc<Self>, AttachError> {
+    pub(crate) async fn open(
+        options: Options,
+        unused: Vec<PathBuf>,
+    ) -> Result<Arc<Self>, AttachError> {
         let state_directory = make_directory(&options.state_directory)?;
         let directory = state_directory.join("export");
         let existing = kernel::mounted_at(&directory)?;
@@ -113,6 +118,7 @@ impl Export {
             late_syncs: Mutex::default(),
             serving: Mutex::default(),
             lost: Vec::new(),
+            unused,
             options,
         };
         export.take(existing).await?;
@@ -141,6 +147,7 @@ impl Export {
             late_syncs: Mutex::default(),
             serving: Mutex::default(),
             lost: Vec::new(),
+            unused: Vec::new(),
             options,
         };
         let export = Arc::new(export);
@@ -175,7 +182,7 @@ impl Export {
             // Its disks could not go on by another mount either. FUSE mounts again by itself.
             Some(point)
                 if self.method == Method::Nfs
-                    && self.disks()?.is_empty()
+                    && self.are_all_unused()?
                     && self.is_refused().await =>
             {
                 self.replace_if_idle(point, "the appliance refuses its handles").await?
@@ -200,81 +207,9 @@ impl Export {
         }
     }
 
-    /// Mounts again what is mounted or served otherwise than it would be now, or refused by the appliance, unless a disk
-    /// of it is mounted or attached.
-    async fn replace_if_idle(
-        &self,
-        point: MountPoint,
-        reason: &str,
-    ) -> Result<Option<MountPoint>, AttachError> {
-        if !self.is_idle().await? {
-            tracing::warn!(
-                reason,
-                "the export stays mounted as it is, since disks of it are in use; restart the driver when none is"
-            );
-            return Ok(Some(point));
-        }
-        match self.replace(&point).await {
-            Ok(()) => Ok(None),
-            // A program is in it, or the appliance is away. What is mounted may have gone all the same.
-            Err(error) => {
-                tracing::warn!(%error, reason, "the export stays mounted as it is; restart the driver to mount it again");
-                kernel::mounted_at(&self.directory)
-            }
-        }
-    }
-
     /// Whether a FUSE export is served with the settings that it would be served with now.
     pub(crate) fn is_served_alike(&self) -> bool {
         self.method == Method::Nfs || self.is_local || self.service().is_served_alike()
-    }
-
-    /// Whether no disk of the export is mounted or attached, once what is on its way out has gone.
-    async fn is_idle(&self) -> Result<bool, AttachError> {
-        match self.wait_until_unused().await {
-            Ok(()) => Ok(true),
-            Err(AttachError::Busy { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// Takes away an export of other options, if no disk of it is in use.
-    async fn replace(&self, point: &MountPoint) -> Result<(), AttachError> {
-        if !self.is_idle().await? {
-            return Err(AttachError::OtherExport {
-                got: format!("{} ({})", without_secret(&point.source), point.kind),
-                expected: format!("{} ({})", self.source(), self.method),
-            });
-        }
-        let nfs_snapshots = self.state_directory.join("export.snapshot");
-        for directory in [&nfs_snapshots, &self.directory] {
-            self.unmount_all(directory).await?;
-        }
-        if point.kind == serving::FILE_SYSTEM {
-            self.service().end_processes().await;
-        }
-        Ok(())
-    }
-
-    /// Takes away an export that nobody serves any more, with everything on it, and begins anew.
-    async fn recover(&mut self) -> Result<(), AttachError> {
-        self.lost = self.users()?;
-        tracing::error!(
-            lost = self.lost.len(),
-            "all processes that served the export were killed; its disks are unmounted"
-        );
-        for disk in self.lost.iter().rev() {
-            if !disk.read_only {
-                // A frozen file system outlives its last mount.
-                let _not_frozen = self.tools.unfreeze(&disk.target).run().await;
-            }
-            let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c", "--lazy"]);
-            call.argument(&disk.target).run().await?;
-            let _not_empty = fs::remove_dir(&disk.target);
-        }
-        let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c", "--lazy"]);
-        call.argument(&self.directory).run().await?;
-        self.start_serving()
     }
 
     fn start_serving(&self) -> Result<(), AttachError> {
@@ -489,26 +424,6 @@ impl Export {
             }
             tokio::time::sleep(FREED_PAUSE).await;
         }
-    }
-
-    /// Unmounts a directory as often as something is mounted on it. A loop device is on no file some moments before the
-    /// kernel has closed that file, so that a directory that is in use is tried again.
-    async fn unmount_all(&self, directory: &Path) -> Result<(), AttachError> {
-        let deadline = Instant::now() + CLOSED_WITHIN;
-        while kernel::mounted_at(directory)?.is_some() {
-            let call = self.tools.call(UMOUNT).arguments(["-n", "-i", "-c"]);
-            match call.argument(directory).run().await {
-                Err(error) if says(&error, "target is busy") => {
-                    // A program is in it, or an image that is mounted in another mount namespace.
-                    if Instant::now() >= deadline {
-                        return Err(AttachError::Busy { targets: vec![directory.to_owned()] });
-                    }
-                    tokio::time::sleep(FREED_PAUSE).await;
-                }
-                outcome => drop(outcome?),
-            }
-        }
-        Ok(())
     }
 }
 

@@ -3,10 +3,10 @@
 //! ```text
 //! logs -> signals -> lock -> worker (its state; not yet the appliance) -> sockets -> ready
 //!                                                     beside it: what the first container needs
-//!      signal -> stop accepting -> calls in flight end -> exit
+//!      signal -> stop accepting -> calls in flight end -> unmount what nothing uses -> exit
 //! ```
 //!
-//! Invariants: the end of the daemon, however it comes, unmounts nothing and ends no process
+//! Invariants: the end of the daemon, however it comes, unmounts nothing that is used and ends no process
 //! that serves a mount; the next daemon finds them. Starting does not need the appliance: a
 //! machine that boots before it serves answers the engines with what is missing, and begins to
 //! work when it is there.
@@ -38,6 +38,9 @@ use crate::{containerd, credential, docker, private, socket};
 /// Time for calls that are under way when the stop begins. What outlives it waits for the
 /// appliance; the state says where it was, and the next daemon goes on from there.
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
+
+/// Time to unmount what nothing uses, as the daemon ends. What is not unmounted then, the next daemon finds.
+const UNMOUNT_LIMIT: Duration = Duration::from_secs(5);
 
 /// The pause between two tries to make what the first container needs. Not shorter: of a worker that has not joined, each counts
 /// as a wrong token of its address, which has one a second.
@@ -141,6 +144,13 @@ pub async fn run(config: Config) -> Result<(), DriverError> {
         // Returning would drop those calls, and with them the notes by which the next process
         // knows what dockerd repeats: this end is as sudden as a kill.
         std::process::exit(i32::from(outcome.is_err()));
+    }
+    if tokio::time::timeout(UNMOUNT_LIMIT, worker.unmount_all_unused()).await.is_err() {
+        let limit_seconds = UNMOUNT_LIMIT.as_secs();
+        tracing::warn!(
+            limit_seconds,
+            "what nothing uses is not unmounted yet; the next start goes on"
+        );
     }
     outcome
 }
@@ -339,7 +349,7 @@ fn stop_on_signal() -> Result<Stop, DriverError> {
                 _ = hangup.recv() => "SIGHUP",
             };
             if is_first {
-                tracing::info!(signal = name, "stopping; mounts stay as they are");
+                tracing::info!(signal = name, "stopping; what is in use stays mounted");
                 // An error means that the daemon is ending already.
                 let _ = sender.send(true);
             } else {

@@ -12,10 +12,11 @@
 //!
 //! Invariants:
 //! - Below an image are images alone, or layers that will be images, or nothing: it has marks for what it removes of these.
-//! - An image is mounted while a volume that was given its mount point reads it, or the driver itself does.
+//! - An image is mounted while a volume that was given its mount point reads it, or the driver itself does. One that nothing
+//!   uses stays mounted while it is a layer of this worker, with what the kernel has cached of it, up to a number.
 //! - An image is mounted from a snapshot, which nothing can write.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -25,7 +26,7 @@ use std::time::Instant;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::fs::XattrFlags;
-use slackwater_attach::Source;
+use slackwater_attach::{Attach, Source};
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
@@ -40,6 +41,10 @@ use super::{Inner, Worker, WorkerError};
 /// directory that containerd enters first: 17 bytes each leave room for the upper directory and the other options.
 /// Docker's own limit is 125 layers.
 pub(super) const IMAGES_MAX: usize = 128;
+
+/// Images without users that stay mounted. Each takes some kernel memory, and a line of the table of mounts, which every
+/// engine reads; this is some ten images of common size, or the deepest one.
+const KEPT_IMAGES_MAX: usize = 128;
 
 /// Images that are mounted at a time: enough to hide the appliance's answer time.
 const MOUNTED_AT_ONCE: usize = 8;
@@ -98,6 +103,8 @@ impl Rootfs {
 #[derive(Debug, Default)]
 pub(super) struct IdleImages {
     times: HashMap<SnapshotId, Instant>,
+    /// Those that stay mounted, the longest unused first. Some may be in use again.
+    kept: VecDeque<SnapshotId>,
     /// Something waits for the next time.
     is_waited_for: bool,
 }
@@ -116,8 +123,26 @@ impl IdleImages {
         !std::mem::replace(&mut self.is_waited_for, true)
     }
 
+    fn knows(&self, id: SnapshotId) -> bool {
+        self.times.contains_key(&id) || self.kept.contains(&id)
+    }
+
+    /// Has images stay mounted. Those that are too many then do not: the longest unused.
+    fn keep(&mut self, ids: Vec<SnapshotId>) -> Vec<SnapshotId> {
+        self.forget(&ids);
+        self.kept.extend(ids);
+        let excess = self.kept.len().saturating_sub(KEPT_IMAGES_MAX);
+        self.kept.drain(..excess).collect()
+    }
+
+    fn forget(&mut self, ids: &[SnapshotId]) {
+        self.kept.retain(|id| !ids.contains(id));
+    }
+
     fn next(&mut self, now: Instant) -> Next {
-        let due: Vec<_> = self.times.extract_if(|_, time| *time <= now).map(|(id, _)| id).collect();
+        let mut due: Vec<_> = self.times.extract_if(|_, time| *time <= now).collect();
+        due.sort_by_key(|(_, time)| *time);
+        let due: Vec<_> = due.into_iter().map(|(id, _)| id).collect();
         let first = self.times.values().min();
         match first {
             _ if !due.is_empty() => Next::Now(due),
@@ -260,7 +285,12 @@ impl Worker {
     /// The target of an image's mount. Half of the id is short, and a second image there would be refused.
     pub(super) fn image_target(&self, id: SnapshotId) -> PathBuf {
         let name = Uuid::from_bytes(*id.as_bytes()).as_simple().to_string();
-        self.state_directory().join("images").join(&name[..name.len() / 2])
+        self.images_directory().join(&name[..name.len() / 2])
+    }
+
+    /// Where images are mounted, each at a directory of its own.
+    pub(super) fn images_directory(&self) -> PathBuf {
+        self.state_directory().join("images")
     }
 
     /// Mounts images; where each is, in the same order. A volume or a count of views says that they are used.
@@ -318,7 +348,7 @@ impl Worker {
         });
     }
 
-    /// Unmounts images some time after the last call, those that nothing uses by then.
+    /// Unmounts images some time after the last call, those that nothing uses by then and that are not to stay.
     pub(super) fn unmount_images_later(&self, ids: Vec<SnapshotId>) {
         if ids.is_empty() {
             return;
@@ -338,15 +368,52 @@ impl Worker {
             Err(_) => vec![true; unused.len()],
         };
         let mounted = unused.into_iter().zip(mounted).filter(|(_, is_mounted)| *is_mounted);
-        let unmounting = stream::iter(mounted).for_each_concurrent(MOUNTED_AT_ONCE, |(id, _)| {
-            let worker = self.clone();
-            async move {
-                if let Err(error) = worker.unmount_image(id).await {
-                    tracing::warn!(image = %id, %error, "unmounting an image that nothing uses");
-                }
+        // Of loop devices a machine, and the more a container, has few.
+        let can_stay = Attach::mounts_images_from_files();
+        let stays = |id: &SnapshotId| can_stay && self.inner.state.has_image(*id);
+        let (layers, others): (Vec<_>, Vec<_>) = mounted.map(|(id, _)| id).partition(stays);
+        let excess = {
+            let mut idle = self.inner.idle_images.lock();
+            idle.forget(&others);
+            idle.keep(layers)
+        };
+        self.unmount_images([others, excess].concat()).await;
+    }
+
+    /// Unmounts those of these images that nothing uses. What fails is logged: the next start finds the mounts.
+    async fn unmount_images(&self, ids: Vec<SnapshotId>) {
+        let unmounting = stream::iter(ids).for_each_concurrent(MOUNTED_AT_ONCE, |id| async move {
+            if let Err(error) = self.unmount_image(id).await {
+                tracing::warn!(image = %id, %error, "unmounting an image that nothing uses");
             }
         });
         unmounting.await;
+    }
+
+    /// Notes images that are mounted, as an earlier process left them.
+    pub(super) fn found_images(&self, mut ids: Vec<SnapshotId>) {
+        let mut known = ids.clone();
+        {
+            let idle = self.inner.idle_images.lock();
+            known.retain(|id| idle.knows(*id));
+        }
+        ids.retain(|id| !known.contains(id) || !self.inner.state.has_image(*id));
+        self.unmount_images_later(ids);
+    }
+
+    /// Unmounts the images that nothing uses, also those that were to stay.
+    pub(super) async fn unmount_kept_images(&self) -> Result<(), WorkerError> {
+        let mounted = self.mounted_images().await?;
+        self.unmount_images(mounted.into_iter().filter(|id| !self.has_users(*id)).collect()).await;
+        Ok(())
+    }
+
+    /// The images that are mounted where this driver mounts them.
+    async fn mounted_images(&self) -> Result<Vec<SnapshotId>, WorkerError> {
+        let images = self.images_directory();
+        let mounts = self.attach().await?.mounts().await?.into_iter();
+        let ours = mounts.filter(|mounted| mounted.target.parent() == Some(&*images));
+        Ok(ours.filter_map(|mounted| image_of(&mounted.source)).collect())
     }
 
     fn has_users(&self, id: SnapshotId) -> bool {
@@ -367,6 +434,11 @@ impl Worker {
         let is_user = |volume: &Volume| volume.mounted.is_some() && self.is_used(volume);
         self.inner.state.reads_image(id, is_user)
     }
+}
+
+/// The image that a source of a mount is: it ends with the id, of which the name of the directory is a half.
+pub(super) fn image_of(source: &str) -> Option<SnapshotId> {
+    source.rsplit('/').next()?.parse().ok()
 }
 
 /// Looks at images when their time has come, until none is left. Held weakly while it waits, so that the last worker to
@@ -435,6 +507,20 @@ mod tests {
 
     fn id(number: u8) -> SnapshotId {
         Uuid::from_u128(number.into()).to_string().parse().unwrap()
+    }
+
+    #[test]
+    fn the_images_that_were_unused_longest_are_too_many() {
+        let id = |number: usize| id(u8::try_from(number).unwrap());
+        let mut idle = IdleImages::default();
+        assert_eq!(idle.keep((0..KEPT_IMAGES_MAX).map(id).collect()), []);
+        assert_eq!(idle.keep(vec![id(0)]), [], "it was one of them");
+        assert_eq!(idle.keep(vec![id(200), id(201)]), [id(1), id(2)]);
+        idle.forget(&[id(0), id(3)]);
+        assert_eq!(idle.keep(vec![id(202), id(203), id(204)]), [id(4)]);
+        idle.add(vec![id(205)], Instant::now());
+        assert!(!idle.knows(id(1)), "it is not mounted any more");
+        assert!([5, 204, 205].into_iter().all(|number| idle.knows(id(number))));
     }
 
     #[test]

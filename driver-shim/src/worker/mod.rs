@@ -59,6 +59,7 @@ mod state;
 mod superblock;
 mod taking;
 mod trees;
+mod unused;
 mod uppers;
 mod usage;
 mod volume;
@@ -422,7 +423,8 @@ impl Worker {
     /// `Attach`.
     pub async fn attach(&self) -> Result<&Attach, WorkerError> {
         let open = || async {
-            let attach = Attach::open(self.inner.options.attach.clone()).await?;
+            let (options, unused) = (self.inner.options.attach.clone(), self.unused_targets());
+            let attach = Attach::open_freeing(options, unused).await?;
             for lost in attach.lost() {
                 tracing::error!(target = %lost.target.display(), source = %lost.source,
                     "the export died with its processes: what had this mounted sees I/O errors");

@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use parking_lot::Mutex;
-use slackwater_attach::Source;
+use slackwater_attach::{Mounted, Source};
 use slackwater_client::query::ListSnapshots;
 use slackwater_client::types::{Labels, SnapshotId};
 use uuid::Uuid;
 
 use super::appliance::WORKER_LABEL;
+use super::layers::image_of;
 use super::mounting::IDLE;
 use super::state::{Change, FileKind, OwnFile};
 use super::uppers::Removed;
@@ -94,12 +95,16 @@ impl Worker {
         self.run(async move |worker: Self| {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             let volume = worker.existing(&key)?;
-            let images = volume.mounted.map(|_| worker.images_from(&volume));
+            let mut images = volume.mounted.map_or_else(Vec::new, |_| worker.images_from(&volume));
+            // One that stays mounted is a layer.
+            if let Content::Image { snapshot, .. } = &volume.content {
+                images.push(snapshot.id);
+            }
             worker.apply(vec![Change::Delete(key)]).await?;
             if let Some(MountedAs::View(snapshot)) = volume.mounted {
                 worker.unmount_view_later(snapshot);
             }
-            worker.unmount_images_later(images.unwrap_or_default());
+            worker.unmount_images_later(images);
             Ok(())
         })
         .await
@@ -245,20 +250,18 @@ impl Worker {
     async fn reconcile_mounts(&self) -> Result<usize, WorkerError> {
         let attach = self.attach().await?;
         let mut count = 0;
-        for mounted in attach.mounts().await? {
+        let images_directory = self.images_directory();
+        let is_image = |mounted: &Mounted| mounted.target.parent() == Some(&*images_directory);
+        let (images, others): (Vec<_>, Vec<_>) =
+            attach.mounts().await?.into_iter().partition(is_image);
+        self.found_images(images.iter().filter_map(|mounted| image_of(&mounted.source)).collect());
+        for mounted in others {
             let Some(name) = mounted.target.file_name().and_then(|name| name.to_str()) else {
                 continue;
             };
             if mounted.target.parent() == Some(&self.state_directory().join("views")) {
                 if let Ok(snapshot) = name.parse() {
                     self.unmount_view(snapshot).await?;
-                }
-                continue;
-            }
-            if mounted.target.parent() == Some(&self.state_directory().join("images")) {
-                // The source ends with the id, of which the name of the directory is a half.
-                if let Some(Ok(id)) = mounted.source.rsplit('/').next().map(str::parse) {
-                    self.unmount_image(id).await?;
                 }
                 continue;
             }

@@ -34,7 +34,7 @@ use uuid::Uuid;
 pub(super) use self::files::{FileKind, OwnFile};
 use self::files::{files_of, names_file};
 use super::error::WorkerError;
-use super::volume::{Content, Directory, Engine, Key, LayerKind, Volume};
+use super::volume::{Directory, Engine, Key, LayerKind, Volume};
 
 const VOLUMES: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("volumes");
 const OBSOLETE: TableDefinition<'_, &str, &str> = TableDefinition::new("obsolete");
@@ -198,6 +198,11 @@ impl State {
     ) -> bool {
         let index = self.index.read();
         index.volumes.values().any(|volume| is_wanted(volume) && index.has_image(volume, id))
+    }
+
+    /// Whether an image is a layer of this worker.
+    pub(super) fn has_image(&self, id: SnapshotId) -> bool {
+        self.index.read().volumes.values().any(|volume| volume.is_image(id))
     }
 
     /// The volumes that were made directly above this one.
@@ -426,9 +431,8 @@ impl Index {
 
     /// Whether an image is the layer of a volume, or of one below it.
     fn has_image(&self, volume: &Volume, id: SnapshotId) -> bool {
-        let is_it = |volume: &&Volume| matches!(&volume.content, Content::Image { snapshot, .. } if snapshot.id == id);
         let below = |volume: &&Volume| self.volumes.get(volume.parent.as_ref()?);
-        std::iter::successors(Some(volume), below).any(|volume| is_it(&volume))
+        std::iter::successors(Some(volume), below).any(|volume| volume.is_image(id))
     }
 
     fn put(&mut self, volume: Volume) {

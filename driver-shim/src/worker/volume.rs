@@ -312,6 +312,11 @@ impl Volume {
         }
     }
 
+    /// Whether its own layer is this image.
+    pub(super) fn is_image(&self, id: SnapshotId) -> bool {
+        matches!(&self.content, Content::Image { snapshot, .. } if snapshot.id == id)
+    }
+
     /// All directories that stay because of it.
     pub(super) fn directories(&self) -> impl Iterator<Item = Directory> {
         self.directory().into_iter().chain(self.given.iter().copied())

@@ -15,7 +15,7 @@ use slackwater_driver::containerd::proto::{
 };
 use slackwater_driver::image::digest::{Digest, chain_id};
 use slackwater_driver::worker::{
-    Content as VolumeContent, Engine, Key, LayerKind, SnapshotRef, Volume, WorkerError,
+    Content as VolumeContent, Engine, Key, LayerKind, SnapshotRef, Volume,
 };
 use tonic::Code;
 
@@ -534,26 +534,6 @@ fn what_is_no_layer_of_its_image_becomes_no_image() {
         assert!(refusal.contains("read-only"), "{refusal}");
         stand.snapshots.remove(&key).await.unwrap();
         stand.await_disks(0).await;
-        stand.stop().await;
-    });
-}
-
-#[test]
-fn images_are_no_one_snapshot() {
-    let appliance = Appliance::start();
-    let runtime = runtime();
-    bounded(&runtime, async {
-        let stand = Stand::start(&appliance, LayerKind::Images).await;
-        let names = stand.pull(&layers()[..2]).await;
-        stand.snapshots.prepare_mounts("c", &names[1], labels(&[])).await.unwrap();
-        let worker = &stand.machine.worker;
-        for name in ["c", &names[1]] {
-            let error = worker.capture(&Key::containerd(name)).await.unwrap_err();
-            assert!(matches!(error, WorkerError::OfImages { .. }), "{error}");
-            assert!(error.to_string().contains("one for each layer"), "{error}");
-        }
-        let error = worker.snapshot_of(&Key::containerd(names[1].as_str())).await.unwrap_err();
-        assert!(matches!(error, WorkerError::OfImages { .. }), "{error}");
         stand.stop().await;
     });
 }

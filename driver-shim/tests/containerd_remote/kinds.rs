@@ -232,3 +232,23 @@ fn the_diff_of_what_nothing_is_below_and_the_attributes_of_a_root() {
         stand.stop().await;
     });
 }
+
+#[test]
+fn images_are_no_one_snapshot() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let names = stand.pull(&layers()[..2]).await;
+        stand.snapshots.prepare_mounts("c", &names[1], labels(&[])).await.unwrap();
+        let worker = &stand.machine.worker;
+        for name in ["c", &names[1]] {
+            let error = worker.capture(&Key::containerd(name)).await.unwrap_err();
+            assert!(matches!(error, WorkerError::OfImages { .. }), "{error}");
+            assert!(error.to_string().contains("one for each layer"), "{error}");
+        }
+        let error = worker.snapshot_of(&Key::containerd(names[1].as_str())).await.unwrap_err();
+        assert!(matches!(error, WorkerError::OfImages { .. }), "{error}");
+        stand.stop().await;
+    });
+}

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::mount::UnmountFlags;
 use rustix::process::{Pid, Signal};
+use slackwater_attach::Attach;
 use slackwater_driver::containerd::proto::Mount;
 use slackwater_driver::worker::{ContainerdExtra, Extra, Key, Kind, LayerKind, WorkerError};
 use tonic::Code;
@@ -22,6 +23,9 @@ use crate::{bounded, refused, runtime};
 
 /// Longest time in which what a container wrote is removed, also on a busy machine.
 const REMOVED_WITHIN: Duration = Duration::from_secs(60);
+
+/// Time after which what is let go of when it is unused has gone, and a margin.
+const LET_GO_AFTER: Duration = Duration::from_secs(13);
 
 /// Longest time in which a call says that the appliance is away.
 const SAID_WITHIN: Duration = Duration::from_secs(30);
@@ -52,6 +56,26 @@ impl Stand {
     /// The disks that are mounted for writing.
     fn mounted_disks(&self) -> Vec<PathBuf> {
         mounts_below(&self.machine.path().join("state/mounts").canonicalize().unwrap())
+    }
+
+    /// Unmounts what nothing uses; so many images stay. One may be mounted ahead at this moment, and counts as used.
+    async fn unmount_unused(&self, expected: usize) {
+        let deadline = Instant::now() + REMOVED_WITHIN;
+        loop {
+            self.machine.worker.unmount_all_unused().await;
+            let images = self.mounted_images();
+            if images.len() == expected {
+                return;
+            }
+            let is_late = images.len() < expected || Instant::now() > deadline;
+            assert!(!is_late, "{images:?} are mounted, expected {expected}");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// The images that are mounted.
+    fn mounted_images(&self) -> Vec<PathBuf> {
+        mounts_below(&self.machine.path().join("state/images").canonicalize().unwrap())
     }
 }
 
@@ -100,11 +124,77 @@ fn containers_share_a_disk_which_goes_with_the_last_of_them() {
             assert!(Instant::now() < deadline, "{:?} is left", stand.disks().await);
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        // The next one has another.
-        stand.container("next", &names[0]).await;
+        // The image stays, with what is cached of it.
+        tokio::time::sleep(LET_GO_AFTER).await;
+        let stays = usize::from(Attach::mounts_images_from_files());
+        assert_eq!(stand.mounted_images().len(), stays);
+        // The next one has another disk.
+        let next = stand.container("next", &names[0]).await;
         assert_eq!(stand.disks().await.len(), 1);
-        stand.snapshots.remove("next").await.unwrap();
-        stand.await_disks(0).await;
+        assert_eq!(stand.mount(&next).read("etc/kept"), "first");
+        // With the image all of it goes, by itself.
+        for name in ["next", &names[0]] {
+            stand.snapshots.remove(name).await.unwrap();
+        }
+        let deadline = Instant::now() + REMOVED_WITHIN;
+        loop {
+            let left = (stand.disks().await, stand.mounted_disks(), stand.mounted_images());
+            if left == (vec![], vec![], vec![]) {
+                break;
+            }
+            assert!(Instant::now() < deadline, "{left:?} is left");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        stand.stop().await;
+    });
+}
+
+/// As where a killed driver starts again with other settings.
+#[test]
+fn images_that_nothing_uses_make_room_for_another_export() {
+    let (appliance, other) = (Appliance::start(), Appliance::start());
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let names = stand.pull(&layers()[..2]).await;
+        stand.snapshots.view_mounts("v", &names[0]).await.unwrap();
+        // The disk of the pull goes by itself.
+        let deadline = Instant::now() + REMOVED_WITHIN;
+        while !stand.mounted_disks().is_empty() {
+            assert!(Instant::now() < deadline, "{:?} is left", stand.mounted_disks());
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        let stand = stand.restart(&other, LayerKind::Images).await;
+        let error = stand.machine.worker.attach().await.unwrap_err();
+        assert!(error.to_string().contains("are in use"), "{error}");
+        assert_eq!(stand.mounted_images().len(), 1, "that of the view");
+        stand.snapshots.remove("v").await.unwrap();
+        let stand = stand.restart(&other, LayerKind::Images).await;
+        stand.machine.worker.attach().await.unwrap();
+        assert_eq!(stand.mounted_images(), Vec::<PathBuf>::new());
+        stand.stop().await;
+    });
+}
+
+/// As the daemon ends.
+#[test]
+fn images_that_nothing_uses_are_unmounted_and_the_others_stay() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let names = stand.pull(&layers()[..2]).await;
+        let container = stand.container("c", &names[0]).await;
+        let view = stand.view(&names[1]).await;
+        stand.unmount_unused(2).await;
+        drop(view);
+        stand.snapshots.remove(&format!("view of {}", names[1])).await.unwrap();
+        stand.unmount_unused(1).await;
+        assert_eq!(stand.mount(&container).read("etc/removed"), "first");
+        stand.snapshots.remove("c").await.unwrap();
+        stand.unmount_unused(0).await;
+        let next = stand.container("next", &names[1]).await;
+        assert_eq!(stand.mount(&next).names(), stand.view(&names[1]).await.names());
         stand.stop().await;
     });
 }

@@ -78,8 +78,9 @@ mod tests {
     use redb::{Database, ReadableDatabase};
 
     use super::super::tests::volume;
-    use super::super::{Change, Content, FACTS, LayerKind, State, VOLUMES, Volume};
+    use super::super::{Change, FACTS, LayerKind, State, VOLUMES, Volume};
     use super::*;
+    use crate::worker::volume::Content;
 
     /// Puts a fact and an unreadable volume into a state, as another release might.
     fn written_by_another(path: &std::path::Path, format: &str) {

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use slackwater_client::types::{SnapshotId, Timestamp};
 
 use super::*;
-use crate::worker::volume::{DockerExtra, Extra, LayerKind, SnapshotRef};
+use crate::worker::volume::{Content, DockerExtra, Extra, LayerKind, SnapshotRef};
 use crate::worker::{forget_users_of_another_boot, identity};
 
 fn key(number: u8) -> Key {
