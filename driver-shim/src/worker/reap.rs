@@ -15,7 +15,6 @@ use uuid::Uuid;
 
 use super::appliance::WORKER_LABEL;
 use super::layers::image_of;
-use super::mounting::IDLE;
 use super::state::{Change, FileKind, OwnFile};
 use super::uppers::Removed;
 use super::volume::{Content, Key, MountedAs};
@@ -194,11 +193,10 @@ impl Worker {
                     removed = worker.remove_uppers().await;
                 }
                 let has_more = !worker.inner.state.obsolete().is_empty();
-                let is_idle = worker.look_at_idle_upper_disk().await;
+                let idle = worker.look_at_idle_upper_disk(removed).await;
                 drop(worker);
                 let wait = match removed {
-                    Removed::All if is_idle && !has_more => IDLE,
-                    Removed::All if !has_more => RECONCILE_INTERVAL,
+                    Removed::All if !has_more => idle.unwrap_or(RECONCILE_INTERVAL),
                     _ => RETRY_INTERVAL,
                 };
                 let _ = tokio::time::timeout(wait, wanted.notified()).await;
@@ -211,7 +209,7 @@ impl Worker {
         tokio::spawn(async move {
             while let Some(inner) = inner.upgrade() {
                 let worker = Self { inner };
-                let wait = match worker.reconcile(CAPTURE_AGE_MAX).await {
+                let wait = match worker.compare(CAPTURE_AGE_MAX).await {
                     Ok(done) if done == Reconciled::default() => RECONCILE_INTERVAL,
                     Ok(done) => {
                         tracing::info!(?done, "took back what nobody needs");
@@ -235,6 +233,12 @@ impl Worker {
     /// # Errors
     /// `Appliance`, `Attach`, `State`.
     pub async fn reconcile(&self, age_min: Duration) -> Result<Reconciled, WorkerError> {
+        self.let_go_of_empty_disk().await;
+        self.compare(age_min).await
+    }
+
+    /// The same, but for a disk that nothing is on and that waits for what comes.
+    async fn compare(&self, age_min: Duration) -> Result<Reconciled, WorkerError> {
         self.inner.state.require_certain()?;
         let mounts = self.reconcile_mounts().await;
         self.clean_up().await;

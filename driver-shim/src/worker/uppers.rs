@@ -9,7 +9,7 @@
 //! ```
 //! So a container costs a directory, and no clone, loop device and mount of its own. One disk takes new directories, the
 //! *current* one. It is given up when writes to it were lost, when it cannot be used or is nearly full, when nothing is
-//! on it for some seconds, or when it takes much more space on the appliance than its files: what ext4 freed stays there.
+//! on it for some time (unused.rs), or when it takes much more space on the appliance than its files: what ext4 freed stays there.
 //! The next volume then gets a new one. A disk that was given up goes with the last volume that has, or was given, a
 //! directory on it.
 //!
@@ -32,7 +32,6 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -42,7 +41,6 @@ use uuid::Uuid;
 
 use super::layers::{copy_attributes, on_disk};
 use super::merging::path_of;
-use super::mounting::IDLE;
 use super::removal::{Chosen, Removal, remove_from};
 use super::state::Change;
 use super::volume::{Content, Directory, Key, Volume};
@@ -284,43 +282,9 @@ impl Worker {
             && volume.directory().is_some_and(|own| self.inner.state.upper_disk() != Some(own.disk))
     }
 
-    /// Gives up the current disk if nothing is on it.
-    async fn let_go_of_upper_disk(&self, disk: Uuid) -> Result<(), WorkerError> {
-        let _changing = self.inner.upper_disk.write().await;
-        let is_current = self.inner.state.upper_disk() == Some(disk);
-        if is_current && self.inner.state.uppers_on(disk).is_empty() {
-            self.apply(vec![Change::upper_disk(None)]).await?;
-        }
-        Ok(())
-    }
-
-    /// Gives up the current disk if nothing was on it for some time, as what is mounted holds up changes of how the
-    /// appliance is attached. Returns whether to look again after that time.
-    pub(super) async fn look_at_idle_upper_disk(&self) -> bool {
-        let Some(disk) = self.inner.state.upper_disk() else { return false };
-        if !self.inner.state.uppers_on(disk).is_empty() {
-            *self.inner.upper_disk_idle.lock() = None;
-            return false;
-        }
-        let since = *self.inner.upper_disk_idle.lock().get_or_insert_with(Instant::now);
-        if since.elapsed() < IDLE {
-            return true;
-        }
-        *self.inner.upper_disk_idle.lock() = None;
-        if let Err(error) = self.let_go_of_upper_disk(disk).await {
-            tracing::warn!(%disk, %error, "the disk of what is written above images stays");
-        }
-        false
-    }
-
     /// Looks at the disks: what is lost, what can be removed, and whether the current one is of use. What fails is
     /// logged, and tried again with the next look.
     pub(super) async fn look_at_upper_disks(&self) {
-        if let Some(disk) = self.inner.state.upper_disk()
-            && let Err(error) = self.let_go_of_upper_disk(disk).await
-        {
-            tracing::warn!(%disk, %error, "the disk of what is written above images stays");
-        }
         let shared = self.inner.state.shared_upper_disks();
         for disk in self.inner.state.upper_disks() {
             let looked = match shared.contains(&disk) {
