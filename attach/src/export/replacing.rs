@@ -9,7 +9,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::mounting::without_secret;
 use super::{CLOSED_WITHIN, Export, FREED_PAUSE};
@@ -18,6 +18,9 @@ use crate::kernel::{self, MountPoint};
 use crate::serving;
 use crate::tools::{UMOUNT, says};
 use crate::{AttachError, Mounted};
+
+/// How long a disk that nothing uses waits for the appliance. That may be gone for ever, and an engine waits.
+const FREED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Export {
     /// Mounts again what is mounted or served otherwise than it would be now, or refused by the appliance, unless a disk
@@ -116,16 +119,28 @@ impl Export {
         Ok(())
     }
 
-    /// Unmounts what nothing uses. What cannot be is in the way then, and the caller finds that.
+    /// Unmounts the disks that nothing uses. What cannot be is in the way then, and the caller finds that.
     async fn free_unused(&self) -> Result<(), AttachError> {
-        for target in self.unused_targets()? {
-            // What is only read has nothing to bring to the appliance.
-            let is_image = kernel::mounted_at(&target)?.is_some_and(|point| point.read_only);
-            if is_image && let Err(error) = self.unmount_top(&target).await {
-                tracing::warn!(%error, target = %target.display(), "it stays mounted, though nothing uses it");
+        let unused = self.unused_targets()?;
+        for disk in self.disks()?.into_iter().filter(|disk| unused.contains(&disk.target)) {
+            if let Err(error) = self.free(&disk).await {
+                tracing::warn!(%error, target = %disk.target.display(), "it stays mounted, though nothing uses it");
             }
         }
         Ok(())
+    }
+
+    /// Unmounts a disk. What is only read has nothing to bring to the appliance; what is written is needed no more, but to be
+    /// unmounted it waits for the appliance.
+    async fn free(&self, disk: &Mounted) -> Result<(), AttachError> {
+        if !disk.read_only {
+            self.thaw_before_unmount(&disk.target).await?;
+            match self.sync_locked(&disk.target, FREED_WITHIN).await {
+                Err(AttachError::LostWrites { .. }) => {}
+                synced => synced?,
+            }
+        }
+        self.unmount_top(&disk.target).await
     }
 
     /// Whether nothing uses a disk of the export.

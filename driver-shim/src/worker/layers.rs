@@ -26,7 +26,7 @@ use std::time::Instant;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 use rustix::fs::XattrFlags;
-use slackwater_attach::{Attach, Source};
+use slackwater_attach::{Mounted, Source};
 use slackwater_client::types::SnapshotId;
 use uuid::Uuid;
 
@@ -123,8 +123,9 @@ impl IdleImages {
         !std::mem::replace(&mut self.is_waited_for, true)
     }
 
-    fn knows(&self, id: SnapshotId) -> bool {
-        self.times.contains_key(&id) || self.kept.contains(&id)
+    /// Whether nothing knows when to look at a mounted image again, which may be a layer.
+    fn is_overlooked(&self, id: SnapshotId, is_layer: bool) -> bool {
+        !(self.times.contains_key(&id) || is_layer && self.kept.contains(&id))
     }
 
     /// Has images stay mounted. Those that are too many then do not: the longest unused.
@@ -362,16 +363,16 @@ impl Worker {
 
     async fn unmount_unused_images(&self, ids: Vec<SnapshotId>) {
         let unused: Vec<_> = ids.into_iter().filter(|id| !self.has_users(*id)).collect();
-        let mounted = match self.look_at_mounts(&unused).await {
-            Ok(mounted) => mounted,
-            // What is wrong is said of each.
-            Err(_) => vec![true; unused.len()],
+        // What is wrong is said of each.
+        let Ok(mounted) = self.mounted_images().await else {
+            return self.unmount_images(unused).await;
         };
-        let mounted = unused.into_iter().zip(mounted).filter(|(_, is_mounted)| *is_mounted);
+        let unused = unused.into_iter().filter(|id| mounted.contains_key(id));
         // Of loop devices a machine, and the more a container, has few.
-        let can_stay = Attach::mounts_images_from_files();
-        let stays = |id: &SnapshotId| can_stay && self.inner.state.has_image(*id);
-        let (layers, others): (Vec<_>, Vec<_>) = mounted.map(|(id, _)| id).partition(stays);
+        let can_stay =
+            |id: &SnapshotId| mounted.get(id).is_some_and(|mounted| mounted.loop_device.is_none());
+        let stays = |id: &SnapshotId| can_stay(id) && self.inner.state.has_image(*id);
+        let (layers, others): (Vec<_>, Vec<_>) = unused.partition(stays);
         let excess = {
             let mut idle = self.inner.idle_images.lock();
             idle.forget(&others);
@@ -391,29 +392,30 @@ impl Worker {
     }
 
     /// Notes images that are mounted, as an earlier process left them.
-    pub(super) fn found_images(&self, mut ids: Vec<SnapshotId>) {
-        let mut known = ids.clone();
+    pub(super) fn found_images(&self, ids: Vec<SnapshotId>) {
+        let with_layers = ids.into_iter().map(|id| (id, self.inner.state.has_image(id)));
+        let mut found: Vec<_> = with_layers.collect();
         {
             let idle = self.inner.idle_images.lock();
-            known.retain(|id| idle.knows(*id));
+            found.retain(|(id, is_layer)| idle.is_overlooked(*id, *is_layer));
         }
-        ids.retain(|id| !known.contains(id) || !self.inner.state.has_image(*id));
-        self.unmount_images_later(ids);
+        self.unmount_images_later(found.into_iter().map(|(id, _)| id).collect());
     }
 
     /// Unmounts the images that nothing uses, also those that were to stay.
     pub(super) async fn unmount_kept_images(&self) -> Result<(), WorkerError> {
         let mounted = self.mounted_images().await?;
-        self.unmount_images(mounted.into_iter().filter(|id| !self.has_users(*id)).collect()).await;
+        let unused = mounted.into_keys().filter(|id| !self.has_users(*id));
+        self.unmount_images(unused.collect()).await;
         Ok(())
     }
 
     /// The images that are mounted where this driver mounts them.
-    async fn mounted_images(&self) -> Result<Vec<SnapshotId>, WorkerError> {
+    async fn mounted_images(&self) -> Result<HashMap<SnapshotId, Mounted>, WorkerError> {
         let images = self.images_directory();
         let mounts = self.attach().await?.mounts().await?.into_iter();
         let ours = mounts.filter(|mounted| mounted.target.parent() == Some(&*images));
-        Ok(ours.filter_map(|mounted| image_of(&mounted.source)).collect())
+        Ok(ours.filter_map(|mounted| Some((image_of(&mounted.source)?, mounted))).collect())
     }
 
     fn has_users(&self, id: SnapshotId) -> bool {
@@ -518,9 +520,11 @@ mod tests {
         assert_eq!(idle.keep(vec![id(200), id(201)]), [id(1), id(2)]);
         idle.forget(&[id(0), id(3)]);
         assert_eq!(idle.keep(vec![id(202), id(203), id(204)]), [id(4)]);
-        idle.add(vec![id(205)], Instant::now());
-        assert!(!idle.knows(id(1)), "it is not mounted any more");
-        assert!([5, 204, 205].into_iter().all(|number| idle.knows(id(number))));
+        assert!(idle.is_overlooked(id(1), true), "it does not stay any more");
+        assert!([5, 204].into_iter().all(|number| !idle.is_overlooked(id(number), true)));
+        assert!(idle.is_overlooked(id(5), false), "its layer has gone");
+        idle.add(vec![id(5)], Instant::now());
+        assert!(!idle.is_overlooked(id(5), false), "its time will come");
     }
 
     #[test]

@@ -180,8 +180,10 @@ struct Inner {
     undeleted: reap::Undeleted,
     /// Held while it is decided which disk takes new upper directories, and for reading until a volume has one.
     upper_disk: tokio::sync::RwLock<()>,
-    /// Since when the current one has none.
-    upper_disk_idle: Mutex<Option<std::time::Instant>>,
+    /// What is known of the current one while it has none.
+    upper_disk_idle: Mutex<Option<unused::Idle>>,
+    /// Whether disks that nothing uses were to be unmounted for another export.
+    disks_were_freed: AtomicBool,
     /// Read while a volume is given directories as lower ones, written while one is replaced by an image.
     giving: tokio::sync::RwLock<()>,
     /// Wakes what makes the images of committed layers.
@@ -232,6 +234,7 @@ impl Inner {
             undeleted: reap::Undeleted::default(),
             upper_disk: tokio::sync::RwLock::default(),
             upper_disk_idle: Mutex::default(),
+            disks_were_freed: AtomicBool::default(),
             giving: tokio::sync::RwLock::default(),
             imaging: Arc::new(Notify::new()),
             imaging_locks: KeyedLocks::default(),
@@ -423,6 +426,7 @@ impl Worker {
     /// `Attach`.
     pub async fn attach(&self) -> Result<&Attach, WorkerError> {
         let open = || async {
+            self.let_go_of_disk_of_before().await;
             let (options, unused) = (self.inner.options.attach.clone(), self.unused_targets());
             let attach = Attach::open_freeing(options, unused).await?;
             for lost in attach.lost() {

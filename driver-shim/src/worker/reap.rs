@@ -58,6 +58,11 @@ impl Undeleted {
         self.0.lock().remove(&file);
     }
 
+    /// Whether its last deletion failed.
+    pub(super) fn has(&self, file: Uuid) -> bool {
+        self.0.lock().contains_key(&file)
+    }
+
     /// Notes a deletion that failed. Returns for how long they have, if it is time for a warning.
     fn note(&self, file: Uuid, now: Instant) -> Option<Duration> {
         let mut failed = self.0.lock();
@@ -117,11 +122,7 @@ impl Worker {
             tracing::debug!(%error, "nothing is taken back");
             return;
         }
-        let files: Vec<_> = {
-            let in_progress = self.inner.in_progress.lock();
-            let obsolete = self.inner.state.obsolete().into_iter();
-            obsolete.filter(|file| !in_progress.contains(&file.name)).collect()
-        };
+        let files = self.obsolete_files();
         self.inner.undeleted.keep_only(&files);
         let reaping = futures_util::stream::iter(files).for_each_concurrent(
             REAPED_AT_ONCE,
@@ -134,6 +135,13 @@ impl Worker {
             },
         );
         reaping.await;
+    }
+
+    /// The files that no volume needs, without those that are being made.
+    pub(super) fn obsolete_files(&self) -> Vec<OwnFile> {
+        let in_progress = self.inner.in_progress.lock();
+        let obsolete = self.inner.state.obsolete().into_iter();
+        obsolete.filter(|file| !in_progress.contains(&file.name)).collect()
     }
 
     /// Logs why a file was not deleted: a warning if that has gone on for long.
@@ -193,7 +201,7 @@ impl Worker {
                     removed = worker.remove_uppers().await;
                 }
                 let has_more = !worker.inner.state.obsolete().is_empty();
-                let idle = worker.look_at_idle_upper_disk(removed).await;
+                let idle = worker.look_at_idle_upper_disk().await;
                 drop(worker);
                 let wait = match removed {
                     Removed::All if !has_more => idle.unwrap_or(RECONCILE_INTERVAL),
@@ -233,8 +241,12 @@ impl Worker {
     /// # Errors
     /// `Appliance`, `Attach`, `State`.
     pub async fn reconcile(&self, age_min: Duration) -> Result<Reconciled, WorkerError> {
-        self.let_go_of_empty_disk().await;
-        self.compare(age_min).await
+        let done = self.compare(age_min).await?;
+        if let Some(disk) = self.inner.state.upper_disk() {
+            self.let_go_of_empty_disk(disk).await;
+            self.clean_up().await;
+        }
+        Ok(done)
     }
 
     /// The same, but for a disk that nothing is on and that waits for what comes.

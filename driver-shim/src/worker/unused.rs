@@ -4,8 +4,9 @@
 //! last user gone --10 s--> a layer of this worker    stays (layers.rs: up to a number)
 //!                          the empty disk            stays for 10 minutes, if it takes little space
 //!                          all else                  unmounted
-//! the driver ends                                    all that nothing uses is unmounted, the empty disk given up
-//! the export is to be mounted again                  images that nothing uses are unmounted first
+//! the driver ends                                    these are unmounted, the empty disk given up
+//! the driver starts                                  an empty disk that is left, as after a kill, is given up
+//! the export is to be mounted again                  images that nothing uses and disks that were given up are unmounted first
 //! ```
 //! What is mounted holds up a change of how the appliance is attached, and who removes the driver.
 //!
@@ -13,15 +14,15 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use slackwater_client::RetryPolicy;
 use uuid::Uuid;
 
+use super::Worker;
 use super::mounting::IDLE;
-use super::state::Change;
-use super::uppers::Removed;
-use super::{Worker, WorkerError};
+use super::state::{Change, FileKind};
 
 /// How long the disk stays with nothing on it: a new one costs the next container a clone, a loop device and a mount, some ten
 /// times what it else waits for the driver.
@@ -32,6 +33,17 @@ const EMPTY_DISK_BYTES: u64 = 256 << 20;
 
 /// And less than one part of this many of what the appliance has free, which others need more.
 const EMPTY_DISK_SHARE: u64 = 64;
+
+/// How long this waits for the appliance, as a driver that stops, or that has more to clean up.
+const ANSWER_TIME: Duration = Duration::from_secs(2);
+
+/// What is known of a disk that nothing is on.
+#[derive(Debug)]
+pub(super) struct Idle {
+    since: Instant,
+    /// It was asked for, and takes little space: nothing writes to it.
+    takes_little: bool,
+}
 
 /// What to do with a disk that nothing is on.
 #[derive(Debug, PartialEq, Eq)]
@@ -52,46 +64,78 @@ fn next(elapsed: Duration, has_all_removed: bool) -> Next {
 
 impl Worker {
     /// Gives up the current disk if nothing was on it for some time. Returns when to look again.
-    pub(super) async fn look_at_idle_upper_disk(&self, removed: Removed) -> Option<Duration> {
+    pub(super) async fn look_at_idle_upper_disk(&self) -> Option<Duration> {
         let disk = self.inner.state.upper_disk()?;
         if !self.inner.state.uppers_on(disk).is_empty() {
             *self.inner.upper_disk_idle.lock() = None;
             return None;
         }
-        let since = *self.inner.upper_disk_idle.lock().get_or_insert_with(Instant::now);
-        match next(since.elapsed(), removed == Removed::All) {
+        let (elapsed, is_known) = {
+            let mut idle = self.inner.upper_disk_idle.lock();
+            let now = || Idle { since: Instant::now(), takes_little: false };
+            let idle = idle.get_or_insert_with(now);
+            (idle.since.elapsed(), idle.takes_little)
+        };
+        let left = EMPTY_DISK_TIME.saturating_sub(elapsed);
+        match next(elapsed, !self.inner.unremoved.has(disk)) {
             Next::LookIn(time) => return Some(time),
-            Next::Ask if self.takes_little(disk).await => {
-                return Some(EMPTY_DISK_TIME.saturating_sub(since.elapsed()));
-            }
-            Next::Ask | Next::LetGo => {}
+            Next::Ask if is_known => return Some(left),
+            Next::Ask => match self.takes_little(disk).await {
+                Some(true) => {
+                    if let Some(idle) = &mut *self.inner.upper_disk_idle.lock() {
+                        idle.takes_little = true;
+                    }
+                    return Some(left);
+                }
+                Some(false) => {}
+                // To unmount it waits for the appliance.
+                None => return Some(IDLE),
+            },
+            Next::LetGo => {}
         }
-        self.let_go_of_empty_disk().await;
+        self.let_go_of_empty_disk(disk).await;
         None
     }
 
-    /// Whether a disk takes little space on the appliance. One that cannot be asked for counts as much.
-    async fn takes_little(&self, disk: Uuid) -> bool {
+    /// Whether a disk takes little space on the appliance, if that answers.
+    async fn takes_little(&self, disk: Uuid) -> Option<bool> {
         let asking = self.client().with_retry(RetryPolicy::never());
         let path = self.disk_path(disk);
-        match tokio::join!(asking.file(&path), asking.stats()) {
+        let asking = async { tokio::join!(asking.file(&path), asking.stats()) };
+        match tokio::time::timeout(ANSWER_TIME, asking).await.ok()? {
             (Ok(file), Ok(stats)) => {
                 let limit = EMPTY_DISK_BYTES.min(stats.available_bytes / EMPTY_DISK_SHARE);
-                file.used_bytes < limit
+                Some(file.used_bytes < limit)
             }
-            _ => false,
+            // The appliance has it no more.
+            (Err(error), _) if error.is_not_found() => Some(false),
+            (Err(_), _) | (_, Err(_)) => None,
         }
     }
 
-    /// Gives up the current disk if nothing is on it. What fails is logged, and tried again with the next look.
-    pub(super) async fn let_go_of_empty_disk(&self) {
+    /// Gives up a disk if it is the current one, and nothing is on it. What fails is logged, and tried again with the next
+    /// look.
+    pub(super) async fn let_go_of_empty_disk(&self, disk: Uuid) {
         let _changing = self.inner.upper_disk.write().await;
-        *self.inner.upper_disk_idle.lock() = None;
-        let Some(disk) = self.inner.state.upper_disk() else { return };
-        if !self.inner.state.uppers_on(disk).is_empty() {
+        let is_current = self.inner.state.upper_disk() == Some(disk);
+        if !is_current || !self.inner.state.uppers_on(disk).is_empty() {
             return;
         }
+        *self.inner.upper_disk_idle.lock() = None;
         if let Err(error) = self.apply(vec![Change::upper_disk(None)]).await {
+            tracing::warn!(%disk, %error, "the disk of what is written above images stays");
+        }
+    }
+
+    /// Gives up the current disk if nothing is on it, before this process has opened anything: it may be one of another
+    /// appliance, or have lost writes. What fails is logged.
+    pub(super) async fn let_go_of_disk_of_before(&self) {
+        // Who has this decides about the disk now, or puts something on it.
+        let Ok(_changing) = self.inner.upper_disk.try_write() else { return };
+        let Some(disk) = self.inner.state.upper_disk() else { return };
+        if self.inner.state.uppers_on(disk).is_empty()
+            && let Err(error) = self.apply(vec![Change::upper_disk(None)]).await
+        {
             tracing::warn!(%disk, %error, "the disk of what is written above images stays");
         }
     }
@@ -102,20 +146,35 @@ impl Worker {
         if self.attached().is_none() {
             return;
         }
-        if let Err(error) = self.unmount_kept_images().await {
-            tracing::warn!(%error, "images that nothing uses stay mounted");
-        }
-        self.let_go_of_empty_disk().await;
-        // To unmount it, ext4 writes: while the appliance is away that would wait, and hold up the next start.
-        match self.client().with_retry(RetryPolicy::never()).readyz().await {
-            Err(error) if error.is_without_answer() => {
-                tracing::warn!(%error, "disks that nothing is on stay mounted");
+        let images = async {
+            if let Err(error) = self.unmount_kept_images().await {
+                tracing::warn!(%error, "images that nothing uses stay mounted");
             }
-            _ => self.clean_up().await,
-        }
+        };
+        tokio::join!(images, self.unmount_empty_disk());
     }
 
-    /// Where nothing uses what is mounted, as far as the state tells: images without a user.
+    async fn unmount_empty_disk(&self) {
+        if self.inner.state.upper_disk().is_none() && self.obsolete_files().is_empty() {
+            return;
+        }
+        // To unmount a disk, ext4 writes: while the appliance is away that would wait, and hold up the next start.
+        let asking = self.client().with_retry(RetryPolicy::never());
+        let asked = tokio::time::timeout(ANSWER_TIME, asking.stats()).await;
+        if asked.is_err() || matches!(&asked, Ok(Err(error)) if error.is_without_answer()) {
+            tracing::warn!(
+                "the appliance does not answer: disks that nothing uses stay as they are; the next start goes on"
+            );
+            return;
+        }
+        if let Some(disk) = self.inner.state.upper_disk() {
+            self.let_go_of_empty_disk(disk).await;
+        }
+        self.clean_up().await;
+    }
+
+    /// Where nothing uses what is mounted, as far as the state tells: images without a user, and disks that are to be deleted.
+    /// To unmount a disk waits for the appliance that has it, which may be gone for ever: they are named once.
     pub(super) fn unused_targets(&self) -> Vec<PathBuf> {
         let mounted =
             self.inner.state.matching(|volume| volume.mounted.is_some() && self.is_used(volume));
@@ -124,7 +183,13 @@ impl Worker {
         let used: HashSet<_> = used.chain(viewed).map(|id| self.image_target(id)).collect();
         // Without the directory nothing is mounted there.
         let entries = std::fs::read_dir(self.images_directory()).into_iter().flatten().flatten();
-        entries.map(|entry| entry.path()).filter(|target| !used.contains(target)).collect()
+        let images = entries.map(|entry| entry.path()).filter(|target| !used.contains(target));
+        let mut disks = self.obsolete_files();
+        disks.retain(|file| file.kind == FileKind::Disk);
+        if !disks.is_empty() && self.inner.disks_were_freed.swap(true, Ordering::Relaxed) {
+            disks.clear();
+        }
+        images.chain(disks.iter().map(|disk| self.disk_target(disk.name))).collect()
     }
 }
 

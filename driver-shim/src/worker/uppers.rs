@@ -233,6 +233,7 @@ impl Worker {
         loop {
             let current = self.inner.upper_disk.read().await;
             if let Some(disk) = self.inner.state.upper_disk() {
+                *self.inner.upper_disk_idle.lock() = None;
                 return Ok(NewUpper { disk, name: Uuid::new_v4(), _current: current });
             }
             drop(current);
@@ -317,7 +318,13 @@ impl Worker {
         }
         let used = figures.f_blocks.saturating_sub(figures.f_bfree);
         let files_bytes = used.saturating_mul(figures.f_frsize);
-        let taken_bytes = self.client().file(&self.disk_path(disk)).await?.used_bytes;
+        let taken_bytes = match self.client().file(&self.disk_path(disk)).await {
+            Ok(file) => file.used_bytes,
+            Err(error) if error.is_not_found() => {
+                return self.give_up_upper_disk(disk, "the appliance has it no more").await;
+            }
+            Err(source) => return Err(source.into()),
+        };
         if taken_bytes > KEPT_BYTES && taken_bytes / WASTED_TIMES > files_bytes {
             let reason = format!("it takes {taken_bytes} bytes for {files_bytes} of files");
             self.give_up_upper_disk(disk, &reason).await?;

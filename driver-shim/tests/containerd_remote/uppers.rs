@@ -150,11 +150,12 @@ fn images_that_nothing_uses_make_room_for_another_export() {
         let stand = Stand::start(&appliance, LayerKind::Images).await;
         let names = stand.pull(&layers()[..2]).await;
         stand.snapshots.view_mounts("v", &names[0]).await.unwrap();
-        stand.await_disks(0).await;
+        assert_eq!(stand.mounted_disks().len(), 1, "that of the pull");
         let stand = stand.restart(&other, LayerKind::Images).await;
         let error = stand.machine.worker.attach().await.unwrap_err();
         assert!(error.to_string().contains("are in use"), "{error}");
-        assert_eq!(stand.mounted_images().len(), 1, "that of the view");
+        let left = (stand.mounted_disks().len(), stand.mounted_images().len());
+        assert_eq!(left, (0, 1), "that of the view");
         stand.snapshots.remove("v").await.unwrap();
         let stand = stand.restart(&other, LayerKind::Images).await;
         stand.machine.worker.attach().await.unwrap();
