@@ -43,6 +43,8 @@ struct Layers {
     below: Option<Mount>,
     images: Vec<Mount>,
     archives: Vec<Vec<u8>>,
+    /// Of the overlay that can be written.
+    options: CString,
     folder: TempDir,
 }
 
@@ -54,7 +56,8 @@ impl Layers {
     fn with(archives: &[Vec<u8>], options: &str) -> Self {
         let folder = tempdir().unwrap();
         let (merged, below, images, archives) = (None, None, Vec::new(), archives.to_vec());
-        let mut layers = Self { merged, below, images, archives, folder };
+        let options = CString::new(options).unwrap();
+        let mut layers = Self { merged, below, images, archives, options, folder };
         for index in 0..layers.archives.len() {
             let above = layers.image(&layers.archives[index], index);
             layers.images.push(above);
@@ -67,11 +70,25 @@ impl Layers {
         let lowers: Vec<_> = layers.lowers().iter().map(|lower| lower.to_str().unwrap()).collect();
         let directories =
             format!("upperdir={},workdir={}", upper.to_str().unwrap(), work.to_str().unwrap());
+        let options = layers.options.to_str().unwrap();
         let options = format!("lowerdir={},{directories},{options}", lowers.join(":"));
-        let options = CString::new(options).unwrap();
-        rustix::mount::mount("overlay", &root, "overlay", MountFlags::empty(), &*options).unwrap();
-        layers.merged = Some(Writable(root));
+        layers.options = CString::new(options).unwrap();
+        layers.mount_merged(root);
         layers
+    }
+
+    fn mount_merged(&mut self, root: PathBuf) {
+        let (flags, options) = (MountFlags::empty(), &*self.options);
+        rustix::mount::mount("overlay", &root, "overlay", flags, options).unwrap();
+        self.merged = Some(Writable(root));
+    }
+
+    /// Mounts the overlay again. Above two equal images, which have one UUID, a file that was linked has the number that it
+    /// had below until the kernel forgets it, and the link another one: before that they do not look like one file.
+    fn remount(&mut self) {
+        let root = self.merged().to_owned();
+        self.merged = None;
+        self.mount_merged(root);
     }
 
     fn directory(&self, name: &str) -> PathBuf {
@@ -114,7 +131,8 @@ impl Layers {
 
     /// Packs the upper directory, and makes what the overlay shows of what is below: in a copy of
     /// that, and by an image above it.
-    fn check(&self) -> Vec<u8> {
+    fn check(&mut self) -> Vec<u8> {
+        self.remount();
         let expected = shown(self.merged());
         let archive = self.pack().unwrap();
         assert!(self.pack().unwrap() == archive, "packed differently");
@@ -199,7 +217,7 @@ fn as_root_any_changes_come_through() {
             Tar::new().pax(&records).directory("b/").pax(&records).file("b/x", b"noted")
         };
         let archive = |ops: &Vec<_>| ops.iter().fold(first(), append).end();
-        let layers = Layers::new(&layers.iter().map(archive).collect::<Vec<_>>());
+        let mut layers = Layers::new(&layers.iter().map(archive).collect::<Vec<_>>());
         apply_all(layers.merged(), &edits, &mut made.borrow_mut());
         layers.check();
     });
@@ -499,7 +517,7 @@ fn as_root_the_same_files_make_the_same_bytes() {
 fn as_root_a_link_to_what_is_below_and_a_renamed_directory_come_through() {
     let below = Tar::new().file("one", b"1").link("two", "one").file("old/x", b"2").end();
     let above = Tar::new().file("old/y", b"3").end();
-    let layers = Layers::new(&[below, above]);
+    let mut layers = Layers::new(&[below, above]);
     let root = layers.merged();
     fs::hard_link(root.join("one"), root.join("new")).unwrap();
     fs::create_dir_all(root.join("made/x/in")).unwrap();
@@ -508,4 +526,14 @@ fn as_root_a_link_to_what_is_below_and_a_renamed_directory_come_through() {
     let archive = layers.check();
     assert_eq!(members(&archive), "new old/ old/.wh..wh..opq old/x/ old/x/in/ one");
     assert!(!archive.windows(15).any(|bytes| bytes == b"trusted.overlay"), "overlayfs' own");
+}
+
+#[test]
+fn as_root_a_link_to_what_two_layers_have_comes_through() {
+    let layer = || Tar::new().directory("b/").file("b/x", b"1").end();
+    let mut layers = Layers::new(&[layer(), layer()]);
+    let root = layers.merged();
+    fs::hard_link(root.join("b/x"), root.join("a")).unwrap();
+    let archive = layers.check();
+    assert_eq!(members(&archive), "a b/ b/x");
 }
