@@ -105,6 +105,13 @@ impl Export {
         outcome.is_err_and(|error| tools::says(&error, "Permission denied"))
     }
 
+    /// Whether the appliance whose export is mounted answers within the limit, whatever it says.
+    pub(super) async fn is_answered(&self, limit: Duration) -> bool {
+        let call = self.tools.call(STAT).limit(limit).arguments(["-f", "--"]);
+        let outcome = call.argument(&self.directory).run().await;
+        !matches!(outcome, Err(AttachError::TimedOut { .. }))
+    }
+
     /// What the mount table shows as the source of the export; a secret path has more names behind it.
     pub(super) fn source(&self) -> String {
         let Options { nfs_address, export, .. } = &self.options;

@@ -20,7 +20,7 @@ use crate::tools::{UMOUNT, says};
 use crate::{AttachError, Mounted};
 
 /// How long a disk that nothing uses waits for the appliance. That may be gone for ever, and an engine waits.
-const FREED_WITHIN: Duration = Duration::from_secs(5);
+const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 
 impl Export {
     /// Mounts again what is mounted or served otherwise than it would be now, or refused by the appliance, unless a disk
@@ -122,7 +122,17 @@ impl Export {
     /// Unmounts the disks that nothing uses. What cannot be is in the way then, and the caller finds that.
     async fn free_unused(&self) -> Result<(), AttachError> {
         let unused = self.unused_targets()?;
-        for disk in self.disks()?.into_iter().filter(|disk| unused.contains(&disk.target)) {
+        let disks = self.disks()?.into_iter().filter(|disk| unused.contains(&disk.target));
+        let (read, mut written): (Vec<_>, Vec<_>) = disks.partition(|disk| disk.read_only);
+        // To be unmounted these wait for the appliance, and then are in the way without being in the table.
+        if !written.is_empty() && !self.is_answered(ANSWERED_WITHIN).await {
+            tracing::warn!(
+                disks = written.len(),
+                "the appliance that is mounted does not answer: its disks stay mounted, though nothing uses them"
+            );
+            written.clear();
+        }
+        for disk in [read, written].concat() {
             if let Err(error) = self.free(&disk).await {
                 tracing::warn!(%error, target = %disk.target.display(), "it stays mounted, though nothing uses it");
             }
@@ -130,12 +140,11 @@ impl Export {
         Ok(())
     }
 
-    /// Unmounts a disk. What is only read has nothing to bring to the appliance; what is written is needed no more, but to be
-    /// unmounted it waits for the appliance.
+    /// Unmounts a disk. What is only read has nothing to bring to the appliance; what is written is needed no more.
     async fn free(&self, disk: &Mounted) -> Result<(), AttachError> {
         if !disk.read_only {
             self.thaw_before_unmount(&disk.target).await?;
-            match self.sync_locked(&disk.target, FREED_WITHIN).await {
+            match self.sync_locked(&disk.target, ANSWERED_WITHIN).await {
                 Err(AttachError::LostWrites { .. }) => {}
                 synced => synced?,
             }

@@ -182,8 +182,8 @@ struct Inner {
     upper_disk: tokio::sync::RwLock<()>,
     /// What is known of the current one while it has none.
     upper_disk_idle: Mutex<Option<unused::Idle>>,
-    /// Whether disks that nothing uses were to be unmounted for another export.
-    disks_were_freed: AtomicBool,
+    /// Disks that nothing uses, and that were to be unmounted for another export.
+    freed_disks: Mutex<std::collections::HashSet<Uuid>>,
     /// Read while a volume is given directories as lower ones, written while one is replaced by an image.
     giving: tokio::sync::RwLock<()>,
     /// Wakes what makes the images of committed layers.
@@ -234,7 +234,7 @@ impl Inner {
             undeleted: reap::Undeleted::default(),
             upper_disk: tokio::sync::RwLock::default(),
             upper_disk_idle: Mutex::default(),
-            disks_were_freed: AtomicBool::default(),
+            freed_disks: Mutex::default(),
             giving: tokio::sync::RwLock::default(),
             imaging: Arc::new(Notify::new()),
             imaging_locks: KeyedLocks::default(),

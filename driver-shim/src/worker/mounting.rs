@@ -298,7 +298,12 @@ impl Worker {
 
     /// The target of a disk's mount.
     pub(super) fn disk_target(&self, name: Uuid) -> PathBuf {
-        self.state_directory().join("mounts").join(name.to_string())
+        self.disks_directory().join(name.to_string())
+    }
+
+    /// Where disks are mounted, each at a directory of its own.
+    pub(super) fn disks_directory(&self) -> PathBuf {
+        self.state_directory().join("mounts")
     }
 
     pub(super) async fn mount_disk(&self, name: Uuid) -> Result<PathBuf, WorkerError> {

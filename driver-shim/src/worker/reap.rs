@@ -241,12 +241,14 @@ impl Worker {
     /// # Errors
     /// `Appliance`, `Attach`, `State`.
     pub async fn reconcile(&self, age_min: Duration) -> Result<Reconciled, WorkerError> {
-        let done = self.compare(age_min).await?;
-        if let Some(disk) = self.inner.state.upper_disk() {
+        let done = self.compare(age_min).await;
+        if let Some(disk) = self.inner.state.upper_disk()
+            && self.inner.state.require_certain().is_ok()
+        {
             self.let_go_of_empty_disk(disk).await;
             self.clean_up().await;
         }
-        Ok(done)
+        done
     }
 
     /// The same, but for a disk that nothing is on and that waits for what comes.

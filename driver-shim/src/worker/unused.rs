@@ -14,7 +14,6 @@
 
 use std::collections::HashSet;
 use std::path::PathBuf;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use slackwater_client::RetryPolicy;
@@ -77,24 +76,26 @@ impl Worker {
             (idle.since.elapsed(), idle.takes_little)
         };
         let left = EMPTY_DISK_TIME.saturating_sub(elapsed);
-        match next(elapsed, !self.inner.unremoved.has(disk)) {
+        let next = next(elapsed, !self.inner.unremoved.has(disk));
+        match next {
             Next::LookIn(time) => return Some(time),
             Next::Ask if is_known => return Some(left),
-            Next::Ask => match self.takes_little(disk).await {
-                Some(true) => {
-                    if let Some(idle) = &mut *self.inner.upper_disk_idle.lock() {
-                        idle.takes_little = true;
-                    }
-                    return Some(left);
-                }
-                Some(false) => {}
-                // To unmount it waits for the appliance.
-                None => return Some(IDLE),
-            },
-            Next::LetGo => {}
+            Next::Ask | Next::LetGo => {}
         }
-        self.let_go_of_empty_disk(disk).await;
-        None
+        match self.takes_little(disk).await {
+            // To unmount it waits for the appliance.
+            None => Some(IDLE),
+            Some(true) if next == Next::Ask => {
+                if let Some(idle) = &mut *self.inner.upper_disk_idle.lock() {
+                    idle.takes_little = true;
+                }
+                Some(left)
+            }
+            Some(_) => {
+                self.let_go_of_empty_disk(disk).await;
+                None
+            }
+        }
     }
 
     /// Whether a disk takes little space on the appliance, if that answers.
@@ -174,23 +175,28 @@ impl Worker {
     }
 
     /// Where nothing uses what is mounted, as far as the state tells: images without a user, and disks that are to be deleted.
-    /// To unmount a disk waits for the appliance that has it, which may be gone for ever: they are named once.
+    /// To unmount a disk waits for the appliance that has it, which may be gone for ever: each is named once.
     pub(super) fn unused_targets(&self) -> Vec<PathBuf> {
         let mounted =
             self.inner.state.matching(|volume| volume.mounted.is_some() && self.is_used(volume));
         let used = mounted.iter().flat_map(|volume| self.images_from(volume));
         let viewed: Vec<_> = self.inner.views.lock().keys().copied().collect();
         let used: HashSet<_> = used.chain(viewed).map(|id| self.image_target(id)).collect();
-        // Without the directory nothing is mounted there.
-        let entries = std::fs::read_dir(self.images_directory()).into_iter().flatten().flatten();
-        let images = entries.map(|entry| entry.path()).filter(|target| !used.contains(target));
+        let images = entries(self.images_directory()).filter(|target| !used.contains(target));
+        let mounts: HashSet<_> = entries(self.disks_directory()).collect();
         let mut disks = self.obsolete_files();
-        disks.retain(|file| file.kind == FileKind::Disk);
-        if !disks.is_empty() && self.inner.disks_were_freed.swap(true, Ordering::Relaxed) {
-            disks.clear();
-        }
+        disks.retain(|file| {
+            file.kind == FileKind::Disk
+                && mounts.contains(&self.disk_target(file.name))
+                && self.inner.freed_disks.lock().insert(file.name)
+        });
         images.chain(disks.iter().map(|disk| self.disk_target(disk.name))).collect()
     }
+}
+
+/// What is in a directory; without it, nothing is mounted there.
+fn entries(directory: PathBuf) -> impl Iterator<Item = PathBuf> {
+    std::fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
 #[cfg(test)]

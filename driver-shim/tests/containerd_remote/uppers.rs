@@ -164,6 +164,31 @@ fn images_that_nothing_uses_make_room_for_another_export() {
     });
 }
 
+/// Unmounting waits for the appliance, and what waits so is in the way of any other, too.
+#[test]
+fn a_disk_that_nothing_uses_stays_mounted_while_its_appliance_is_away() {
+    let (mut appliance, other) = (Appliance::start(), Appliance::start());
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        stand.pull(&layers()[..1]).await;
+        let disks = stand.mounted_disks();
+        assert_eq!(disks.len(), 1, "that of the pull");
+        appliance.stop();
+        let stand = stand.restart(&other, LayerKind::Images).await;
+        for _ in 0..2 {
+            let error = stand.machine.worker.attach().await.unwrap_err();
+            assert!(error.to_string().contains("are in use"), "{error}");
+            assert_eq!(stand.mounted_disks(), disks);
+        }
+        appliance.serve();
+        let stand = stand.restart(&other, LayerKind::Images).await;
+        stand.machine.worker.attach().await.unwrap();
+        assert_eq!(stand.mounted_disks(), Vec::<PathBuf>::new());
+        stand.stop().await;
+    });
+}
+
 /// As the daemon ends.
 #[test]
 fn images_that_nothing_uses_are_unmounted_and_the_others_stay() {

@@ -1,7 +1,9 @@
 """Layers that are kept as images: pulled, run, compared with overlayfs', changed, adopted by another worker."""
 
 import re
+import time
 
+import leftover
 from releases import NEWER, NEWER_AS_PRINTED
 from scenario import require, require_equal, scenario, wait_until
 from scenarios.chain import mounted
@@ -14,6 +16,8 @@ CHANGED = {"new", "done", "one", "one/.wh..wh..opq", "one/again"}
 # What runc makes to mount over.
 MAY_BE_THERE = {".", "dev", "proc", "sys", "run", "tmp", "etc", "etc/hosts", "etc/resolv.conf", "etc/hostname"}
 CHANGE_LIMIT_SECONDS = 60
+# After so long without a user a disk or a view is unmounted, and a margin.
+UNUSED_SECONDS = 12
 OWN_DISK = "containerd.io/snapshot/slackwater.disk-size=96MiB"
 OWN_DISK_KIB = 96 << 10
 # Of the times of the images' files: those that a build made are equal on one image, whoever unpacks it.
@@ -92,6 +96,31 @@ def images(world):
             require_same(seen(world, containerd, containerd.snapshotter), expected, what, "overlayfs' one")
             unpacked = 4 if release is NEWER_AS_PRINTED else 0
             require_equal(f"{name}: layers that the driver unpacked", worker.driver.calls("Apply"), unpacked)
+
+
+@scenario("layers: images without a container stay mounted until the driver stops, those of containers beyond that", 200,
+          newer=True)
+def unused(world):
+    image = world.images.layered()
+    with world.fresh_worker("unused", release=NEWER_AS_PRINTED, arguments=IMAGES) as worker:
+        containerd, driver = worker.containerd, worker.driver
+        containerd.must_pull_through_cri(image)
+        require_equal("there", containerd.run(image, "x", "cat", "/three"), "three\n")
+        images = set(image_mounts(driver))
+        require_equal("layers that are mounted", len(images), 4)
+        time.sleep(UNUSED_SECONDS)
+        require_equal("images that stay mounted", set(image_mounts(driver)), images)
+        require_equal("the driver ends with", driver.process.stop(), 0)
+        require_equal("mounts that it leaves", leftover.mounted(driver), [])
+        driver.start()
+        containerd.wait_connected()
+        containerd.ctr(*containerd.run_words("--detach", image, "runs", BUSYBOX, "sleep", "1000"))
+        require_equal("the driver ends with", driver.process.stop(), 0)
+        require_equal("images of the container", set(image_mounts(driver)), images)
+        driver.start()
+        containerd.wait_connected()
+        read = containerd.ctr("tasks", "exec", "--exec-id", "read", "runs", "cat", "/one/file")
+        require_equal("the one that ran", read, "one\n")
 
 
 def by_reference(world, worker, other, image):
