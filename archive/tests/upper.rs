@@ -83,8 +83,9 @@ impl Layers {
         self.merged = Some(Writable(root));
     }
 
-    /// Mounts the overlay again. Above two equal images, which have one UUID, a file that was linked has the number that it
-    /// had below until the kernel forgets it, and the link another one: before that they do not look like one file.
+    /// Mounts the overlay again. Above images that have one UUID, as those of equal layers, a file that was linked has the
+    /// number that it had below until the kernel forgets it, and the link another one: before that they do not look like one
+    /// file.
     fn remount(&mut self) {
         let root = self.merged().to_owned();
         self.merged = None;

@@ -139,8 +139,12 @@ fn apply(root: &Path, edit: &Edit, clock: &mut i64) -> io::Result<()> {
     match edit {
         Edit::Write(spot, content) => {
             let is_file = |path: &PathBuf| path.symlink_metadata().is_ok_and(|at| at.is_file());
-            let old = spot.at(root).ok().filter(is_file);
-            fs::write(old.map_or_else(|| spot.free(root), Ok)?, content)
+            let mut file = match spot.at(root).ok().filter(is_file) {
+                // Without O_CREAT: `fs.protected_regular` refuses that for another owner's file in a sticky directory, also to root.
+                Some(old) => File::options().write(true).truncate(true).open(old)?,
+                None => File::create(spot.free(root)?)?,
+            };
+            file.write_all(content)
         }
         Edit::Append(spot) => {
             let path = spot.at(root)?;
