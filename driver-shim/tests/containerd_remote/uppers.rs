@@ -27,6 +27,9 @@ const REMOVED_WITHIN: Duration = Duration::from_secs(60);
 /// Time after which what is let go of when it is unused has gone, and a margin.
 const LET_GO_AFTER: Duration = Duration::from_secs(13);
 
+/// Time after which what a pull leaves to be done has been written to the disk.
+const WRITTEN_AFTER: Duration = Duration::from_secs(5);
+
 /// Longest time in which a call says that the appliance is away.
 const SAID_WITHIN: Duration = Duration::from_secs(30);
 
@@ -174,6 +177,9 @@ fn a_disk_that_nothing_uses_stays_mounted_while_its_appliance_is_away() {
         stand.pull(&layers()[..1]).await;
         let disks = stand.mounted_disks();
         assert_eq!(disks.len(), 1, "that of the pull");
+        // A driver that stops waits for that, for a minute if the appliance is away.
+        tokio::time::sleep(WRITTEN_AFTER).await;
+        rustix::fs::syncfs(fs::File::open(&disks[0]).unwrap()).unwrap();
         appliance.stop();
         let stand = stand.restart(&other, LayerKind::Images).await;
         for _ in 0..2 {
