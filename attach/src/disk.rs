@@ -28,6 +28,10 @@ use crate::{Access, AttachError, FileSystem, Source};
 /// are zeros already (`noinit_itable`), and after an error nothing more is written.
 const WRITE_OPTIONS: &str = "rw,noatime,noinit_itable,errors=remount-ro";
 
+/// The option of a writable disk, where the kernel has it: no bitmaps are read before they are needed. Else ext4 reads those of
+/// the whole disk once it is mounted, each some 2 GiB behind the one before: of 1 TiB 500 reads and as many maps of blocks.
+const NO_BITMAPS_AHEAD: &str = "no_prefetch_block_bitmaps";
+
 /// How a snapshot is mounted. Its device refuses writes, so a journal that was not clean cannot
 /// be replayed and the mount fails: a snapshot of a running disk is no disk to start from, but its clone is.
 const READ_OPTIONS: &str = "ro,noatime,errors=continue";
@@ -285,8 +289,11 @@ impl Export {
         access: Access,
     ) -> Result<(), AttachError> {
         let options = match access {
-            Access::ReadWrite => WRITE_OPTIONS,
-            Access::ReadOnly => READ_OPTIONS,
+            Access::ReadWrite if kernel::reads_bitmaps_ahead(kernel::release()) => {
+                format!("{WRITE_OPTIONS},{NO_BITMAPS_AHEAD}")
+            }
+            Access::ReadWrite => WRITE_OPTIONS.to_owned(),
+            Access::ReadOnly => READ_OPTIONS.to_owned(),
         };
         let options = format!("{options},{}", self.rights().options());
         let call = self.tools.call(MOUNT).arguments(["-n", "-i", "-t", "ext4", "-o", &options]);

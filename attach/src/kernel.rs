@@ -281,6 +281,14 @@ pub(crate) fn release() -> Option<(u32, u32)> {
     parse_release(&fs::read_to_string(RELEASE).ok()?)
 }
 
+/// The first kernel whose ext4 reads bitmaps ahead, and has an option against it.
+const BITMAPS_AHEAD_RELEASE: (u32, u32) = (5, 13);
+
+/// Whether the ext4 of a kernel reads the bitmaps of a disk once it is mounted, unless an option says that it shall not.
+pub(crate) fn reads_bitmaps_ahead(release: Option<(u32, u32)>) -> bool {
+    release.is_some_and(|release| release >= BITMAPS_AHEAD_RELEASE)
+}
+
 /// `6.1.0-28-cloud-amd64`
 fn parse_release(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.split(|letter: char| !letter.is_ascii_digit());
@@ -360,6 +368,8 @@ mod tests {
             assert_eq!(parse_release(text), None, "{text:?}");
         }
         assert!(release().is_some());
+        assert!(!reads_bitmaps_ahead(None) && !reads_bitmaps_ahead(Some((5, 12))));
+        assert!(reads_bitmaps_ahead(Some((5, 13))) && reads_bitmaps_ahead(Some((6, 1))));
     }
 
     /// In a mount namespace of its own, as in one that others share much may change.

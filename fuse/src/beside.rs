@@ -1,14 +1,15 @@
 //! Blocks of a snapshot that come with a missed one, where the appliance is far (`distance.rs`).
 //!
 //! ```text
-//! a place of 64 KiB   | . h . . w . . o . . |     w: wanted   h: in the cache   o: a hole, or on its way
-//! one READ                  '-------'               what lies between these
+//! a place     | . h . . w . . o . . |     w: wanted   h: in the cache   o: a hole, or on its way
+//! one READ          '-------'               what lies between these
 //! ```
 //! Where they are wanted later they are in the cache, or on their way. Of a file that can be written to nothing comes so: its
 //! map says what it was. What comes beside is verified and kept on another thread, and no answer waits for that; what the
 //! appliance cannot read fails nothing; and a cache that keeps nothing stops it.
 
 use std::collections::VecDeque;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -20,18 +21,18 @@ use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use crate::cache::{BLOCK_BYTES, BlockCache, Hash, is_block};
-use crate::distance::FAR_BYTES;
+use crate::distance::FARTHER_BYTES;
 use crate::export::Export;
 use crate::file::ServedFile;
 use crate::flights::{Claim, Flights, Ticket};
-use crate::maps::WINDOW_BLOCKS;
-use crate::read::{Fetch, Run, filled_up};
+use crate::maps::{WINDOW_BLOCKS, WINDOW_BYTES};
+use crate::read::{BLOCK_BYTES_U64, Fetch, Run, filled_up};
 use crate::wire::NodeId;
 
-/// Blocks of a place. Windows of maps are whole places.
-const PLACE_BLOCKS: u64 = FAR_BYTES / 4096;
+// Windows of maps are whole places.
+const _: () = assert!(WINDOW_BYTES.is_multiple_of(FARTHER_BYTES));
 
-/// Reads that bring more at a time, until that is kept: 2 MiB for those of one block.
+/// Reads that bring more at a time, until that is kept: 8 MiB at most for those of one block.
 const UNDER_WAY_MAX: usize = 32;
 
 /// Of those of one block, one in so many brings nothing more: its time says whether the appliance is far still.
@@ -40,7 +41,7 @@ const ALONE_EVERY: u32 = 16;
 /// How long nothing more is fetched after the cache did not keep a block: its disk is full or fails, or it is very small.
 const UNKEPT_PAUSE: Duration = Duration::from_secs(60);
 
-/// Places that are remembered, of which the appliance cannot read a block.
+/// Ranges that are remembered, of which the appliance cannot read a block.
 const UNREADABLE_MAX: usize = 64;
 
 /// What is known of blocks beside.
@@ -49,7 +50,7 @@ pub(crate) struct Beside {
     under_way: Arc<Semaphore>,
     reads: AtomicU32,
     unkept_until: Arc<Mutex<Option<Instant>>>,
-    unreadable: Mutex<VecDeque<(NodeId, u64)>>,
+    unreadable: Mutex<VecDeque<(NodeId, RangeInclusive<u64>)>>,
 }
 
 impl Default for Beside {
@@ -64,15 +65,19 @@ impl Default for Beside {
 }
 
 impl Beside {
-    /// Remembers a place of which a block could not be read with another one.
-    pub(crate) fn note_unreadable(&self, node: NodeId, block: u64) {
+    /// Remembers blocks of which one could not be read with another.
+    pub(crate) fn note_unreadable(&self, node: NodeId, blocks: RangeInclusive<u64>) {
         let mut unreadable = self.unreadable.lock();
         unreadable.truncate(UNREADABLE_MAX - 1);
-        unreadable.push_front((node, block / PLACE_BLOCKS));
+        unreadable.push_front((node, blocks));
     }
 
-    fn is_readable(&self, node: NodeId, place: u64) -> bool {
-        !self.unreadable.lock().contains(&(node, place))
+    /// Whether nothing of a place is among them.
+    fn is_readable(&self, node: NodeId, place: &Range<u64>) -> bool {
+        let is_of = |(other, blocks): &(NodeId, RangeInclusive<u64>)| {
+            *other == node && *blocks.start() < place.end && place.start <= *blocks.end()
+        };
+        !self.unreadable.lock().iter().any(is_of)
     }
 
     /// A turn to bring more with a read, which ends with what this gives. The time of a read of one block tells how far the
@@ -96,20 +101,21 @@ impl Export {
         file: &ServedFile,
         runs: &mut [Run],
     ) -> Option<OwnedSemaphorePermit> {
-        if runs.is_empty() || file.is_writable() || !self.distance.is_far() {
+        if runs.is_empty() || file.is_writable() {
             return None;
         }
+        let place_blocks = self.distance.bytes_at_once()? / BLOCK_BYTES_U64;
         let cache = self.cache.clone()?;
         let is_of_one_block = matches!(&*runs, [run] if run.fetches.len() == 1);
         let turn = self.beside.begin(is_of_one_block)?;
         let mut all = Vec::new();
         for (index, run) in runs.iter().enumerate() {
             let (wanted, last) = (*run.wanted.start(), *run.wanted.end());
-            let place = wanted / PLACE_BLOCKS;
-            if last / PLACE_BLOCKS == place && self.beside.is_readable(file.node, place) {
-                let (first, end) = (place * PLACE_BLOCKS, (place + 1) * PLACE_BLOCKS);
+            let first = wanted / place_blocks * place_blocks;
+            let place = first..first + place_blocks;
+            if place.contains(&last) && self.beside.is_readable(file.node, &place) {
                 let before = self.hashes(file, (first..wanted).rev());
-                all.push((index, before, self.hashes(file, last + 1..end)));
+                all.push((index, before, self.hashes(file, last + 1..place.end)));
             }
         }
         let flights = self.flights.clone();
@@ -198,8 +204,17 @@ mod tests {
     fn the_last_places_that_could_not_be_read_are_remembered() {
         let beside = Beside::default();
         let count = u64::try_from(UNREADABLE_MAX).unwrap();
-        (0..=count).for_each(|place| beside.note_unreadable(NodeId(3), place * PLACE_BLOCKS + 5));
-        assert!(beside.is_readable(NodeId(3), 0) && beside.is_readable(NodeId(4), 1));
-        assert!((1..=count).all(|place| !beside.is_readable(NodeId(3), place)));
+        let blocks = |place: u64| place * 16 + 3..=place * 16 + 5;
+        (0..=count).for_each(|place| beside.note_unreadable(NodeId(3), blocks(place)));
+        assert!(
+            beside.is_readable(NodeId(3), &(0..16)) && beside.is_readable(NodeId(4), &(16..32))
+        );
+        for place in 1..=count {
+            let (first, last) = (place * 16 + 3, place * 16 + 5);
+            for overlapping in [first - 3..first + 1, last..last + 9, first - 9..last + 9] {
+                assert!(!beside.is_readable(NodeId(3), &overlapping), "{overlapping:?}");
+            }
+            assert!(beside.is_readable(NodeId(3), &(last + 1..last + 14)));
+        }
     }
 }

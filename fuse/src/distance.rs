@@ -26,6 +26,12 @@ const FAR: Duration = Duration::from_millis(1);
 /// much as the appliance reads from its memory without another thread.
 pub(crate) const FAR_BYTES: u64 = 64 << 10;
 
+/// A call that takes as long is one to another site.
+const FARTHER: Duration = Duration::from_millis(4);
+
+/// What is fetched at once there, again in half the time of the shortest call at 1 Gbit/s.
+pub(crate) const FARTHER_BYTES: u64 = 256 << 10;
+
 /// The times of calls.
 #[derive(Debug, Default)]
 pub(crate) struct Distance(Mutex<Times>);
@@ -52,8 +58,15 @@ impl Distance {
 
     /// Whether the appliance is far, as far as that is known.
     pub(crate) fn is_far(&self) -> bool {
+        self.bytes_at_once().is_some()
+    }
+
+    /// What is to be fetched at once, if the appliance is far.
+    pub(crate) fn bytes_at_once(&self) -> Option<u64> {
         let times = self.0.lock();
-        times.before.is_some_and(|before| times.now.map_or(before, |now| now.min(before)) >= FAR)
+        let shortest = times.now.into_iter().chain(times.before).min();
+        let shortest = shortest.filter(|shortest| times.before.is_some() && *shortest >= FAR)?;
+        Some(if shortest >= FARTHER { FARTHER_BYTES } else { FAR_BYTES })
     }
 }
 
@@ -75,6 +88,18 @@ pub(crate) mod tests {
     }
 
     const ALL: usize = CALLS as usize;
+
+    #[test]
+    fn more_comes_at_once_the_farther_it_is() {
+        let bytes_at_once = |micros: u64| {
+            let distance = Distance::default();
+            (0..CALLS).for_each(|_| distance.note(Duration::from_micros(micros)));
+            distance.bytes_at_once()
+        };
+        assert_eq!(bytes_at_once(999), None);
+        assert_eq!((bytes_at_once(1000), bytes_at_once(3999)), (Some(FAR_BYTES), Some(FAR_BYTES)));
+        assert_eq!(bytes_at_once(4000), Some(FARTHER_BYTES));
+    }
 
     #[test]
     fn nothing_is_known_before_so_many_calls() {

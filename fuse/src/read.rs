@@ -28,7 +28,7 @@ use crate::file::ServedFile;
 use crate::flights::{Claim, Ticket, landed};
 use crate::maps::{WINDOW_BLOCKS, Window};
 
-const BLOCK_BYTES_U64: u64 = 4096;
+pub(crate) const BLOCK_BYTES_U64: u64 = 4096;
 
 /// Times that blocks may differ from their map: the second time the map was new.
 const MISMATCHES_MAX: u32 = 2;
@@ -310,7 +310,7 @@ impl Export {
             Ok(data) => Ok((all, data)),
             Err(Errno::IO) if all != run.wanted => {
                 let data = read(&run.wanted).await?;
-                self.beside.note_unreadable(file.node, *all.start());
+                self.beside.note_unreadable(file.node, all);
                 Ok((run.wanted.clone(), data))
             }
             Err(error) => Err(error),

@@ -14,7 +14,7 @@ use crate::support::noise;
 const BLOCK: u64 = 4096;
 
 /// What comes at once.
-const PLACE: u64 = 64 << 10;
+const PLACE: u64 = 256 << 10;
 
 /// A block of the file, of which the kernel reads nothing ahead.
 fn read(file: &File, offset: u64) -> std::io::Result<Vec<u8>> {
@@ -34,16 +34,16 @@ fn become_known(mount: &Mount) {
     let (file, before) = (open(mount, "disks/other"), mount.fetched());
     let count = 40;
     for number in 0..count {
-        read(&file, number * PLACE).unwrap();
+        read(&file, number * 32 * BLOCK).unwrap();
     }
     assert_eq!(mount.fetched() - before, count * BLOCK, "nothing comes with it");
 }
 
 /// Whole places, one that ends in a hole, and one that the file ends in, in the middle of a block.
 fn content() -> Vec<u8> {
-    let mut content = noise(1, (1 << 20) + 3 * 4096);
-    content.resize(2 << 20, 0);
-    content.extend(noise(3, (1 << 20) + 2 * 4096 + 777));
+    let mut content = noise(1, (4 << 20) + 3 * 4096);
+    content.resize(8 << 20, 0);
+    content.extend(noise(3, (4 << 20) + 2 * 4096 + 777));
     content
 }
 
@@ -77,7 +77,7 @@ fn what_lies_beside_a_missed_block_of_a_snapshot_comes_with_it_and_nothing_comes
     let mut all = vec![0; content.len()];
     file.read_exact_at(&mut all, 0).unwrap();
     assert!(all == content);
-    assert_eq!(mount.fetched() - before, (2 << 20) + 5 * BLOCK + 777);
+    assert_eq!(mount.fetched() - before, (8 << 20) + 5 * BLOCK + 777);
 }
 
 #[test]
