@@ -29,7 +29,8 @@ use crate::{Access, AttachError, FileSystem, Source};
 const WRITE_OPTIONS: &str = "rw,noatime,noinit_itable,errors=remount-ro";
 
 /// The option of a writable disk, where the kernel has it: no bitmaps are read before they are needed. Else ext4 reads those of
-/// the whole disk once it is mounted, each some 2 GiB behind the one before: of 1 TiB 500 reads and as many maps of blocks.
+/// the whole disk some seconds after it is mounted, each some 2 GiB behind the one before: of 1 TiB 500 reads and as many maps
+/// of blocks.
 const NO_BITMAPS_AHEAD: &str = "no_prefetch_block_bitmaps";
 
 /// How a snapshot is mounted. Its device refuses writes, so a journal that was not clean cannot

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
 mod foreign;
+#[path = "support/kernel.rs"]
+mod kernel;
 mod support;
 #[path = "support/tool.rs"]
 mod tool;
@@ -88,6 +90,9 @@ async fn a_disk_is_made_written_and_read_again() {
     let target = target(&place, "a");
     attach.mount(Source::File("disk"), &target, Access::ReadWrite).await.unwrap();
     assert_eq!(fs::read_dir(&target).unwrap().count(), 0, "an empty disk has no lost+found");
+    // Linux before reads none ahead, and knows no such option.
+    let reads_none_ahead = kernel::mount_line(&target).contains("no_prefetch_block_bitmaps");
+    assert_eq!(reads_none_ahead, kernel::release() >= (5, 13));
     fs::write(target.join("hello"), "world").unwrap();
     attach.sync(&target).await.unwrap();
 

@@ -1,6 +1,8 @@
 //! EROFS images, mounted from files of a local directory in the export's place. Needs root.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs, reason = "tests")]
 
+#[path = "support/kernel.rs"]
+mod kernel;
 mod support;
 #[path = "support/tool.rs"]
 mod tool;
@@ -56,18 +58,8 @@ fn on_ext4(place: &Place) -> TempDir {
     below
 }
 
-/// The version of the running kernel.
-fn kernel() -> (u32, u32) {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
-    let mut numbers = release.split(|sign: char| !sign.is_ascii_digit()).map(str::parse);
-    (numbers.next().unwrap().unwrap(), numbers.next().unwrap().unwrap())
-}
-
 fn options_of(target: &Path) -> String {
-    let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
-    let escaped = target.to_str().unwrap().replace(' ', "\\040");
-    let line = table.lines().find(|line| line.contains(&escaped)).unwrap();
-    line.split(' ').nth(5).unwrap().to_owned()
+    kernel::mount_line(target).split(' ').nth(5).unwrap().to_owned()
 }
 
 async fn is_released(attach: &Attach, source: Source<'_>) {
@@ -105,7 +97,7 @@ async fn an_image_is_read_from_its_file_and_found_by_the_next_process() {
         assert!(mounts[0].read_only);
         // The export is on a file system that images are mounted from.
         let has_device = mounts[0].loop_device.is_some();
-        assert_eq!(has_device, kernel() < (6, 12), "{:?}", mounts[0].loop_device);
+        assert_eq!(has_device, kernel::release() < (6, 12), "{:?}", mounts[0].loop_device);
         assert_eq!(place.loop_devices().len(), usize::from(has_device));
         assert!(matches!(next.shut_down().await, Err(AttachError::Busy { .. })));
         let error = next.freeze(&target).await.unwrap_err();

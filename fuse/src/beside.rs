@@ -32,7 +32,7 @@ use crate::wire::NodeId;
 // Windows of maps are whole places.
 const _: () = assert!(WINDOW_BYTES.is_multiple_of(FARTHER_BYTES));
 
-/// Reads that bring more at a time, until that is kept: 8 MiB at most for those of one block.
+/// Reads that bring more at a time, until that is kept: 8 MiB at most for those of one block, 16 for those of more.
 const UNDER_WAY_MAX: usize = 32;
 
 /// Of those of one block, one in so many brings nothing more: its time says whether the appliance is far still.

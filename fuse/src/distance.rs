@@ -26,10 +26,11 @@ const FAR: Duration = Duration::from_millis(1);
 /// much as the appliance reads from its memory without another thread.
 pub(crate) const FAR_BYTES: u64 = 64 << 10;
 
-/// A call that takes as long is one to another site.
+/// A call that takes as long is one to another site, or to a slow disk.
 const FARTHER: Duration = Duration::from_millis(4);
 
-/// What is fetched at once there, again in half the time of the shortest call at 1 Gbit/s.
+/// What is fetched at once there, again in half the time of the shortest call at 1 Gbit/s. The appliance reads as much on another
+/// thread, past its cache of blocks.
 pub(crate) const FARTHER_BYTES: u64 = 256 << 10;
 
 /// The times of calls.
