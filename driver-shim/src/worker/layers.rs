@@ -328,25 +328,12 @@ impl Worker {
         Ok(self.attach().await?.mounted_images(&images)?)
     }
 
-    async fn mount_image(&self, id: SnapshotId) -> Result<PathBuf, WorkerError> {
+    pub(super) async fn mount_image(&self, id: SnapshotId) -> Result<PathBuf, WorkerError> {
         let _lock = self.inner.view_locks.lock(&id).await;
         let target = self.image_target(id);
         let source = Source::Snapshot(Uuid::from_bytes(*id.as_bytes()));
         self.attach().await?.mount_image(source, &target).await?;
         Ok(target)
-    }
-
-    /// Mounts an image that is likely to be read soon, in the background; it stays for some time.
-    pub(super) fn mount_ahead(&self, id: SnapshotId) {
-        *self.inner.views.lock().entry(id).or_default() += 1;
-        let (ids, paths, _directories) = (vec![id], Vec::new(), Vec::new());
-        let held = Images { worker: self.clone(), ids, paths, _directories };
-        tokio::spawn(async move {
-            // The call that needs it mounts it, and says what is wrong.
-            if let Err(error) = held.worker.mount_image(id).await {
-                tracing::debug!(image = %id, %error, "not mounted ahead");
-            }
-        });
     }
 
     /// Unmounts images some time after the last call, those that nothing uses by then and that are not to stay.

@@ -36,6 +36,7 @@
 //! was made above, never after it. Every operation runs in a task of its own, so that an engine
 //! that goes away in the middle of a call leaves nothing half done.
 
+mod ahead;
 mod appliance;
 mod capturing;
 mod chains;
@@ -163,6 +164,8 @@ struct Inner {
     empty_disk_locks: KeyedLocks<u64>,
     /// Guards of views and images, by snapshot.
     views: Mutex<HashMap<SnapshotId, usize>>,
+    /// Images that are mounted ahead.
+    ahead: Arc<Semaphore>,
     /// Images that are unmounted if nothing uses them.
     idle_images: Mutex<layers::IdleImages>,
     /// Volumes whose mounts the driver itself is using.
@@ -224,6 +227,7 @@ impl Inner {
             disk_work: waiting::DiskWork::default(),
             empty_disk_locks: KeyedLocks::default(),
             views: Mutex::default(),
+            ahead: Arc::new(Semaphore::new(ahead::AHEAD_MAX)),
             idle_images: Mutex::default(),
             pinned: Mutex::default(),
             in_progress: Mutex::default(),

@@ -110,7 +110,7 @@ impl Worker {
             // Mostly the next layer, or a container, is above it at once. If it cannot be recorded, nothing uses the image,
             // and it is unmounted some seconds later.
             if let Some((image, LayerKind::Images)) = layer {
-                worker.mount_ahead(image.id);
+                worker.make_ready(image.id);
             }
             worker.record_as(&key, to, extra(is_restricted), became).await
         })
@@ -134,6 +134,9 @@ impl Worker {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             worker.require_free(&key, &to)?;
             let bound = worker.bound(&key, snapshot, layers).await?;
+            if layers == LayerKind::Images {
+                worker.make_ready(snapshot);
+            }
             worker.record_as(&key, to, extra, Became::Snapshot(bound)).await
         })
         .await

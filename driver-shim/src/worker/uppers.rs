@@ -36,7 +36,7 @@ use std::sync::Arc;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use slackwater_attach::{AttachError, Source};
-use tokio::sync::RwLockReadGuard;
+use tokio::sync::{RwLockReadGuard, RwLockWriteGuard};
 use uuid::Uuid;
 
 use super::layers::{copy_attributes, on_disk};
@@ -247,7 +247,24 @@ impl Worker {
     }
 
     async fn make_upper_disk(&self) -> Result<(), WorkerError> {
-        let _changing = self.inner.upper_disk.write().await;
+        let changing = self.inner.upper_disk.write().await;
+        self.make_upper_disk_locked(&changing).await
+    }
+
+    /// Makes the current disk if there is none, unless it is being made or given up by another call.
+    pub(super) async fn make_upper_disk_ahead(&self) -> Result<(), WorkerError> {
+        // One that a process before had is given up with this.
+        self.attach().await?;
+        match self.inner.upper_disk.try_write() {
+            Ok(changing) => self.make_upper_disk_locked(&changing).await,
+            Err(_) => Ok(()),
+        }
+    }
+
+    async fn make_upper_disk_locked(
+        &self,
+        _changing: &RwLockWriteGuard<'_, ()>,
+    ) -> Result<(), WorkerError> {
         if self.inner.state.upper_disk().is_some() {
             return Ok(());
         }

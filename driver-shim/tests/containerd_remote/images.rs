@@ -165,6 +165,20 @@ impl Stand {
         names
     }
 
+    /// Has layers that another worker unpacked, as containerd does where it wants no blob for that; their names.
+    pub(crate) async fn adopt(&self, chains: &[String]) -> Vec<String> {
+        let mut names: Vec<String> = Vec::new();
+        for (index, chain) in chains.iter().enumerate() {
+            let parent = names.last().cloned().unwrap_or_default();
+            let key = unpack_key(index, chain).replace("default/", "k8s.io/");
+            let sent = labels(&[(REF, chain)]);
+            let answer = self.snapshots.prepare_mounts(&key, &parent, sent).await;
+            refused(answer, Code::AlreadyExists);
+            names.push(adopted(&self.snapshots, chain, &parent).await.remove(0));
+        }
+        names
+    }
+
     pub(crate) fn content(&self, name: &str) -> VolumeContent {
         self.machine.worker.get(&Key::containerd(name)).unwrap().content
     }
@@ -435,16 +449,11 @@ fn another_worker_has_the_images_unless_it_keeps_disks() {
         let taken = second.pull(&layers[..1]).await;
         assert_eq!(second.image(&taken[0]), first.image(&names[0]));
         // And where no blob is wanted.
-        let mut parent = String::new();
-        for (index, chain) in chains.iter().enumerate() {
-            let key = unpack_key(index, chain).replace("default/", "k8s.io/");
-            let sent = labels(&[(REF, chain)]);
-            let answer = second.snapshots.prepare_mounts(&key, &parent, sent).await;
-            refused(answer, Code::AlreadyExists);
-            parent = adopted(&second.snapshots, chain, &parent).await.remove(0);
-            assert_eq!(second.image(&parent), first.image(&names[index]));
+        let have = second.adopt(&chains).await;
+        for (own, of_first) in have.iter().zip(&names) {
+            assert_eq!(second.image(own), first.image(of_first));
         }
-        let view = second.view(&parent).await;
+        let view = second.view(&have[2]).await;
         assert_eq!(view.names(), set(&NAMES));
         drop(view);
 

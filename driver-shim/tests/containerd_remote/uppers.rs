@@ -15,7 +15,7 @@ use slackwater_driver::containerd::proto::Mount;
 use slackwater_driver::worker::{ContainerdExtra, Extra, Key, Kind, LayerKind, WorkerError};
 use tonic::Code;
 
-use crate::images::{Stand, layers, options, set};
+use crate::images::{Stand, chains, layers, options, set};
 use crate::support::snapshots::labels;
 use crate::support::tools::noted;
 use crate::support::{Appliance, mounts_below};
@@ -58,7 +58,7 @@ impl Stand {
 
     /// The disks that are mounted for writing.
     fn mounted_disks(&self) -> Vec<PathBuf> {
-        mounts_below(&self.machine.path().join("state/mounts").canonicalize().unwrap())
+        mounts_below(&self.machine.path().canonicalize().unwrap().join("state/mounts"))
     }
 
     /// Unmounts what nothing uses; so many images stay. One may be mounted ahead at this moment, and counts as used.
@@ -78,7 +78,7 @@ impl Stand {
 
     /// The images that are mounted.
     fn mounted_images(&self) -> Vec<PathBuf> {
-        mounts_below(&self.machine.path().join("state/images").canonicalize().unwrap())
+        mounts_below(&self.machine.path().canonicalize().unwrap().join("state/images"))
     }
 }
 
@@ -141,6 +141,33 @@ fn containers_share_a_disk_which_stays_for_some_time_after_the_last_of_them() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
         stand.stop().await;
+    });
+}
+
+/// On a machine that has run nothing yet.
+#[test]
+fn an_image_of_another_worker_is_mounted_before_its_first_container_and_so_is_the_disk() {
+    let appliance = Appliance::start();
+    let runtime = runtime();
+    bounded(&runtime, async {
+        let first = Stand::start(&appliance, LayerKind::Images).await;
+        first.pull(&layers()).await;
+        let stand = Stand::start(&appliance, LayerKind::Images).await;
+        let names = stand.adopt(&chains(&layers())).await;
+        let deadline = Instant::now() + REMOVED_WITHIN;
+        while (stand.mounted_images().len(), stand.mounted_disks().len()) != (3, 1) {
+            assert!(Instant::now() < deadline, "{:?} are mounted", stand.mounted_images());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(stand.disks().await.len(), 1);
+        let container = stand.container("c", &names[2]).await;
+        assert_eq!(stand.mounted_disks(), [directory(&container).parent().unwrap()]);
+        assert_eq!(stand.mount(&container).read("etc/kept"), "first");
+        stand.snapshots.remove("c").await.unwrap();
+        stand.unmount_unused(0).await;
+        for stand in [first, stand] {
+            stand.stop().await;
+        }
     });
 }
 
