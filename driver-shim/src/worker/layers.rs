@@ -16,7 +16,7 @@
 //!   uses stays mounted while it is a layer of this worker, with what the kernel has cached of it, up to a number.
 //! - An image is mounted from a snapshot, which nothing can write.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsStr;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
@@ -105,6 +105,8 @@ pub(super) struct IdleImages {
     times: HashMap<SnapshotId, Instant>,
     /// Those that stay mounted, the longest unused first. Some may be in use again.
     kept: VecDeque<SnapshotId>,
+    /// Those of all that were mounted ahead, and that nothing has used yet.
+    unused: HashSet<SnapshotId>,
     /// Something waits for the next time.
     is_waited_for: bool,
 }
@@ -128,16 +130,36 @@ impl IdleImages {
         !(self.times.contains_key(&id) || is_layer && self.kept.contains(&id))
     }
 
-    /// Has images stay mounted. Those that are too many then do not: the longest unused.
+    /// Notes an image that is mounted ahead. One that stays mounted since it was used goes on as such.
+    pub(super) fn note_unused(&mut self, id: SnapshotId) {
+        if !self.kept.contains(&id) {
+            self.unused.insert(id);
+        }
+    }
+
+    /// Notes images that something uses.
+    fn note_used(&mut self, ids: &[SnapshotId]) {
+        ids.iter().for_each(|id| drop(self.unused.remove(id)));
+    }
+
+    /// Has images stay mounted. Those that are too many then do not: first what nothing used, then the longest unused.
     fn keep(&mut self, ids: Vec<SnapshotId>) -> Vec<SnapshotId> {
-        self.forget(&ids);
-        self.kept.extend(ids);
+        self.kept.retain(|id| !ids.contains(id));
+        for id in ids {
+            match self.unused.contains(&id) {
+                true => self.kept.push_front(id),
+                false => self.kept.push_back(id),
+            }
+        }
         let excess = self.kept.len().saturating_sub(KEPT_IMAGES_MAX);
-        self.kept.drain(..excess).collect()
+        let excess: Vec<_> = self.kept.drain(..excess).collect();
+        self.note_used(&excess);
+        excess
     }
 
     fn forget(&mut self, ids: &[SnapshotId]) {
         self.kept.retain(|id| !ids.contains(id));
+        self.note_used(ids);
     }
 
     fn next(&mut self, now: Instant) -> Next {
@@ -300,6 +322,7 @@ impl Worker {
         images: &[SnapshotRef],
     ) -> Result<Vec<PathBuf>, WorkerError> {
         let ids: Vec<_> = images.iter().map(|image| image.id).collect();
+        self.inner.idle_images.lock().note_used(&ids);
         let are_mounted = self.are_mounted(&ids).await?;
         let each = stream::iter(ids.into_iter().zip(are_mounted));
         let mounting = each.map(|(id, is_mounted)| async move {
@@ -352,17 +375,19 @@ impl Worker {
         let unused: Vec<_> = ids.into_iter().filter(|id| !self.has_users(*id)).collect();
         // What is wrong is said of each.
         let Ok(mounted) = self.mounted_images().await else {
+            self.inner.idle_images.lock().forget(&unused);
             return self.unmount_images(unused).await;
         };
-        let unused = unused.into_iter().filter(|id| mounted.contains_key(id));
+        let (unused, gone): (Vec<_>, Vec<_>) =
+            unused.into_iter().partition(|id| mounted.contains_key(id));
         // Of loop devices a machine, and the more a container, has few.
         let can_stay =
             |id: &SnapshotId| mounted.get(id).is_some_and(|mounted| mounted.loop_device.is_none());
         let stays = |id: &SnapshotId| can_stay(id) && self.inner.state.has_image(*id);
-        let (layers, others): (Vec<_>, Vec<_>) = unused.partition(stays);
+        let (layers, others): (Vec<_>, Vec<_>) = unused.into_iter().partition(stays);
         let excess = {
             let mut idle = self.inner.idle_images.lock();
-            idle.forget(&others);
+            idle.forget(&[&*others, &gone].concat());
             idle.keep(layers)
         };
         self.unmount_images([others, excess].concat()).await;
@@ -512,6 +537,19 @@ mod tests {
         assert!(idle.is_overlooked(id(5), false), "its layer has gone");
         idle.add(vec![id(5)], Instant::now());
         assert!(!idle.is_overlooked(id(5), false), "its time will come");
+    }
+
+    #[test]
+    fn an_image_that_was_mounted_ahead_pushes_out_none_that_was_used() {
+        let id = |number: usize| id(u8::try_from(number).unwrap());
+        let mut idle = IdleImages::default();
+        assert_eq!(idle.keep((1..KEPT_IMAGES_MAX).map(id).collect()), []);
+        [200, 201, 202, 1].into_iter().for_each(|number| idle.note_unused(id(number)));
+        assert_eq!(idle.keep(vec![id(200)]), [], "there is room for one");
+        idle.note_used(&[id(202)]);
+        assert_eq!(idle.keep(vec![id(201), id(202), id(1)]), [id(201), id(200)]);
+        assert_eq!(idle.keep(vec![id(203)]), [id(2)]);
+        assert!(idle.unused.is_empty(), "it is bounded");
     }
 
     #[test]

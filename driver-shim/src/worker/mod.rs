@@ -164,8 +164,10 @@ struct Inner {
     empty_disk_locks: KeyedLocks<u64>,
     /// Guards of views and images, by snapshot.
     views: Mutex<HashMap<SnapshotId, usize>>,
-    /// Images that are mounted ahead.
+    /// Turns of what is made ahead.
     ahead: Arc<Semaphore>,
+    /// When a disk could not be made ahead.
+    ahead_failed_at: Mutex<Option<std::time::Instant>>,
     /// Images that are unmounted if nothing uses them.
     idle_images: Mutex<layers::IdleImages>,
     /// Volumes whose mounts the driver itself is using.
@@ -227,7 +229,8 @@ impl Inner {
             disk_work: waiting::DiskWork::default(),
             empty_disk_locks: KeyedLocks::default(),
             views: Mutex::default(),
-            ahead: Arc::new(Semaphore::new(ahead::AHEAD_MAX)),
+            ahead: ahead::turns(),
+            ahead_failed_at: Mutex::default(),
             idle_images: Mutex::default(),
             pinned: Mutex::default(),
             in_progress: Mutex::default(),

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use slackwater_attach::AttachError;
+use slackwater_attach::{Attach, AttachError};
 use slackwater_client::types::{Snapshot, SnapshotId};
 use tokio::time::timeout;
 use uuid::Uuid;
@@ -134,7 +134,8 @@ impl Worker {
             let _lock = worker.inner.volume_locks.lock(&key).await;
             worker.require_free(&key, &to)?;
             let bound = worker.bound(&key, snapshot, layers).await?;
-            if layers == LayerKind::Images {
+            // Loop devices are for what is used.
+            if layers == LayerKind::Images && Attach::mounts_images_from_files() {
                 worker.make_ready(snapshot);
             }
             worker.record_as(&key, to, extra, Became::Snapshot(bound)).await

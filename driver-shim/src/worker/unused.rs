@@ -1,7 +1,8 @@
 //! What nothing uses, and stays mounted for what comes: images of layers, and the disk that takes new upper directories.
 //!
 //! ```text
-//! last user gone --10 s--> a layer of this worker    stays (layers.rs: up to a number)
+//! last user gone,
+//! or made ahead  --10 s--> a layer of this worker    stays (layers.rs: up to a number)
 //!                          the empty disk            stays for 10 minutes, if it takes little space
 //!                          all else                  unmounted
 //! the driver ends                                    these are unmounted, the empty disk given up
@@ -82,7 +83,12 @@ impl Worker {
             Next::Ask if is_known => return Some(left),
             Next::Ask | Next::LetGo => {}
         }
-        match self.takes_little(disk).await {
+        let takes_little = self.takes_little(disk).await;
+        let is_awaited = |idle: &Idle| idle.since.elapsed() < elapsed;
+        if self.inner.upper_disk_idle.lock().as_ref().is_none_or(is_awaited) {
+            return Some(IDLE);
+        }
+        match takes_little {
             // To unmount it waits for the appliance.
             None => Some(IDLE),
             Some(true) if next == Next::Ask => {
@@ -95,6 +101,13 @@ impl Worker {
                 self.let_go_of_empty_disk(disk).await;
                 None
             }
+        }
+    }
+
+    /// Has the current disk stay as if its last container had just gone, if nothing is on it.
+    pub(super) fn keep_idle_upper_disk(&self) {
+        if let Some(idle) = &mut *self.inner.upper_disk_idle.lock() {
+            idle.since = Instant::now();
         }
     }
 
@@ -147,6 +160,7 @@ impl Worker {
         if self.attached().is_none() {
             return;
         }
+        let _nothing_ahead = tokio::time::timeout(ANSWER_TIME, self.nothing_ahead()).await;
         let images = async {
             if let Err(error) = self.unmount_kept_images().await {
                 tracing::warn!(%error, "images that nothing uses stay mounted");

@@ -76,6 +76,22 @@ impl Stand {
         }
     }
 
+    /// Waits until so many images are mounted, and one disk with the first of them.
+    async fn await_mounted(&self, expected: usize) {
+        let deadline = Instant::now() + REMOVED_WITHIN;
+        loop {
+            let (images, disks) = (self.mounted_images(), self.mounted_disks());
+            if images.len() == expected && disks.len() == expected.min(1) {
+                return;
+            }
+            assert!(
+                Instant::now() < deadline,
+                "{images:?} and {disks:?}, expected {expected} images"
+            );
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     /// The images that are mounted.
     fn mounted_images(&self) -> Vec<PathBuf> {
         mounts_below(&self.machine.path().canonicalize().unwrap().join("state/images"))
@@ -154,14 +170,11 @@ fn an_image_of_another_worker_is_mounted_before_its_first_container_and_so_is_th
         first.pull(&layers()).await;
         let stand = Stand::start(&appliance, LayerKind::Images).await;
         let names = stand.adopt(&chains(&layers())).await;
-        let deadline = Instant::now() + REMOVED_WITHIN;
-        while (stand.mounted_images().len(), stand.mounted_disks().len()) != (3, 1) {
-            assert!(Instant::now() < deadline, "{:?} are mounted", stand.mounted_images());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        assert_eq!(stand.disks().await.len(), 1);
+        let images = if Attach::mounts_images_from_files() { 3 } else { 0 };
+        stand.await_mounted(images).await;
         let container = stand.container("c", &names[2]).await;
         assert_eq!(stand.mounted_disks(), [directory(&container).parent().unwrap()]);
+        stand.await_disks(1).await;
         assert_eq!(stand.mount(&container).read("etc/kept"), "first");
         stand.snapshots.remove("c").await.unwrap();
         stand.unmount_unused(0).await;
