@@ -139,7 +139,7 @@ impl IdleImages {
 
     /// Notes images that something uses.
     fn note_used(&mut self, ids: &[SnapshotId]) {
-        ids.iter().for_each(|id| drop(self.unused.remove(id)));
+        self.unused.retain(|id| !ids.contains(id));
     }
 
     /// Has images stay mounted. Those that are too many then do not: first what nothing used, then the longest unused.
