@@ -79,6 +79,7 @@ pub(super) async fn adopt(
     if let Some(name) = named(worker, unpack, chain, parent.as_ref()) {
         return Ok(Some(name));
     }
+    worker.expect_container();
     let place = place_above(worker, parent.as_ref()).await?;
     let Some(snapshot) = locate(worker, chain, labels, &place).await? else { return Ok(None) };
     let key = Key::containerd(format!("{UNFINISHED}{}", Uuid::new_v4()));

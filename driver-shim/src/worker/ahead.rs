@@ -1,8 +1,8 @@
 //! What the next container is likely to need, made in the background when that becomes likely.
 //!
 //! ```text
-//! a layer that is an image was pulled or committed -+-> its image is mounted
-//!                                                   +-> the disk that takes upper directories is made and mounted, if there is none
+//! an engine asks for a layer of an image -----------+-> the disk that takes upper directories is made and mounted, if there is none
+//! a layer that is an image was pulled or committed -+-> the same, and its image is mounted
 //! ```
 //! An image that is pulled is mostly run at once, and its first container would wait for both.
 //!
@@ -14,11 +14,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use slackwater_attach::Attach;
 use slackwater_client::types::SnapshotId;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Worker;
 use super::layers::Images;
+use super::volume::LayerKind;
 
 /// What is made ahead at a time: few of the tools that attach disks and images, which calls of the engines need. A layer that
 /// is pulled beside so many is mounted by the call that needs it.
@@ -36,6 +38,14 @@ pub(super) fn turns() -> Arc<Semaphore> {
 }
 
 impl Worker {
+    /// An image is being pulled: a container above it will need the disk, which takes longer to make than all else.
+    pub fn expect_container(&self) {
+        // Loop devices are for what is used.
+        if self.layers_setting() == LayerKind::Images && Attach::mounts_images_from_files() {
+            self.have_upper_disk();
+        }
+    }
+
     /// Has what a container above this layer's image would wait for.
     pub(super) fn make_ready(&self, image: SnapshotId) {
         self.mount_ahead(image);
