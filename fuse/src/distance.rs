@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! times of calls   | 16 of them: the shortest | 16: the shortest | 7 so far |
-//!                                 '-------------- the shorter counts
+//!                                 '-------------- the shorter counts; at first that of 4 calls
 //! ```
 //! Only calls count that were alone on their connection and had a short answer (`rpc.rs`), and of these the shortest: what
 //! waits behind others says nothing of the way. A near appliance whose disk takes as long for each of them counts as far.
@@ -15,8 +15,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-/// Calls of which the shortest counts. As many have to be made before anything is known.
+/// Calls of which the shortest counts.
 const CALLS: u32 = 16;
+
+/// So many have to be made before anything is known. A worker that has just started makes few calls by themselves, and what is
+/// thought to be far by mistake costs little until the next call tells otherwise.
+const FIRST_CALLS: u32 = 4;
 
 /// A call that takes less is one in the same data centre, or on the same machine. At 1 Gbit/s 128 KiB are transferred in
 /// that time.
@@ -66,7 +70,8 @@ impl Distance {
     pub(crate) fn bytes_at_once(&self) -> Option<u64> {
         let times = self.0.lock();
         let shortest = times.now.into_iter().chain(times.before).min();
-        let shortest = shortest.filter(|shortest| times.before.is_some() && *shortest >= FAR)?;
+        let is_known = times.before.is_some() || times.count >= FIRST_CALLS;
+        let shortest = shortest.filter(|shortest| is_known && *shortest >= FAR)?;
         Some(if shortest >= FARTHER { FARTHER_BYTES } else { FAR_BYTES })
     }
 }
@@ -104,7 +109,16 @@ pub(crate) mod tests {
 
     #[test]
     fn nothing_is_known_before_so_many_calls() {
-        assert!(!is_far([5000; ALL - 1]) && is_far([5000; ALL]));
+        let distance = Distance::default();
+        let known_after = (1_u32..).take_while(|_| {
+            distance.note(Duration::from_micros(5000));
+            !distance.is_far()
+        });
+        assert_eq!(known_after.last(), Some(FIRST_CALLS - 1));
+        assert!((0..3 * CALLS).all(|_| {
+            distance.note(Duration::from_micros(5000));
+            distance.is_far()
+        }));
         assert!(far().is_far());
         assert!(!is_far([999; ALL]));
     }
